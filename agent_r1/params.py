@@ -1,0 +1,297 @@
+"""params.yaml as typed values: every knob, its range, and the combinations that are refused."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A mapping of params.yaml: every key is required, none is unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AtlasParams(Section):
+    people: Annotated[int, Field(ge=20)]
+    films: Annotated[int, Field(ge=10)]
+    companies: Annotated[int, Field(ge=5)]
+    cities: Annotated[int, Field(ge=5)]
+    countries: Annotated[int, Field(ge=3)]
+    train_questions: Count
+    dev_questions: Count
+    test_questions: Count
+
+
+class HotpotParams(Section):
+    train: Path
+    dev: Path
+    max_questions: Natural
+
+
+class BM25Params(Section):
+    k1: Positive
+    b: Share
+
+
+class PrepareParams(Section):
+    dataset: Literal["atlas", "hotpotqa"]
+    seed: Natural
+    atlas: AtlasParams
+    hotpotqa: HotpotParams
+    bm25: BM25Params
+
+
+class ModelParams(Section):
+    path: str
+    dtype: Literal["auto", "float32", "bfloat16"]
+
+
+class WarmStartParams(Section):
+    seed: Natural
+    fine_tune: bool
+    vocab_size: Annotated[int, Field(ge=384)]
+    hidden_size: Count
+    layers: Count
+    heads: Count
+    demonstrations: Count
+    stop_early: Share
+    wrong_relation: Share
+    batch_size: Count
+    steps: Count
+    learning_rate: Positive
+    observation_weight: Weight
+
+
+class EnvParams(Section):
+    top_k: Count
+    max_steps: Count
+    max_tokens: Count
+    max_action_tokens: Count
+
+    @model_validator(mode="after")
+    def _room_for_an_action(self) -> Self:
+        if self.max_action_tokens >= self.max_tokens:
+            raise ValueError(
+                f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
+                f"max_tokens {self.max_tokens}; raise max_tokens"
+            )
+        return self
+
+
+class RolloutParams(Section):
+    questions: Count
+    samples: Count
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _sampled_logprobs_are_the_policys(self) -> Self:
+        if self.top_p < 1:
+            raise ValueError(
+                f"top_p {self.top_p} cuts the distribution that the loss assumes; training needs top_p: 1.0"
+            )
+        if self.temperature != 1:
+            raise ValueError(
+                f"temperature {self.temperature} samples from another distribution than the loss assumes; "
+                "training needs temperature: 1.0"
+            )
+        return self
+
+
+class AdvantageMask(Section):
+    """Where action tokens are the only time steps; see `agent_r1.credit.masks`."""
+
+    recursion: bool
+    whitening: bool
+    critic: bool
+
+
+class RewardWeights(Section):
+    agent_r1: Weight
+    valid_call: Weight
+    failed_call: Weight
+    progress: Weight
+    repeat_call: Weight
+    no_answer: Weight
+
+    @model_validator(mode="after")
+    def _some_reward(self) -> Self:
+        if not any(self.model_dump().values()):
+            raise ValueError("all reward weights are 0: nothing can be learned; set at least one above 0")
+        return self
+
+
+class CreditParams(Section):
+    estimator: Literal["gae", "grpo"]
+    gamma: Share
+    lam: Share
+    loss_mask: bool
+    advantage_mask: AdvantageMask
+    rewards: RewardWeights
+
+    @model_validator(mode="after")
+    def _switches_have_an_effect(self) -> Self:
+        mask = self.advantage_mask
+        if not self.loss_mask and mask.recursion:
+            raise ValueError(
+                "loss_mask: false has no effect while advantage_mask.recursion is true: the advantage at every "
+                "observation token is 0; set advantage_mask.recursion: false as well"
+            )
+        if self.estimator == "grpo":
+            if not (mask.whitening and mask.critic):
+                raise ValueError(
+                    "estimator grpo neither whitens over the batch nor trains a critic: leave "
+                    "advantage_mask.whitening and advantage_mask.critic true"
+                )
+            if self.loss_mask and not mask.recursion:
+                raise ValueError(
+                    "advantage_mask.recursion: false has no effect on estimator grpo while the loss mask is on: "
+                    "its advantage is the same at every token; set loss_mask: false or recursion: true"
+                )
+        return self
+
+
+class UpdateParams(Section):
+    learning_rate: Positive
+    critic_learning_rate: Positive
+    critic_warmup_iterations: Natural
+    epochs: Count
+    minibatches: Count
+    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    clip_high: Positive
+    value_clip: Positive
+    max_grad_norm: Positive
+    max_tokens_per_microbatch: Count
+    canary_tolerance: Positive
+
+
+class TrainParams(Section):
+    seed: Natural
+    iterations: Count
+    rollout: RolloutParams
+    credit: CreditParams
+    update: UpdateParams
+
+    @model_validator(mode="after")
+    def _groups_where_needed(self) -> Self:
+        if self.credit.estimator == "grpo" and self.rollout.samples < 2:
+            raise ValueError(
+                f"estimator grpo compares the episodes of a group, and rollout.samples is {self.rollout.samples}; "
+                "set it to 2 or more"
+            )
+        return self
+
+
+class EvaluateParams(Section):
+    seed: Natural
+    questions: Natural
+    bootstrap_samples: Annotated[int, Field(ge=100)]
+
+
+class Params(Section):
+    prepare: PrepareParams
+    model: ModelParams
+    warm_start: WarmStartParams
+    env: EnvParams
+    train: TrainParams
+    evaluate: EvaluateParams
+    runs: dict[str, dict[str, Any] | None]
+    repro_runs: list[str]
+
+    @model_validator(mode="after")
+    def _runs_resolve(self) -> Self:
+        for name in self.runs:
+            self.run(name)
+        for name in self.repro_runs:
+            if name not in self.runs:
+                raise ValueError(f"repro_runs names {name!r}, which runs: does not define{_nearest(name, self.runs)}")
+        return self
+
+    def run(self, name: str) -> TrainParams:
+        """The `train` section with the overrides of one run.
+
+        Raises:
+            ValueError: no such run, or its overrides are unknown or refused.
+        """
+        if name not in self.runs:
+            raise ValueError(f"there is no run {name!r} under runs:{_nearest(name, self.runs)}")
+        merged = _override(self.train.model_dump(), self.runs[name] or {})
+        return _validated(TrainParams, merged, f"runs.{name}")
+
+
+S = TypeVar("S", bound=Section)
+
+
+def load(path: Path = Path("params.yaml")) -> Params:
+    """Reads and checks a parameter file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a key is unknown or missing, or a value is out of range; the message names it.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path.absolute()} does not exist; run from the project's root")
+    content = yaml.safe_load(path.read_text())
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a mapping of sections, found {type(content).__name__}")
+    return _validated(Params, content, str(path))
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short stable hash of parameters and other JSON-like values."""
+    plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _override(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        both_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _override(base[key], value) if both_mappings else value
+    return merged
+
+
+def _validated(kind: type[S], content: dict[str, Any], where: str) -> S:
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ValueError("\n".join(_explain(where, kind, problem) for problem in error.errors())) from None
+
+
+def _explain(where: str, kind: type[Section], problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key {key!r}{_nearest(location[-1], _keys_at(kind, location[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{where}: key {key!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
+    return f"{where}: {key + ': ' if key else ''}{message}{given}"
+
+
+def _keys_at(kind: type[Section], location: list[str]) -> list[str]:
+    for part in location:
+        annotation = kind.model_fields[part].annotation
+        assert isinstance(annotation, type), annotation
+        assert issubclass(annotation, Section), annotation
+        kind = annotation
+    return list(kind.model_fields)
+
+
+def _nearest(name: str, valid: Any) -> str:
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid names: {', '.join(valid)}"

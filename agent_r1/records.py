@@ -1,0 +1,177 @@
+"""Every record that crosses a stage boundary. Records only check themselves.
+
+Legend for shapes: L = all tokens of a trajectory, K = its steps, C = its contexts.
+The Arrow schema of each record is in `agent_r1.tables`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Source(enum.IntEnum):
+    """Where a token came from. `source == ACTION` is the action mask; it is never rebuilt from text."""
+
+    PROMPT = 0
+    ACTION = 1
+    OBSERVATION = 2
+    TEMPLATE = 3
+
+
+class CallStatus(enum.StrEnum):
+    """What became of the tool call in a step's action."""
+
+    OK = "ok"
+    MALFORMED = "malformed"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    NONE = "none"
+
+
+class StopReason(enum.StrEnum):
+    """Why the sampler stopped an action."""
+
+    END = "end"  # the policy sampled its end-of-message token
+    LENGTH = "length"  # the action reached `max_action_tokens` or the token budget
+
+
+class Outcome(enum.StrEnum):
+    """How an episode ended."""
+
+    ANSWERED = "answered"
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"
+    MALFORMED = "malformed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One task."""
+
+    question_id: str  # unique in its dataset
+    dataset: str  # "atlas", "hotpotqa", ...
+    split: str  # "train", "dev" or "test"
+    text: str  # the question as a person would ask it
+    answers: list[str]  # accepted answers, the canonical one first; never empty
+    gold_titles: list[str]  # titles of the passages that hold the evidence
+    hops: int  # passages that must be combined
+    kind: str  # "lookup", "bridge" or "comparison"
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise ValueError(f"question {self.question_id!r}: field 'text' is empty")
+        if not self.answers or not all(answer.strip() for answer in self.answers):
+            raise ValueError(
+                f"question {self.question_id!r}: field 'answers' needs at least one answer, "
+                f"none of them empty; got {self.answers!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """One searchable piece of text."""
+
+    passage_id: str  # unique in its corpus
+    title: str  # what gold_titles refer to
+    text: str  # the body, without the title
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One MDP transition: the action's token span and what came of it."""
+
+    action_start: int  # index of the action's first token in token_ids
+    action_stop: int  # one past its last sampled token
+    stop_reason: StopReason
+    tool: str  # name the policy called, "" without a call
+    arguments: str  # the call's arguments as JSON, "" without a call
+    call_status: CallStatus
+    latency_s: float  # seconds the tool took; not part of the reproducible bits
+    rewards: dict[str, float]  # named reward parts as the environment saw them, unweighted
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.action_start < self.action_stop:
+            raise ValueError(f"step spans tokens [{self.action_start}, {self.action_stop}): it needs at least one")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """The finished record of one episode."""
+
+    trajectory_id: str  # "{iteration}/{question_id}/{sample}"
+    question_id: str
+    group: int  # index of the question within the iteration
+    sample: int  # index of the episode within its group
+    seed: int  # the episode's own seed, derived from (seed, iteration, question, sample)
+    policy_version: int  # weights that sampled it: updates since the warm start
+    iteration: int
+    token_ids: NDArray[np.int32]  # [L] exactly as sampled or appended
+    source: NDArray[np.uint8]  # [L] values of Source
+    logprobs: NDArray[np.float32]  # [L] the sampler's, nats; 0 where source is not ACTION
+    context_starts: list[int]  # [C] index where each context begins; append-only episodes have [0]
+    steps: list[Step]  # [K]
+    outcome: Outcome
+    answer: str  # the text between the answer tags, "" without one
+
+    def __post_init__(self) -> None:
+        length = len(self.token_ids)
+        for name in ("source", "logprobs"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(
+                    f"trajectory {self.trajectory_id!r}: field {name!r} has {len(getattr(self, name))} "
+                    f"entries for {length} tokens"
+                )
+        if any(step.action_stop > length for step in self.steps):
+            raise ValueError(f"trajectory {self.trajectory_id!r}: a step ends after token {length}")
+
+    @property
+    def action_mask(self) -> NDArray[np.bool_]:
+        """[L] true where the policy sampled the token."""
+        return np.equal(self.source, Source.ACTION)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Credit:
+    """What credit assignment made of one trajectory's rewards."""
+
+    trajectory_id: str
+    return_: float  # undiscounted sum of the step rewards
+    advantages: NDArray[np.float32]  # [L] exactly 0 where the advantage mask drops the token
+    values: NDArray[np.float32]  # [L] the critic's, before the update; 0 without a critic
+    value_targets: NDArray[np.float32]  # [L] what the critic is trained towards
+    loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
+    critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
+    kept: bool  # false: filtered out of the update
+
+    def __post_init__(self) -> None:
+        length = len(self.advantages)
+        for name in ("values", "value_targets", "loss_mask", "critic_mask"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(
+                    f"credit of {self.trajectory_id!r}: field {name!r} has {len(getattr(self, name))} "
+                    f"entries, 'advantages' has {length}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """One question answered by one evaluated agent."""
+
+    run: str
+    seed: int
+    policy_version: int
+    question_id: str
+    answer: str
+    em: float  # 1.0 or 0.0, the best over the accepted answers
+    f1: float  # in [0, 1], the best over the accepted answers
+    contains: float  # 1.0 where an accepted answer occurs in the answer; never called exact match
+    steps: int
+    tool_calls: int
+    gold_titles_found: int  # distinct gold passages among those retrieved
