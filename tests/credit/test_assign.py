@@ -1,0 +1,285 @@
+"""Credit of whole trajectories: every setting of the mask switches, worked by hand."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent_r1.credit.assign import assign
+from agent_r1.params import CreditParams
+from agent_r1.records import CallStatus, Outcome, Trajectory
+
+MakeTrajectory = Callable[..., Trajectory]
+MakeParams = Callable[..., CreditParams]
+
+# "PAAOTA": prompt, a step of two tokens, an observation and a template token, a step of one token.
+# Step rewards 1 and 2, gamma = lambda = 1/2. The recursions are worked out in test_estimators:
+VALUES = np.array([9, 0.5, 1, 2, -1, 0.5], dtype=np.float32)
+OVER_ACTIONS = [0, 5 / 32, 5 / 8, 0, 0, 3 / 2]
+OVER_ALL = [0, 61 / 512, 61 / 128, -67 / 32, 13 / 8, 3 / 2]
+ACTIONS = np.array([False, True, True, False, False, True])
+AFTER_PROMPT = np.array([False, True, True, True, True, True])
+
+# Mean and std of the raw advantages, by (recursion, whitening):
+STATISTICS = {
+    # 5, 20, 48 thirty-seconds: sum 73, squares 2729; n^2 var = 3 * 2729 - 73^2 = 2858
+    (True, True): (73 / 3 / 32, math.sqrt(2858) / 3 / 32),
+    # the same with two exact zeros between them: 5 * 2729 - 73^2 = 8316
+    (True, False): (73 / 5 / 32, math.sqrt(8316) / 5 / 32),
+    # 61, 244, 768 of 512: sum 1073, squares 653081; 3 * 653081 - 1073^2 = 807914
+    (False, True): (1073 / 3 / 512, math.sqrt(807914) / 3 / 512),
+    # 61, 244, -1072, 832, 768 of 512: sum 833, squares 2494489; 5 * 2494489 - 833^2 = 11778556
+    (False, False): (833 / 5 / 512, math.sqrt(11778556) / 5 / 512),
+}
+# A + V with A before whitening, by (recursion, critic):
+TARGETS = {
+    (True, True): [0, 21 / 32, 13 / 8, 0, 0, 2],
+    # At the observation, no time step, targets come from the recursion over all tokens: 2 - 67/32 and -1 + 13/8.
+    (True, False): [0, 21 / 32, 13 / 8, -3 / 32, 5 / 8, 2],
+    (False, True): [0, 317 / 512, 189 / 128, 0, 0, 2],
+    (False, False): [0, 317 / 512, 189 / 128, -3 / 32, 5 / 8, 2],
+}
+SWITCHES = list(itertools.product([True, False], repeat=3))
+
+
+def progress(*rewards: float) -> list[dict[str, Any]]:
+    return [{"rewards": {"progress": reward}} for reward in rewards]
+
+
+@pytest.mark.parametrize(("recursion", "whitening", "critic"), SWITCHES)
+def test_gae_with_every_setting_of_the_advantage_mask(
+    trajectory: MakeTrajectory, params: MakeParams, recursion: bool, whitening: bool, critic: bool
+) -> None:
+    chosen = params(gamma=0.5, lam=0.5, recursion=recursion, whitening=whitening, critic=critic)
+    [credit], _ = assign([trajectory("PAAOTA", progress(1, 2))], [VALUES], chosen)
+    raw, time_steps = (OVER_ACTIONS, ACTIONS) if recursion else (OVER_ALL, AFTER_PROMPT)
+    mean, std = STATISTICS[recursion, whitening]
+    np.testing.assert_allclose(credit.advantages[time_steps], (np.array(raw)[time_steps] - mean) / std, atol=1e-6)
+    assert not credit.advantages[~time_steps].any(), "exactly 0 at masked tokens, whitening or not"
+    np.testing.assert_allclose(credit.value_targets, TARGETS[recursion, critic], atol=1e-7)
+    assert credit.critic_mask.tolist() == (ACTIONS if critic else AFTER_PROMPT).tolist()
+    assert credit.loss_mask.tolist() == ACTIONS.tolist()
+    assert credit.values.tolist() == VALUES.tolist()
+    assert credit.return_ == 3
+    assert credit.kept
+
+
+def test_loss_mask_off_is_all_after_the_prompt(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    [credit], _ = assign([trajectory("PAAOTA")], [VALUES], params(loss_mask=False, recursion=False))
+    assert credit.loss_mask.tolist() == AFTER_PROMPT.tolist()
+
+
+def test_whitening_runs_over_the_whole_batch(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    # gamma = lambda = 1, V = 0: raw advantages are the returns to go. First 3, second 1 and 2 (after an observation).
+    # Over 3, 1 + 2 = 3, 2: mean 8/3, var (1/9 + 1/9 + 4/9) / 3 = 2/9.
+    rows = [trajectory("PA", progress(3)), trajectory("PAOA", progress(1, 2))]
+    first, second = assign(rows, [np.zeros(2, np.float32), np.zeros(4, np.float32)], params())[0]
+    std = math.sqrt(2) / 3
+    np.testing.assert_allclose(first.advantages, [0, 1 / 3 / std], atol=1e-6)
+    np.testing.assert_allclose(second.advantages, [0, 1 / 3 / std, 0, -2 / 3 / std], atol=1e-6)
+
+
+@pytest.mark.parametrize("recursion", [True, False])
+def test_a_reward_lands_on_the_last_action_token_whatever_comes_after(
+    trajectory: MakeTrajectory, params: MakeParams, recursion: bool
+) -> None:
+    # gamma = 0: an advantage is the reward of its own token. Only the step's last action token, index 2, has one.
+    chosen = params("gae", gamma=0.0, recursion=recursion)
+    [credit], _ = assign([trajectory("PAAOOT", progress(5))], [np.zeros(6, np.float32)], chosen)
+    assert credit.value_targets.tolist() == [0, 0, 5, 0, 0, 0]
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT])
+def test_an_episode_cut_by_a_limit_keeps_its_rewards(
+    trajectory: MakeTrajectory, params: MakeParams, outcome: Outcome
+) -> None:
+    # 1 for the first search; the last step searches too (1) and ends without an answer (-1 * 0.5).
+    episode = trajectory("PAOA", progress(1, 1), outcome=outcome)
+    chosen = params(weights={"progress": 1.0, "no_answer": 0.5})
+    [credit], _ = assign([episode], [np.zeros(4, np.float32)], chosen)
+    assert credit.return_ == 1.5
+    assert credit.value_targets.tolist() == [0, 1.5, 0, 0.5]
+
+
+def test_grpo_credits_groups(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    # Group 0: returns 3, 0: deviations 3/2, sample std 3/sqrt 2, advantages 1/sqrt 2. Group 1: equal, so 0.
+    rows = [
+        trajectory("PAOA", progress(1, 2), group=0, name="a"),
+        trajectory("PAAO", progress(1), group=1, name="b"),
+        trajectory("PAA", group=0, name="c"),
+        trajectory("PA", progress(1), group=1, name="d"),
+    ]
+    a, b, c, d = assign(rows, None, params("grpo"))[0]
+    root = 1 / math.sqrt(2)
+    np.testing.assert_allclose(a.advantages, [0, root, 0, root], atol=1e-6)
+    np.testing.assert_allclose(c.advantages, [0, -root, -root], atol=1e-6)
+    assert not b.advantages.any()
+    assert not d.advantages.any()
+    assert [credit.kept for credit in (a, b, c, d)] == [True, False, True, False]
+    assert b.loss_mask.tolist() == [False, True, True, False], "dropped tokens still count in the normaliser"
+    assert not any(credit.critic_mask.any() or credit.values.any() for credit in (a, b, c, d))
+
+
+def test_gae_keeps_what_has_no_advantage_for_its_critic(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    [credit], _ = assign([trajectory("PA", progress(1))], [np.zeros(2, np.float32)], params())
+    assert credit.advantages.tolist() == [0, 0], "one action token: whitening leaves nothing"
+    assert credit.value_targets.tolist() == [0, 1]
+    assert credit.kept
+
+
+def test_grpo_warns_of_a_group_of_one(
+    trajectory: MakeTrajectory, params: MakeParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        [credit], _ = assign([trajectory("PA", progress(1))], None, params("grpo"))
+    assert not credit.advantages.any()
+    assert not credit.kept
+    assert "alone in their group" in caplog.text
+
+
+def test_grpo_recursion_off_reaches_all_tokens_after_the_prompt(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    rows = [trajectory("PAOTA", progress(3)), trajectory("PA")]
+    first, _ = assign(rows, None, params("grpo", recursion=False, loss_mask=False))[0]
+    np.testing.assert_allclose(first.advantages, [0, *[1 / math.sqrt(2)] * 4], atol=1e-6)
+
+
+def test_with_the_loss_mask_on_the_advantage_mask_cannot_matter_to_grpo(
+    trajectory: MakeTrajectory, params: MakeParams
+) -> None:
+    rows = [trajectory("PAOTAAO", progress(1, 2)), trajectory("PPAOA", progress(0, 1)), trajectory("PA")]
+    on = params("grpo")
+    # params.yaml refuses this combination because it has no effect; here that is what is shown.
+    off = on.model_copy(update={"advantage_mask": on.advantage_mask.model_copy(update={"recursion": False})})
+    for with_mask, without in zip(assign(rows, None, on)[0], assign(rows, None, off)[0], strict=True):
+        assert np.array_equal(with_mask.loss_mask, without.loss_mask)
+        assert np.array_equal(with_mask.advantages[with_mask.loss_mask], without.advantages[with_mask.loss_mask])
+
+
+episodes = st.lists(
+    st.tuples(st.sampled_from(["PA", "PAAOTA", "PPAOAOA"]), st.integers(0, 2), st.integers(0, 4)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(drawn=episodes, data=st.data())
+def test_permuting_trajectories_permutes_credits(
+    trajectory: MakeTrajectory, params: MakeParams, estimator: str, drawn: list[Any], data: st.DataObject
+) -> None:
+    rows = [
+        trajectory(letters, progress(reward), group=group, name=str(i))
+        for i, (letters, group, reward) in enumerate(drawn)
+    ]
+    order = data.draw(st.permutations(range(len(rows))))
+    values = [np.linspace(0, 1 + i, len(row.token_ids), dtype=np.float32) for i, row in enumerate(rows)]
+    some = values if estimator == "gae" else None
+    straight, metrics = assign(rows, some, params(estimator))
+    permuted, permuted_metrics = assign([rows[i] for i in order], some and [some[i] for i in order], params(estimator))
+    for i, credit in zip(order, permuted, strict=True):
+        assert credit.trajectory_id == straight[i].trajectory_id
+        np.testing.assert_allclose(credit.advantages, straight[i].advantages, atol=1e-5)
+        np.testing.assert_allclose(credit.value_targets, straight[i].value_targets, atol=1e-5)
+    assert permuted_metrics == pytest.approx(metrics, abs=1e-5)
+
+
+def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    ok, malformed = {"call_status": CallStatus.OK, "tool": "search"}, {"call_status": CallStatus.MALFORMED}
+    rows = [
+        trajectory("PAAOTA", [ok, {"rewards": {"em": 1.0, "f1": 1.0}}], outcome=Outcome.ANSWERED, group=0),
+        trajectory("PAOA", [malformed, ok], group=0),
+        trajectory("PAOA", [ok, {"rewards": {"em": 0.0, "f1": 0.5}}], outcome=Outcome.ANSWERED, group=1),
+    ]
+    values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
+    _, metrics = assign(rows, values, params(weights={"agent_r1": 1.0, "valid_call": 0.5}))
+    assert {name: metrics[name] for name in metrics if name.startswith("rollout/")} == pytest.approx(
+        {
+            "rollout/em": 1 / 3,
+            "rollout/f1": 1.5 / 3,
+            "rollout/steps": 2,
+            "rollout/tool_calls": 4 / 3,
+            "rollout/valid_call_share": 3 / 4,
+            "rollout/answered_share": 2 / 3,
+            "rollout/tokens": 14 / 3,
+            "rollout/action_tokens": 7 / 3,
+        }
+    )
+    assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
+        {
+            "reward/agent_r1": (1 - 1 + 0) / 3,
+            "reward/valid_call": 3 / 3,
+            "reward/failed_call": -1 / 3,
+            "reward/progress": 0,
+            "reward/repeat_call": 0,
+            "reward/no_answer": -1 / 3,
+            "reward/total": (1.5 - 0.5 + 0.5) / 3,
+            # Group 0: returns 3/2 and -1/2, sample std sqrt 2. Group 1: one member, 0.
+            "reward/std_in_groups": math.sqrt(2) / 2,
+        }
+    )
+    # Returns to go on action tokens: 3/2, 3/2, 1; -1/2, -1/2; 1/2, 0. Whitened: mean 0, std 1, and the largest is
+    # (3/2 - 1/2) / sqrt(4/7), for the mean is 7/2 / 7 and the squared deviations are 1, 1, 1/4, 1, 1, 0, 1/4: 9/2.
+    assert metrics["advantage/mean"] == pytest.approx(0, abs=1e-6)
+    assert metrics["advantage/std"] == pytest.approx(1, abs=1e-6)
+    assert metrics["advantage/abs_max"] == pytest.approx(1 / math.sqrt(9 / 2 / 7), abs=1e-6)
+    # V = 0 everywhere: it explains none of the targets' variance.
+    assert metrics["value/explained_variance"] == pytest.approx(0, abs=1e-6)
+
+
+def test_explained_variance(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    # gamma = lambda = 1: targets are the returns to go, 4, 2 (the prompt's value does not count). Their variance is 1.
+    # V = 3, 2: residuals 1, 0, variance 1/4. Explained: 3/4.
+    episode = trajectory("PAOA", progress(2, 2))
+    _, metrics = assign([episode], [np.array([9, 3, 7, 2], np.float32)], params())
+    assert metrics["value/explained_variance"] == pytest.approx(0.75)
+
+
+def test_explained_variance_is_absent_without_a_critic(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    _, metrics = assign([trajectory("PA"), trajectory("PA", progress(1))], None, params("grpo"))
+    assert "value/explained_variance" not in metrics
+
+
+def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    # gamma = lambda = 1, V = 0: every advantage before whitening is the return to go, kept in the target.
+    rows = [trajectory("P" + "AO" * n, progress(*[1] * n), name=str(n)) for n in (1, 200, 30)]
+    values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
+    for n, credit in zip((1, 200, 30), assign(rows, values, params())[0], strict=True):
+        assert credit.value_targets[1::2].tolist() == list(range(n, 0, -1))
+
+
+def test_an_episode_without_an_action_gets_no_credit(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    rows = [trajectory("PP", outcome=Outcome.ABORTED), trajectory("PA", progress(1))]
+    aborted, _ = assign(rows, [np.ones(2, np.float32)] * 2, params())[0]
+    assert not aborted.kept
+    assert aborted.return_ == 0
+    assert not aborted.advantages.any()
+    assert not aborted.value_targets.any()
+
+
+def test_gae_without_values_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    with pytest.raises(ValueError, match="gae needs the values"):
+        assign([trajectory("PA")], None, params())
+
+
+def test_grpo_with_values_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    with pytest.raises(ValueError, match="grpo uses no values"):
+        assign([trajectory("PA")], [np.zeros(2, np.float32)], params("grpo"))
+
+
+def test_values_that_are_not_finite_are_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    with pytest.raises(ValueError, match="'1/q/3': the critic's values are not finite"):
+        assign([trajectory("PA", name="1/q/3")], [np.array([0, np.nan], np.float32)], params())
+
+
+def test_nothing_to_credit_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    with pytest.raises(ValueError, match="none of the 1 trajectories holds a sampled token"):
+        assign([trajectory("PP", outcome=Outcome.ABORTED)], None, params("grpo"))

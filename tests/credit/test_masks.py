@@ -1,0 +1,47 @@
+"""Masks: the action mask is a fact of `source`; every switch chooses between it and all after the first prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.credit import masks
+from agent_r1.records import Source
+
+# Prompt, prompt, role header, | action, action, observation, template, action, template. The bar ends the prompt.
+SOURCE = np.array([0, 0, 3, 1, 1, 2, 3, 1, 3], dtype=np.uint8)
+ACTIONS = [False, False, False, True, True, False, False, True, False]
+AFTER_PROMPT = [False, False, False, True, True, True, True, True, True]
+
+
+def test_action_tokens_are_those_the_policy_sampled() -> None:
+    assert masks.action_tokens(SOURCE).tolist() == ACTIONS
+
+
+def test_after_prompt_starts_at_the_first_sampled_token() -> None:
+    assert masks.after_prompt(SOURCE).tolist() == AFTER_PROMPT
+
+
+def test_after_prompt_is_empty_without_an_action() -> None:
+    assert not masks.after_prompt(np.array([0, 0, 3], dtype=np.uint8)).any()
+
+
+def test_after_prompt_includes_the_prompt_of_a_later_context() -> None:
+    # An environment that rewrites its context starts again with prompt tokens: they are after the first prompt.
+    assert masks.after_prompt(np.array([0, 1, 0, 1], dtype=np.uint8)).tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "switch", [masks.loss_mask, masks.time_steps, masks.whitening_mask, masks.critic_mask], ids=lambda f: f.__name__
+)
+def test_every_switch_selects_actions_or_all_after_the_prompt(switch: Callable[[Any, bool], masks.Mask]) -> None:
+    assert switch(SOURCE, True).tolist() == ACTIONS
+    assert switch(SOURCE, False).tolist() == AFTER_PROMPT
+
+
+def test_no_other_source_counts_as_action() -> None:
+    every_source = np.array(list(Source), dtype=np.uint8)
+    assert every_source[masks.action_tokens(every_source)].tolist() == [Source.ACTION]

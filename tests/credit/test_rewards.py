@@ -1,0 +1,133 @@
+"""Reward parts, each against its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.credit.rewards import PARTS, step_rewards
+from agent_r1.params import RewardWeights
+from agent_r1.records import CallStatus, Outcome, Trajectory
+
+MakeTrajectory = Callable[..., Trajectory]
+
+
+def weights(**given: float) -> RewardWeights:
+    return RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **given})
+
+
+def call(status: CallStatus, arguments: str = '{"query": "x"}', **rewards: float) -> dict[str, Any]:
+    tool = "" if status is CallStatus.MALFORMED else "search"
+    return {"tool": tool, "arguments": arguments if tool else "", "call_status": status, "rewards": rewards}
+
+
+def answer(em: float) -> dict[str, Any]:
+    return {"rewards": {"em": em, "f1": em}}
+
+
+def test_every_weight_has_a_part() -> None:
+    assert set(PARTS) == set(RewardWeights.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("first_call", "em", "outcome", "expected"),
+    [
+        # Both well formed: format = 1, the total is EM.
+        (CallStatus.OK, 1.0, Outcome.ANSWERED, 1.0),
+        (CallStatus.OK, 0.0, Outcome.ANSWERED, 0.0),
+        (CallStatus.NONE, 1.0, Outcome.ANSWERED, 1.0),
+        # A call that parses is well formed, whatever becomes of it.
+        (CallStatus.FAILED, 1.0, Outcome.ANSWERED, 1.0),
+        (CallStatus.TIMEOUT, 1.0, Outcome.ANSWERED, 1.0),
+        (CallStatus.UNKNOWN_TOOL, 1.0, Outcome.ANSWERED, 1.0),
+        (CallStatus.BAD_ARGUMENTS, 1.0, Outcome.ANSWERED, 1.0),
+        # One of the two: format = 1/2, the total is 1/2 - 1, also where the answer is right.
+        (CallStatus.MALFORMED, 1.0, Outcome.ANSWERED, -0.5),
+        (CallStatus.OK, 0.0, Outcome.TURN_LIMIT, -0.5),
+        (CallStatus.NONE, 0.0, Outcome.MALFORMED, -0.5),
+        (CallStatus.OK, 0.0, Outcome.TOKEN_LIMIT, -0.5),
+        # Neither: format = 0, the total is -1.
+        (CallStatus.MALFORMED, 0.0, Outcome.TURN_LIMIT, -1.0),
+    ],
+)
+def test_agent_r1_equation_6(
+    trajectory: MakeTrajectory, first_call: CallStatus, em: float, outcome: Outcome, expected: float
+) -> None:
+    answered = outcome is Outcome.ANSWERED
+    episode = trajectory("PAAOTAA", [call(first_call), answer(em) if answered else {}], outcome=outcome)
+    totals, _ = step_rewards(episode, weights(agent_r1=1.0))
+    assert totals.tolist() == [0.0, expected]
+
+
+def test_process_parts_sit_on_their_steps(trajectory: MakeTrajectory) -> None:
+    again = '{"query": "y"}'
+    episode = trajectory(
+        "PAOAOAOAOAOA",
+        [
+            call(CallStatus.OK, progress=2.0),
+            call(CallStatus.OK, again, progress=1.0),
+            call(CallStatus.MALFORMED),
+            call(CallStatus.OK),  # repeats the first
+            call(CallStatus.TIMEOUT, again),  # repeats the second
+            call(CallStatus.MALFORMED),  # names no tool, so it repeats nothing
+        ],
+    )
+    _, parts = step_rewards(episode, weights(agent_r1=1.0))
+    assert parts["valid_call"].tolist() == [1, 1, 0, 1, 0, 0]
+    assert parts["failed_call"].tolist() == [0, 0, -1, 0, -1, -1]
+    assert parts["progress"].tolist() == [2, 1, 0, 0, 0, 0]
+    assert parts["repeat_call"].tolist() == [0, 0, 0, -1, -1, 0]
+    assert parts["no_answer"].tolist() == [0, 0, 0, 0, 0, -1]
+    assert parts["agent_r1"].tolist() == [0, 0, 0, 0, 0, -1]  # neither the answer nor every call is well formed
+
+
+def test_same_arguments_of_another_tool_are_no_repeat(trajectory: MakeTrajectory) -> None:
+    calls = [call(CallStatus.OK), {**call(CallStatus.OK), "tool": "calculator"}]
+    _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
+    assert parts["repeat_call"].tolist() == [0, 0]
+
+
+def test_an_answered_episode_has_no_no_answer_penalty(trajectory: MakeTrajectory) -> None:
+    _, parts = step_rewards(trajectory("PA", [answer(0.0)], outcome=Outcome.ANSWERED), weights(agent_r1=1.0))
+    assert parts["no_answer"].tolist() == [0]
+
+
+def test_totals_weigh_the_parts(trajectory: MakeTrajectory) -> None:
+    episode = trajectory(
+        "PAOAOA",
+        [call(CallStatus.OK, progress=1.0), call(CallStatus.FAILED), answer(1.0)],
+        outcome=Outcome.ANSWERED,
+    )
+    totals, parts = step_rewards(
+        episode, weights(agent_r1=2.0, valid_call=0.5, failed_call=0.25, progress=0.125, repeat_call=4.0)
+    )
+    # Step 1: 0.5 valid + 0.125 progress. Step 2: -0.25 failed, -4 repeated. Step 3: 2 EM.
+    assert totals.tolist() == [0.625, -4.25, 2.0]
+    assert parts["agent_r1"].tolist() == [0, 0, 1], "parts are unweighted"
+
+
+def test_a_part_of_weight_0_is_reported_and_adds_nothing(trajectory: MakeTrajectory) -> None:
+    totals, parts = step_rewards(trajectory("PA", [call(CallStatus.OK, progress=3.0)]), weights(valid_call=1.0))
+    assert totals.tolist() == [1.0]
+    assert parts["progress"].tolist() == [3.0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_is_refused(trajectory: MakeTrajectory, value: float) -> None:
+    episode = trajectory("PA", [call(CallStatus.OK, progress=value)], name="3/q7/1")
+    with pytest.raises(ValueError, match=r"3/q7/1.*'progress' of step 0"):
+        step_rewards(episode, weights(agent_r1=1.0))
+
+
+def test_an_answer_without_em_is_refused(trajectory: MakeTrajectory) -> None:
+    with pytest.raises(ValueError, match=r"3/q7/1.*'em'"):
+        step_rewards(trajectory("PA", outcome=Outcome.ANSWERED, name="3/q7/1"), weights(agent_r1=1.0))
+
+
+def test_an_episode_aborted_before_its_first_action_has_no_rewards(trajectory: MakeTrajectory) -> None:
+    totals, parts = step_rewards(trajectory("PP", outcome=Outcome.ABORTED), weights(agent_r1=1.0))
+    assert totals.shape == (0,)
+    assert {part.shape for part in parts.values()} == {(0,)}
