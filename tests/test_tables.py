@@ -1,0 +1,216 @@
+"""Parquet tables: every record comes back as it was, wrong files are refused, a full disk loses nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1 import tables
+from agent_r1.records import (
+    CallStatus,
+    Credit,
+    Outcome,
+    Passage,
+    Prediction,
+    Question,
+    Step,
+    StopReason,
+    Trajectory,
+)
+from agent_r1.tables import SCHEMAS, read_rows, write_rows
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are not text
+FILLED = TEXT.filter(str.strip)
+COUNT = st.integers(0, 2**63 - 1)
+NUMBER = st.floats(allow_nan=False)
+SMALL = st.floats(-100, 100, width=32)
+
+PASSAGES = [Passage(passage_id=str(i), title=f"title {i}", text="a <|im_end|> b") for i in range(3)]
+
+
+def steps(length: int) -> st.SearchStrategy[list[Step]]:
+    spans = st.tuples(st.integers(0, length - 1), st.integers(1, length)).filter(lambda span: span[0] < span[1])
+    step = st.builds(
+        lambda span, **fields: Step(action_start=span[0], action_stop=span[1], **fields),
+        span=spans,
+        stop_reason=st.sampled_from(StopReason),
+        tool=TEXT,
+        arguments=TEXT,
+        call_status=st.sampled_from(CallStatus),
+        latency_s=NUMBER,
+        rewards=st.dictionaries(TEXT, NUMBER, max_size=3),
+    )
+    return st.lists(step, max_size=3)
+
+
+def array(dtype: type[np.generic], length: int, elements: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    values = st.lists(elements, min_size=length, max_size=length)
+    return values.map(lambda drawn: np.array(drawn, dtype=dtype))
+
+
+def trajectories(length: int) -> st.SearchStrategy[Trajectory]:
+    return st.builds(
+        Trajectory,
+        trajectory_id=TEXT,
+        question_id=TEXT,
+        group=COUNT,
+        sample=COUNT,
+        seed=COUNT,
+        policy_version=COUNT,
+        iteration=COUNT,
+        token_ids=array(np.int32, length, st.integers(0, 2**31 - 1)),
+        source=array(np.uint8, length, st.integers(0, 3)),
+        logprobs=array(np.float32, length, SMALL),
+        context_starts=st.lists(st.integers(0, 1000), max_size=3),
+        steps=steps(length) if length else st.just([]),
+        outcome=st.sampled_from(Outcome),
+        answer=TEXT,
+    )
+
+
+def credits(length: int) -> st.SearchStrategy[Credit]:
+    return st.builds(
+        Credit,
+        trajectory_id=TEXT,
+        return_=NUMBER,
+        advantages=array(np.float32, length, SMALL),
+        values=array(np.float32, length, SMALL),
+        value_targets=array(np.float32, length, SMALL),
+        loss_mask=array(np.bool_, length, st.booleans()),
+        critic_mask=array(np.bool_, length, st.booleans()),
+        kept=st.booleans(),
+    )
+
+
+QUESTIONS = st.builds(
+    Question,
+    question_id=TEXT,
+    dataset=TEXT,
+    split=TEXT,
+    text=FILLED,
+    answers=st.lists(FILLED, min_size=1, max_size=3),
+    gold_titles=st.lists(TEXT, max_size=3),
+    hops=COUNT,
+    kind=TEXT,
+)
+RECORDS: dict[type, st.SearchStrategy[Any]] = {
+    Question: QUESTIONS,
+    Passage: st.builds(Passage, passage_id=TEXT, title=TEXT, text=TEXT),
+    Trajectory: st.integers(0, 6).flatmap(trajectories),
+    Credit: st.integers(0, 6).flatmap(credits),
+    Prediction: st.builds(
+        Prediction,
+        run=TEXT,
+        seed=COUNT,
+        policy_version=COUNT,
+        question_id=TEXT,
+        answer=TEXT,
+        em=NUMBER,
+        f1=NUMBER,
+        contains=NUMBER,
+        steps=COUNT,
+        tool_calls=COUNT,
+        gold_titles_found=COUNT,
+    ),
+}
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Field by field, with types: an array keeps its dtype, an enum of a step or an outcome stays one."""
+    for field in dataclasses.fields(expected):
+        one, other = getattr(found, field.name), getattr(expected, field.name)
+        if isinstance(other, np.ndarray):
+            assert one.dtype == other.dtype, field.name
+            np.testing.assert_array_equal(one, other)
+        else:
+            assert repr(one) == repr(other), field.name
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_every_record_comes_back_as_it_was(
+    kind: type, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rows = data.draw(st.lists(RECORDS[kind], max_size=4))
+    path = tmp_path_factory.getbasetemp() / f"{kind.__name__}.parquet"
+    write_rows(path, rows, kind)
+    found = read_rows(path, kind)
+    assert len(found) == len(rows)
+    for one, other in zip(found, rows, strict=True):
+        assert_same(one, other)
+
+
+def test_every_record_has_a_schema_with_its_fields() -> None:
+    assert set(SCHEMAS) == set(RECORDS)
+    for kind, schema in SCHEMAS.items():
+        assert schema.names == [field.name for field in dataclasses.fields(kind)]
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_an_empty_table_stays_one(kind: type, tmp_path: Path) -> None:
+    write_rows(tmp_path / "empty.parquet", [], kind)
+    assert read_rows(tmp_path / "empty.parquet", kind) == []
+
+
+def rewrite(path: Path, change: Any) -> None:
+    pq.write_table(change(pq.read_table(path)), path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["title"]), "field 'title' is missing"),
+        (lambda table: table.append_column("score", pa.array([1, 2, 3])), "field 'score' is unknown"),
+        (lambda table: table.set_column(1, "title", pa.array([1, 2, 3])), "field 'title' is int64, expected string"),
+    ],
+)
+def test_another_schema_is_refused_by_the_field(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "passages.parquet"
+    write_rows(path, PASSAGES, Passage)
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=f"passages.parquet: {message}"):
+        read_rows(path, Passage)
+
+
+def test_a_table_of_another_record_is_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", PASSAGES, Passage)
+    with pytest.raises(ValueError, match="field 'question_id' is missing"):
+        read_rows(tmp_path / "rows.parquet", Question)
+
+
+def test_a_missing_file_says_which(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet does not exist"):
+        read_rows(tmp_path / "nowhere.parquet", Passage)
+
+
+def fill_the_disk(table: pa.Table, path: Path, **_: Any) -> None:
+    """Half a file, then no space: what a full disk does."""
+    Path(path).write_bytes(b"PAR1 half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "passages.parquet"
+    write_rows(path, PASSAGES, Passage)
+    monkeypatch.setattr(tables.pq, "write_table", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_rows(path, PASSAGES[:1], Passage)
+    assert read_rows(path, Passage) == PASSAGES
+    assert [file.name for file in tmp_path.iterdir()] == ["passages.parquet"]
+
+
+def test_a_full_disk_on_a_first_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables.pq, "write_table", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_rows(tmp_path / "passages.parquet", PASSAGES, Passage)
+    assert list(tmp_path.iterdir()) == []
