@@ -1,0 +1,75 @@
+"""An imperfect demonstrator: it acts out plans with two bad habits that reinforcement learning can mend."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from agent_r1.data.plans import Facts, Hop, Plan, look_up
+from agent_r1.records import Question
+
+
+def demonstrate(
+    plan: Plan,
+    question: Question,
+    *,
+    facts: Facts,
+    stop_early: float,
+    wrong_relation: float,
+    rng: random.Random,
+) -> list[str]:
+    """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
+
+    All that an action copies can be read by then in the question or in the result of the previous search.
+
+    Args:
+        facts: the world's, to follow wrong relations to what they truly lead to. Without any, a wrong
+            search repeats the question's own words.
+        stop_early: chance, at every hop but the first, to answer with the entity at hand instead; to guess in a
+            comparison.
+        wrong_relation: chance, at every hop, to ask for another relation of the same entity and to go on from
+            what that leads to, or to answer with it where the plan does not apply to it.
+    """
+    made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
+    return [*(_search(hop, first=hop is made[0]) for hop in made), _answer(_conclusion(plan, question, made, rng))]
+
+
+def _hops_made(
+    plan: Plan, question: Question, facts: Facts, stop_early: float, wrong_relation: float, rng: random.Random
+) -> list[Hop]:
+    made: list[Hop] = []
+    for hop in plan.hops:
+        if made and rng.random() < stop_early:
+            break
+        at_hand = made[-1].value if made and question.kind == "bridge" else hop.entity
+        if at_hand != hop.entity:
+            if hop.relation not in facts.get(at_hand, {}):
+                break
+            hop = look_up(facts, at_hand, hop.relation)
+        made.append(_astray(hop, question, facts, rng) if rng.random() < wrong_relation else hop)
+    return made
+
+
+def _astray(hop: Hop, question: Question, facts: Facts, rng: random.Random) -> Hop:
+    others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
+    if others:
+        return look_up(facts, hop.entity, rng.choice(others))
+    return Hop(question.text, hop.entity, "question", hop.value)
+
+
+def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
+    if question.kind != "comparison":
+        return made[-1].value
+    if made == list(plan.hops):
+        return plan.answer
+    return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
+
+
+def _search(hop: Hop, *, first: bool) -> str:
+    target = f"the {hop.relation}" if hop.relation else hop.entity
+    call = json.dumps({"name": "search", "arguments": {"query": hop.query}}, ensure_ascii=False)
+    return f"<think>{'First' if first else 'Next'} {target}.</think>\n<tool_call>\n{call}\n</tool_call>"
+
+
+def _answer(text: str) -> str:
+    return f"<think>That answers it.</think>\n<answer>{text}</answer>"

@@ -1,0 +1,223 @@
+"""Questions about Atlas, each with the plan that answers it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_r1.answers import contains
+from agent_r1.data.plans import Hop, Plan, look_up
+from agent_r1.data.world import World
+from agent_r1.params import AtlasParams
+from agent_r1.records import Question
+from agent_r1.seeds import derive
+
+# Two ways to say each relation. Nested from the inside out they make a question of any number of hops.
+_PHRASES: dict[str, tuple[str, str]] = {
+    "birth city": ("the birth city of {}", "the city where {} was born"),
+    "birth year": ("the birth year of {}", "the year in which {} was born"),
+    "employer": ("the employer of {}", "the company that {} works for"),
+    "spouse": ("the spouse of {}", "the person married to {}"),
+    "director": ("the director of {}", "the person who directed {}"),
+    "lead actor": ("the lead actor of {}", "the star of {}"),
+    "studio": ("the studio of {}", "the company that made {}"),
+    "release year": ("the release year of {}", "the year in which {} came out"),
+    "founder": ("the founder of {}", "the person who founded {}"),
+    "headquarters": ("the headquarters of {}", "the city that {} is based in"),
+    "founding year": ("the founding year of {}", "the year in which {} was founded"),
+    "country": ("the country of {}", "the country where {} lies"),
+    "mayor": ("the mayor of {}", "the person who runs {}"),
+    "capital": ("the capital of {}", "the seat of government of {}"),
+    "currency": ("the currency of {}", "the money used in {}"),
+    "language": ("the language of {}", "the language spoken in {}"),
+}
+_SAME: dict[str, tuple[str, str]] = {
+    "employer": ("Do {} and {} work for the same company?", "Do {} and {} have the same employer?"),
+    "birth city": ("Were {} and {} born in the same city?", "Do {} and {} have the same birth city?"),
+    "director": ("Did the same person direct {} and {}?", "Do {} and {} have the same director?"),
+    "studio": ("Did the same company make {} and {}?", "Do {} and {} have the same studio?"),
+    "headquarters": ("Are {} and {} based in the same city?", "Do {} and {} have the same headquarters?"),
+    "country": ("Do {} and {} lie in the same country?", "Are {} and {} in the same country?"),
+}
+_EARLIER: dict[str, tuple[str, str]] = {
+    "birth year": ("Who was born first, {} or {}?", "Who has the earlier birth year, {} or {}?"),
+    "release year": ("Which film came out first, {} or {}?", "Which film has the earlier release year, {} or {}?"),
+    "founding year": (
+        "Which company was founded first, {} or {}?",
+        "Which company has the earlier founding year, {} or {}?",
+    ),
+}
+_SHARES = {"lookup": 0.20, "bridge of 2 hops": 0.35, "bridge of 3 hops": 0.30, "yes/no": 0.075}  # "earlier": the rest
+
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A question that has no place in a split yet."""
+
+    text: str
+    kind: str
+    plan: Plan
+
+
+def generate(world: World, params: AtlasParams, seed: int) -> list[tuple[Question, Plan]]:
+    """The questions of all three splits with their plans.
+
+    No two share a text, or both the entities asked about and the chain of relations.
+
+    Raises:
+        ValueError: the world is too small for that many questions.
+    """
+    sizes = {"train": params.train_questions, "dev": params.dev_questions, "test": params.test_questions}
+    counts = {split: _counts(size) for split, size in sizes.items()}
+    drafts = {
+        label: _take(_DRAFTS[label](world, _rng(seed, label)), label, sum(count[label] for count in counts.values()))
+        for label in _DRAFTS
+    }
+    return [row for split in sizes for row in _split(split, counts[split], drafts, _rng(seed, split))]
+
+
+def _rng(seed: int, purpose: str) -> random.Random:
+    return random.Random(derive(seed, "atlas", "questions", purpose))
+
+
+def _counts(size: int) -> dict[str, int]:
+    """How many questions of each label; yes/no ones in even numbers, because they come as a yes and a no."""
+    counts = {label: int(share * size) for label, share in _SHARES.items()}
+    counts["yes/no"] -= counts["yes/no"] % 2
+    return {**counts, "earlier": size - sum(counts.values())}
+
+
+def _take(drafts: Iterator[Draft], label: str, count: int) -> Iterator[Draft]:
+    taken = list(itertools.islice(drafts, count))
+    if len(taken) < count:
+        raise ValueError(
+            f"the world has {len(taken)} {label} questions and {count} are asked for; raise people, films, companies "
+            "or cities under prepare.atlas, or lower train_questions, dev_questions or test_questions"
+        )
+    return iter(taken)
+
+
+def _split(
+    split: str, counts: dict[str, int], drafts: dict[str, Iterator[Draft]], rng: random.Random
+) -> list[tuple[Question, Plan]]:
+    """Takes the split's share of every label and mixes them."""
+    rows = [draft for label, count in counts.items() for draft in itertools.islice(drafts[label], count)]
+    rng.shuffle(rows)
+    return [(_question(f"atlas-{split}-{i:05d}", split, draft), draft.plan) for i, draft in enumerate(rows)]
+
+
+def _question(question_id: str, split: str, draft: Draft) -> Question:
+    return Question(
+        question_id=question_id,
+        dataset="atlas",
+        split=split,
+        text=draft.text,
+        answers=[draft.plan.answer],
+        gold_titles=[hop.entity for hop in draft.plan.hops],
+        hops=len(draft.plan.hops),
+        kind=draft.kind,
+    )
+
+
+def _chains(world: World, length: int, rng: random.Random) -> Iterator[Draft]:
+    """Questions that follow `length` facts from an entity to one that has not been passed before."""
+    walks = [walk for entity in world.facts for walk in _walks(world, entity, length, {entity})]
+    rng.shuffle(walks)
+    for hops in walks:
+        text, answer = _chain_text(hops, world, rng), hops[-1].value
+        if not contains(text, [answer]):
+            yield Draft(text, "lookup" if length == 1 else "bridge", Plan(hops, answer))
+
+
+def _walks(world: World, entity: str, length: int, passed: set[str]) -> Iterator[tuple[Hop, ...]]:
+    for relation, value in world.facts.get(entity, {}).items():
+        if value in passed:
+            continue
+        hop = look_up(world.facts, entity, relation)
+        if length == 1:
+            yield (hop,)
+        else:
+            yield from ((hop, *rest) for rest in _walks(world, value, length - 1, {*passed, value}))
+
+
+def _chain_text(hops: Sequence[Hop], world: World, rng: random.Random) -> str:
+    phrase = hops[0].entity
+    for hop in hops:
+        phrase = rng.choice(_PHRASES[hop.relation]).format(phrase)
+    return f"{'Who' if world.kinds.get(hops[-1].value) == 'person' else 'What'} is {phrase}?"
+
+
+def _same(world: World, rng: random.Random) -> Iterator[Draft]:
+    """A yes question, then a no question about the same relation: the relation does not give the answer away."""
+    alike = [(relation, pair) for relation in _SAME for pair in _alike(world, relation)]
+    rng.shuffle(alike)
+    unlike = {relation: _unlike(world, relation, rng) for relation in _SAME}
+    for relation, pair in alike:
+        other = next(unlike[relation], None)
+        if other is not None:
+            yield _comparison(world, relation, pair, _SAME, "yes", rng)
+            yield _comparison(world, relation, other, _SAME, "no", rng)
+
+
+def _earlier(world: World, rng: random.Random) -> Iterator[Draft]:
+    """Which of two came first, the relations in turn."""
+    for relation, pair in _in_turn({relation: _unlike(world, relation, rng) for relation in _EARLIER}):
+        first, second = pair
+        answer = first if int(world.facts[first][relation]) < int(world.facts[second][relation]) else second
+        yield _comparison(world, relation, pair, _EARLIER, answer, rng)
+
+
+def _comparison(
+    world: World,
+    relation: str,
+    pair: Pair,
+    phrasings: dict[str, tuple[str, str]],
+    answer: str,
+    rng: random.Random,
+) -> Draft:
+    entities = rng.sample(pair, 2)
+    hops = tuple(look_up(world.facts, entity, relation) for entity in entities)
+    return Draft(rng.choice(phrasings[relation]).format(*entities), "comparison", Plan(hops, answer))
+
+
+def _with(world: World, relation: str) -> list[str]:
+    return [entity for entity, facts in world.facts.items() if relation in facts]
+
+
+def _alike(world: World, relation: str) -> Iterator[Pair]:
+    """All pairs of entities with the same value."""
+    by_value: dict[str, list[str]] = {}
+    for entity in _with(world, relation):
+        by_value.setdefault(world.facts[entity][relation], []).append(entity)
+    for entities in by_value.values():
+        yield from itertools.combinations(entities, 2)
+
+
+def _unlike(world: World, relation: str, rng: random.Random) -> Iterator[Pair]:
+    """All pairs of entities with different values, mixed but not held in memory."""
+    entities = _with(world, relation)
+    rng.shuffle(entities)
+    for distance in range(1, len(entities)):
+        for pair in zip(entities, entities[distance:], strict=False):
+            if world.facts[pair[0]][relation] != world.facts[pair[1]][relation]:
+                yield pair
+
+
+def _in_turn(pairs: dict[str, Iterator[Pair]]) -> Iterator[tuple[str, Pair]]:
+    """One pair of each relation after the other, until all have run out."""
+    for row in itertools.zip_longest(*pairs.values()):
+        yield from ((relation, pair) for relation, pair in zip(pairs, row, strict=True) if pair is not None)
+
+
+_DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
+    "lookup": lambda world, rng: _chains(world, 1, rng),
+    "bridge of 2 hops": lambda world, rng: _chains(world, 2, rng),
+    "bridge of 3 hops": lambda world, rng: _chains(world, 3, rng),
+    "yes/no": _same,
+    "earlier": _earlier,
+}
