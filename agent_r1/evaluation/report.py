@@ -1,0 +1,202 @@
+"""The report: one Markdown page, two pictures and `metrics.json`, from what `evaluate` and `train` wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.evaluation.examples import examples
+from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
+from agent_r1.evaluation.scores import score
+from agent_r1.evaluation.statistics import Interval, paired_difference
+from agent_r1.evaluation.transcript import Decode
+from agent_r1.params import fingerprint
+from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.tables import read_rows, replacing
+
+CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
+REFERENCES = ("ppo", "base_tool_call")  # every other agent is compared with these
+ABSENT = "n/a"
+MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
+
+Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """What `evaluate` wrote about one agent."""
+
+    name: str  # of the run or of the baseline
+    predictions: list[Prediction]
+    trajectories: list[Trajectory]
+    hashes: dict[str, str]  # of data, corpus, index, prompt and policy
+
+
+def read_evaluation(name: str, folder: Path) -> Evaluation:
+    """Reads one folder that `evaluate` wrote.
+
+    Raises:
+        FileNotFoundError: the agent was not evaluated.
+        ValueError: a file has another schema.
+    """
+    return Evaluation(
+        name=name,
+        predictions=read_rows(folder / "predictions.parquet", Prediction),
+        trajectories=read_rows(folder / "trajectories.parquet", Trajectory),
+        hashes=json.loads((folder / "hashes.json").read_text()),
+    )
+
+
+def read_curve(path: Path) -> list[dict[str, float]]:
+    """The metrics of every iteration, as `train` wrote them: one JSON object per line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def render(
+    evaluations: Sequence[Evaluation],
+    curves: Curves,
+    questions: Sequence[Question],
+    decode: Decode,
+    folder: Path,
+    *,
+    samples: int,
+    seed: int,
+) -> None:
+    """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
+
+    The agents in `curves` are the trained runs, the others baselines; both keep their order. `samples` and `seed` are
+    those of the bootstrap.
+    """
+    scores = {e.name: score(e.predictions, questions, samples, seed) for e in evaluations}
+    learning_curves(folder / CURVES_PNG, curves, {name: s["em"] for name, s in scores.items() if name not in curves})
+    final_scores(folder / FINAL_PNG, {name: _interval(s, "em") for name, s in scores.items()}, list(curves))
+    page = "\n\n".join(
+        [
+            "# Report",
+            _summary(scores),
+            *_warnings(evaluations),
+            f"![Exact match on the test questions, per agent]({FINAL_PNG})",
+            *_tables(scores),
+            *_differences(evaluations, samples, seed),
+            "## Learning curves",
+            f"![Exact match and reward per iteration]({CURVES_PNG})",
+            *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
+        ]
+    )
+    _write(folder / PAGE, page + "\n")
+    _write(folder / METRICS, json.dumps({name: round(s["em"], 4) for name, s in scores.items()}, indent=2) + "\n")
+
+
+def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
+    """What the agents were not measured on alike: setting -> the agents, those with the same hash together."""
+    settings = {e.name: {**e.hashes, "questions asked": _asked(e)} for e in evaluations}
+    keys = dict.fromkeys(key for hashes in settings.values() for key in hashes if key != MEANT_TO_DIFFER)
+    groups = {key: _grouped({name: hashes.get(key, "missing") for name, hashes in settings.items()}) for key in keys}
+    return {key: found for key, found in groups.items() if len(found) > 1}
+
+
+def _grouped(hashes: dict[str, str]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, value in hashes.items():
+        groups.setdefault(value, []).append(name)
+    return list(groups.values())
+
+
+def _asked(evaluation: Evaluation) -> str:
+    return fingerprint(sorted(prediction.question_id for prediction in evaluation.predictions))
+
+
+def _summary(scores: Scores) -> str:
+    best = max(scores, key=lambda name: scores[name]["em"])
+    return (
+        f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
+        f"bootstrap intervals over questions. Highest exact match: `{best}`, {_cell(scores[best], 'em')}."
+    )
+
+
+def _warnings(evaluations: Sequence[Evaluation]) -> list[str]:
+    differing = differences_of_setting(evaluations)
+    if not differing:
+        return []
+    lines = [f"> - {key}: {' / '.join(_names(group) for group in groups)}" for key, groups in differing.items()]
+    heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
+    return ["\n".join([heading, ">", *lines])]
+
+
+def _tables(scores: Scores) -> list[str]:
+    hops, kinds = _strata(scores, "hops_"), _strata(scores, "kind_")
+    return [
+        "## Scores by number of hops",
+        "### Exact match",
+        _table(scores, "em", hops),
+        "### F1",
+        _table(scores, "f1", hops),
+        "### Tool calls per question",
+        _table(scores, "tool_calls", hops),
+        "## Exact match by kind of question",
+        _table(scores, "em", kinds),
+    ]
+
+
+def _strata(scores: Scores, prefix: str) -> list[str]:
+    found = {key.split("/")[1] for row in scores.values() for key in row if key.startswith(f"questions/{prefix}")}
+    return sorted(found, key=lambda stratum: (len(stratum), stratum) if prefix == "hops_" else (0, stratum))
+
+
+def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
+    keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
+    rows = [[f"`{name}`", *(_cell(row, key) for key in keys)] for name, row in scores.items()]
+    return _markdown(["agent", "all", *map(_stratum_title, strata)], rows)
+
+
+def _stratum_title(stratum: str) -> str:
+    what, _, value = stratum.partition("_")
+    return value if what == "kind" else f"{value} hop" if value == "1" else f"{value} hops"
+
+
+def _differences(evaluations: Sequence[Evaluation], samples: int, seed: int) -> list[str]:
+    references = [e for name in REFERENCES for e in evaluations if e.name == name]
+    if not references:
+        return []
+    rows = [[f"`{e.name}`", *(_difference(e, other, samples, seed) for other in references)] for e in evaluations]
+    return [
+        "## Exact match, difference on the same questions",
+        "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
+        _markdown(["agent", *(f"less `{e.name}`" for e in references)], rows),
+    ]
+
+
+def _difference(evaluation: Evaluation, other: Evaluation, samples: int, seed: int) -> str:
+    if evaluation is other or _asked(evaluation) != _asked(other):
+        return ABSENT
+    ours, theirs = ({p.question_id: p.em for p in e.predictions} for e in (evaluation, other))
+    found = paired_difference(list(ours.values()), [theirs[question] for question in ours], samples, seed)
+    text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    return f"**{text}**" if found.excludes_zero else text
+
+
+def _interval(scores: Mapping[str, float], key: str) -> Interval:
+    return Interval(mean=scores[key], low=scores[f"{key}/low"], high=scores[f"{key}/high"])
+
+
+def _cell(scores: Mapping[str, float], key: str) -> str:
+    if key not in scores:
+        return ABSENT
+    found = _interval(scores, key)
+    return f"{found.mean:.3f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in header[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(text)

@@ -1,0 +1,71 @@
+"""How sure a mean over questions is: the percentile bootstrap.
+
+Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_DRAWS = 1 << 22  # question draws held in memory at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A mean with its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether 0 lies outside the interval."""
+        return self.low > 0 or self.high < 0
+
+
+def interval(values: Sequence[float] | NDArray[np.float64], samples: int, seed: int, level: float = 0.95) -> Interval:
+    """The mean of `values` [N] with the interval that holds `level` of `samples` resampled means.
+
+    Questions are drawn with replacement; the same seed draws the same questions.
+
+    Raises:
+        ValueError: there are no values, or `level` is not between 0 and 1.
+    """
+    if len(values) == 0:
+        raise ValueError("no values to average: the set of questions is empty")
+    if not 0 < level < 1:
+        raise ValueError(f"level {level} is not a share between 0 and 1; 0.95 is usual")
+    observed = np.asarray(values, dtype=np.float64)
+    tail = (1 - level) / 2
+    low, high = np.quantile(_resampled_means(observed, samples, seed), [tail, 1 - tail])
+    return Interval(mean=float(observed.mean()), low=float(low), high=float(high))
+
+
+def paired_difference(
+    a: Sequence[float] | NDArray[np.float64],
+    b: Sequence[float] | NDArray[np.float64],
+    samples: int,
+    seed: int,
+    level: float = 0.95,
+) -> Interval:
+    """The mean of `a - b` [N] with its interval: both were measured on the same questions, in the same order.
+
+    Raises:
+        ValueError: the two have different lengths.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} values cannot be paired: measure both on the same questions")
+    return interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), samples, seed, level)
+
+
+def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
+    """[samples] means of N draws with replacement each."""
+    rng, n = np.random.default_rng(seed), len(values)
+    rows = max(1, BLOCK_DRAWS // n)
+    blocks = [min(rows, samples - start) for start in range(0, samples, rows)]
+    return np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])

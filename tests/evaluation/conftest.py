@@ -1,0 +1,100 @@
+"""Hand-made questions, and episodes that a small tokenizer spells out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.records import CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
+
+THOUGHT = "<think>Find the director first.</think>"
+CALL = THOUGHT + '<tool_call>\n{"name": "search", "arguments": {"query": "capital of Veld"}}\n</tool_call>'
+PASSAGE = "Veld: The capital of Veld is Tesk.\nTesk: Tesk is a city in Veld."
+
+MakeQuestion = Callable[..., Question]
+MakeTrajectory = Callable[..., Trajectory]
+
+
+@pytest.fixture
+def make_question() -> MakeQuestion:
+    def make(question_id: str, *, hops: int = 1, kind: str = "lookup", answer: str = "Tesk") -> Question:
+        return Question(
+            question_id=question_id,
+            dataset="atlas",
+            split="test",
+            text=f"What is the capital of Veld ({question_id})?",
+            answers=[answer],
+            gold_titles=["Veld"],
+            hops=hops,
+            kind=kind,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
+    """An episode of one search per status in `calls`, then the answer."""
+
+    def make(
+        question_id: str, *, answer: str = "Tesk", calls: Sequence[str] = ("ok",), progress: float = 1.0
+    ) -> Trajectory:
+        ids: list[int] = []
+        source: list[int] = []
+        steps: list[Step] = []
+
+        def say(text: str, kind: Source) -> int:
+            said = tiny_tokenizer.encode(text, add_special_tokens=False)
+            ids.extend(said)
+            source.extend([kind] * len(said))
+            return len(said)
+
+        def act(text: str, status: str) -> None:
+            called = status != "none"
+            count = say(text + "<|im_end|>", Source.ACTION)
+            steps.append(
+                Step(
+                    action_start=len(ids) - count,
+                    action_stop=len(ids),
+                    stop_reason=StopReason.END,
+                    tool="search" if called else "",
+                    arguments='{"query": "capital of Veld"}' if called else "",
+                    call_status=CallStatus(status),
+                    latency_s=0.0,
+                    rewards={"progress": progress} if status == "ok" else {},
+                )
+            )
+
+        say(f"<|im_start|>user\nQ {question_id}<|im_end|>\n<|im_start|>assistant\n", Source.PROMPT)
+        for status in calls:
+            act(CALL, status)
+            say("\n<|im_start|>user\n<tool_response>\n", Source.TEMPLATE)
+            say(PASSAGE, Source.OBSERVATION)
+            say("\n</tool_response><|im_end|>\n<|im_start|>assistant\n", Source.TEMPLATE)
+        act(f"<answer>{answer}</answer>", "none")
+        return Trajectory(
+            trajectory_id=f"0/{question_id}/0",
+            question_id=question_id,
+            group=0,
+            sample=0,
+            seed=0,
+            policy_version=30,
+            iteration=0,
+            token_ids=np.array(ids, dtype=np.int32),
+            source=np.array(source, dtype=np.uint8),
+            logprobs=np.zeros(len(ids), dtype=np.float32),
+            context_starts=[0],
+            steps=steps,
+            outcome=Outcome.ANSWERED,
+            answer=answer,
+        )
+
+    return make
+
+
+@pytest.fixture
+def decode(tiny_tokenizer: PreTrainedTokenizerFast) -> Callable[[Sequence[int]], str]:
+    return lambda ids: str(tiny_tokenizer.decode(list(ids), skip_special_tokens=True))

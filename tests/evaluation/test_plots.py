@@ -1,0 +1,65 @@
+"""The pictures: what is placed where, and that ink ends up on paper."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.image import imread
+
+from agent_r1.evaluation.plots import PALETTE, apart, colours, final_scores, learning_curves, smoothed
+from agent_r1.evaluation.statistics import Interval
+
+
+def test_smoothed_by_hand() -> None:
+    # Means of the last five: 1, (1+2)/2, ..., (1+..+5)/5 = 3, (2+..+6)/5 = 4.
+    assert smoothed(np.array([1.0, 2, 3, 4, 5, 6])).tolist() == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
+
+
+def test_apart_by_hand() -> None:
+    # The two that crowd share the push: 0.5 and 0.5 become 0.45 and 0.55; the far one stays.
+    assert apart([0.1, 0.5, 0.5], gap=0.1) == pytest.approx([0.1, 0.45, 0.55])
+
+
+@given(st.lists(st.floats(0, 1), max_size=8).map(sorted))
+def test_apart_keeps_the_gap(positions: list[float]) -> None:
+    placed = apart(positions, gap=0.06)
+    assert all(later - earlier >= 0.06 - 1e-9 for earlier, later in itertools.pairwise(placed))
+
+
+def test_a_run_keeps_its_colour() -> None:
+    assert colours(["ppo", "grpo"]) == {"ppo": PALETTE[0], "grpo": PALETTE[1]}
+
+
+def drawn_in(path: Path, colour: str) -> int:
+    """Pixels of exactly that colour."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    return int((np.rint(imread(path)[..., :3] * 255) == rgb).all(axis=-1).sum())
+
+
+def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> None:
+    curves = {
+        "ppo": [{"iteration": i, "rollout/em": i / 10, "reward/total": i / 10} for i in range(10)],
+        "grpo": [{"iteration": i, "rollout/em": i / 20} for i in range(10)],
+    }
+    learning_curves(tmp_path / "curves.png", curves, {"base_tool_call": 0.2})
+    assert drawn_in(tmp_path / "curves.png", PALETTE[0]) > 1000
+    assert drawn_in(tmp_path / "curves.png", PALETTE[1]) > 500
+    assert drawn_in(tmp_path / "curves.png", PALETTE[2]) == 0
+
+
+def test_final_scores_draw_runs_in_colour_and_baselines_in_grey(tmp_path: Path) -> None:
+    scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
+    final_scores(tmp_path / "final.png", scores, ["ppo"])
+    assert drawn_in(tmp_path / "final.png", PALETTE[0]) > 200
+    assert drawn_in(tmp_path / "final.png", PALETTE[1]) == 0
+
+
+def test_the_same_numbers_give_the_same_bits(tmp_path: Path) -> None:
+    for name in ("one.png", "two.png"):
+        final_scores(tmp_path / name, {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}, ["ppo"])
+    assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()

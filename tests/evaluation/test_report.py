@@ -1,0 +1,120 @@
+"""The page, from four hand-made questions and three agents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.evaluation.predictions import predict
+from agent_r1.evaluation.report import Evaluation, differences_of_setting, read_evaluation, render
+from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.tables import write_rows
+
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t"}
+CURVES = {"ppo": [{"iteration": i, "rollout/em": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
+
+
+@pytest.fixture
+def questions(make_question: Any) -> list[Question]:
+    return [make_question(f"q{i}", hops=1 + i // 2, kind="bridge" if i else "lookup") for i in range(4)]
+
+
+@pytest.fixture
+def evaluations(questions: list[Question], make_trajectory: Any) -> list[Evaluation]:
+    """ppo answers three of four, the baselines one and none."""
+
+    def evaluation(name: str, right: int) -> Evaluation:
+        trajectories = [
+            make_trajectory(q.question_id, answer="Tesk" if i >= 4 - right else "Veld") for i, q in enumerate(questions)
+        ]
+        predictions = predict(trajectories, questions, name, seed=0)
+        hashes = {**HASHES, "policy": name}
+        return Evaluation(name=name, predictions=predictions, trajectories=trajectories, hashes=hashes)
+
+    return [evaluation("ppo", 3), evaluation("base_tool_call", 1), evaluation("naive_rag", 0)]
+
+
+@pytest.fixture
+def page(evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path) -> str:
+    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
+    return (tmp_path / "report.md").read_text()
+
+
+def test_tables_by_hand(page: str) -> None:
+    # ppo is right on q1, q2, q3: .5 of the one-hop questions q0 and q1, all of the two-hop questions.
+    assert "| agent | all | 1 hop | 2 hops |" in page
+    assert "| `ppo` | 0.750 [" in page
+    assert "| 0.500 [0.00, 1.00] | 1.000 [1.00, 1.00] |" in page
+    assert "| `naive_rag` | 0.000 [0.00, 0.00] | 0.000 [0.00, 0.00] | 0.000 [0.00, 0.00] |" in page
+    assert "### Tool calls per question" in page
+    assert "| agent | all | bridge | lookup |" in page
+
+
+def test_differences_are_paired_and_signed(page: str) -> None:
+    # ppo less base: right on q1 and q2 where base is not, 2 of 4; and the other way round.
+    assert "| agent | less `ppo` | less `base_tool_call` |" in page
+    (ppo,) = [line for line in page.splitlines() if line.startswith("| `ppo` | n/a |")]
+    assert "+0.500 [" in ppo
+    (base,) = [line for line in page.splitlines() if line.startswith("| `base_tool_call` |") and "n/a" in line]
+    assert "-0.500 [" in base
+
+
+def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -> None:
+    for name in ("learning_curves.png", "final_scores.png"):
+        assert f"]({name})" in page
+        assert (tmp_path / name).stat().st_size > 10_000
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics == {"ppo": 0.75, "base_tool_call": 0.25, "naive_rag": 0.0}
+
+
+def test_three_examples(page: str) -> None:
+    # The first right answer among those with two hops is q2, and base is wrong on it; the only wrong one is q0.
+    examples = page.split("## Example trajectories")[1]
+    assert examples.count("```text") == 3
+    right, before, wrong = examples.split("### ")[1:]
+    assert right.startswith("`ppo`, right")
+    assert "(q2)?" in right
+    assert "Tesk (exact match)" in right
+    assert before.startswith("`base_tool_call`, the same question")
+    assert "Veld (no exact match)" in before
+    assert wrong.startswith("`ppo`, wrong")
+    assert "(q0)?" in wrong
+
+
+def test_alike_settings_get_no_warning(page: str) -> None:
+    assert "Not measured alike" not in page
+
+
+def test_other_hashes_are_said_on_the_page(
+    evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
+) -> None:
+    evaluations[2] = dataclasses.replace(evaluations[2], hashes={**HASHES, "prompt": "other", "policy": "x"})
+    assert differences_of_setting(evaluations) == {"prompt": [["ppo", "base_tool_call"], ["naive_rag"]]}
+    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
+    page = (tmp_path / "report.md").read_text()
+    assert "> **Not measured alike.**" in page
+    assert "> - prompt: `ppo`, `base_tool_call` / `naive_rag`" in page
+
+
+def test_other_questions_are_not_compared(
+    evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
+) -> None:
+    evaluations[1] = dataclasses.replace(evaluations[1], predictions=evaluations[1].predictions[:2])
+    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
+    page = (tmp_path / "report.md").read_text()
+    assert "> - questions asked: `ppo`, `naive_rag` / `base_tool_call`" in page
+    assert "| `base_tool_call` | n/a | n/a |" in page
+
+
+def test_an_evaluation_reads_back(evaluations: list[Evaluation], tmp_path: Path) -> None:
+    ours = evaluations[0]
+    write_rows(tmp_path / "predictions.parquet", ours.predictions, Prediction)
+    write_rows(tmp_path / "trajectories.parquet", ours.trajectories, Trajectory)
+    (tmp_path / "hashes.json").write_text(json.dumps(ours.hashes))
+    found = read_evaluation("ppo", tmp_path)
+    assert (found.predictions, found.hashes) == (ours.predictions, ours.hashes)
+    assert found.trajectories[0].token_ids.tolist() == ours.trajectories[0].token_ids.tolist()
