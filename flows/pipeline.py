@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from graphlib import TopologicalSorter
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import TaskRunContext
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
@@ -91,6 +94,15 @@ def main() -> None:
             sys.exit(1)
         except TerminationSignal:  # Prefect takes SIGTERM over while a flow runs
             sys.exit(TERMINATED)
+        finally:
+            _send_pending_reports()
+
+
+def _send_pending_reports() -> None:
+    """While the server is still there: Prefect would try again for minutes after it has gone."""
+    with suppress(RuntimeError):  # raised where nothing was logged
+        APILogWorker.instance().drain()
+    EventsWorker.drain_all()
 
 
 def _stage_environment() -> dict[str, str]:

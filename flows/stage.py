@@ -83,7 +83,7 @@ def configure_logging() -> None:
     pattern = "%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s"
     handler.setFormatter(logging.Formatter(pattern, datefmt="%H:%M:%S"))
     handler.addFilter(_not_a_run_of_prefect)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("agent_r1", "flows", "__main__"):
         logging.getLogger(name).setLevel(logging.INFO)
 

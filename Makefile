@@ -1,0 +1,54 @@
+# Needs python3 (3.11 or newer) and pip; everything else goes into .venv.
+PYTHON ?= python3
+# What pip installs: the locked CPU environment. On a CUDA machine: make repro INSTALL='-e .[gpu,dev]'
+INSTALL ?= --no-deps -r requirements/cpu.txt -e .
+
+VENV := $(CURDIR)/.venv
+INSTALLED := $(VENV)/.installed
+
+# `dvc repro` runs `python`: the one of the environment.
+export PATH := $(VENV)/bin:$(PATH)
+export DO_NOT_TRACK := 1
+export DVC_NO_ANALYTICS := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help repro pipeline test lint ui lock clean
+
+help:  ## say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date
+	dvc repro
+
+pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
+	python -m flows.pipeline
+
+test: $(INSTALLED)  ## run the test suite
+	pytest
+
+lint: $(INSTALLED)  ## check style, format and types
+	ruff check
+	ruff format --check
+	mypy
+
+ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 \
+		--backend-store-uri sqlite:///$(CURDIR)/.tracking/mlflow.db
+
+lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
+	UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile pyproject.toml \
+		--upgrade --extra cpu --extra dev --override requirements/overrides.txt --python-version 3.11 \
+		--index-strategy unsafe-best-match --no-emit-index-url --no-emit-find-links \
+		--custom-compile-command "make lock" --quiet --output-file requirements/cpu.txt
+
+clean:  ## remove what the stages and checks wrote; keeps .venv, data/raw and the history in .tracking
+	rm -rf outputs data/prepared .dvc/cache .dvc/tmp dvc_plots build *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(INSTALLED): requirements/cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	python -m pip install $(INSTALL)
+	touch $@
