@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent_r1.answers import exact_match
+from agent_r1.evaluation.baselines import BASE_TOOL_CALL
 from agent_r1.evaluation.transcript import Decode, transcript
 from agent_r1.records import Question, Trajectory
-
-BEFORE_TRAINING = "base_tool_call"
 
 
 def examples(
@@ -25,12 +24,12 @@ def examples(
     if not trained:
         return []
     by_id = {question.question_id: question for question in questions}
-    ours, before = trajectories[trained[0]], trajectories.get(BEFORE_TRAINING, [])
+    ours, before = trajectories[trained[0]], trajectories.get(BASE_TOOL_CALL, [])
     success = _hardest(_graded(ours, by_id, right=True), by_id)
     chosen = [(f"`{trained[0]}`, right", success)]
     if success is not None:
         same = next((t for t in before if t.question_id == success.question_id), None)
-        chosen.append((f"`{BEFORE_TRAINING}`, the same question", same))
+        chosen.append((f"`{BASE_TOOL_CALL}`, the same question", same))
     chosen.append((f"`{trained[0]}`, wrong", _hardest(_graded(ours, by_id, right=False), by_id)))
     parts = ["## Example trajectories"]
     for title, trajectory in chosen:

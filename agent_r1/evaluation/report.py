@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.evaluation.baselines import BASE_TOOL_CALL
 from agent_r1.evaluation.examples import examples
 from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
 from agent_r1.evaluation.scores import score
@@ -17,7 +18,7 @@ from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import read_rows, replacing
 
 CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
-REFERENCES = ("ppo", "base_tool_call")  # every other agent is compared with these
+REFERENCES = ("ppo", BASE_TOOL_CALL)  # every other agent is compared with these
 ABSENT = "n/a"
 MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
 

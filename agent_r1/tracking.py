@@ -1,0 +1,216 @@
+"""MLflow, and nothing else of the project knows it.
+
+Without `MLFLOW_TRACKING_URI` everything goes into one SQLite file and one artifact folder under `<root>/.tracking`;
+`mlflow ui --backend-store-uri sqlite:///<root>/.tracking/mlflow.db` shows them. The root is `$DVC_ROOT`, or else the
+nearest folder from the current one upwards that holds params.yaml.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+from agent_r1.params import Params, fingerprint
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "agent_r1"
+IDENTITY_TAG = "identity"
+PARAMS_PER_CALL = 100  # MLflow's limit
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class Run:
+    """A handle of one flat MLflow run; made by `start` and `resume`.
+
+    As a context manager it marks the run as running inside and as finished, failed or killed after. Metrics and
+    artifacts can be added outside too, to a run that has ended.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, steps_logged: int = 0) -> None:
+        """`steps_logged`: steps below it are in the store and are not logged a second time."""
+        self.run_id = run_id
+        self._client = client
+        self._steps_logged = steps_logged
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Adds the metrics of one iteration, named `part/what`; an iteration that the store has is left as it is.
+
+        Raises:
+            mlflow.exceptions.MlflowException: a name has other characters than letters, digits and `/_-. :`.
+        """
+        if step >= self._steps_logged:
+            self._log(metrics, step)
+            self._steps_logged = step + 1
+
+    def final(self, scores: Mapping[str, float]) -> None:
+        """Adds each score as `final/<name>`, without a step: the UI shows those as bars."""
+        self._log({f"final/{name}": value for name, value in scores.items()}, step=0)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Copies a file into the run's artifacts, under `folder`."""
+        self._client.log_artifact(self.run_id, str(path), folder or None)
+
+    def text(self, text: str, path: str) -> None:
+        """Stores a text as the artifact `path`."""
+        self._client.log_text(self.run_id, text, path)
+
+    def end(self, status: str = "FINISHED") -> None:
+        """Ends the run as `FINISHED`, `FAILED` or `KILLED`."""
+        self._client.set_terminated(self.run_id, status)
+
+    def __enter__(self) -> Self:
+        self._client.update_run(self.run_id, status="RUNNING")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
+
+    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        self._client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in metrics.items()])
+
+
+def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
+    """A new run in the experiment `agent_r1`, still to be entered.
+
+    A run that repeats an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash.
+    """
+    client, experiment = _open()
+    from mlflow.entities import Param
+
+    identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
+    for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+        client.delete_run(earlier.info.run_id)
+    created = client.create_run(experiment, tags={**tags, IDENTITY_TAG: identity}, run_name=name)
+    entries = [Param(key, str(value)) for key, value in params.items()]
+    for first in range(0, len(entries), PARAMS_PER_CALL):
+        client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
+    return Run(client, created.info.run_id)
+
+
+def resume(run_id: str) -> Run | None:
+    """The run of that id, to go on with; None where this store has no such run, or has it in the trash."""
+    client, _ = _open()
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        found = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            return None
+        raise
+    if found.info.lifecycle_stage != "active":
+        return None
+    stepped = [name for name in found.data.metrics if not name.startswith("final/")]
+    steps = [point.step for name in stepped for point in client.get_metric_history(run_id, name)]
+    return Run(client, run_id, max(steps, default=-1) + 1)
+
+
+def run_params(variant: str, params: Params) -> dict[str, Any]:
+    """What MLflow shows of a trained run: the columns to group by, then its whole configuration, flattened."""
+    train = params.run(variant)
+    switches = train.credit.advantage_mask.model_dump()
+    on = [name for name, value in switches.items() if value]
+    return {
+        "variant": variant,
+        "algorithm": train.credit.estimator,
+        "loss_mask": train.credit.loss_mask,
+        "advantage_mask": "+".join(on) if 0 < len(on) < len(switches) else bool(on),
+        "seed": train.seed,
+        **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
+        **flatten(train.model_dump(mode="json", exclude={"seed"})),
+    }
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dots between the keys: {"a": {"b": 1}} is {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def provenance(dataset: str) -> dict[str, str]:
+    """The tags dataset, git_commit (`+changes` where tracked files besides dvc.lock differ), data_hash; "" for none."""
+    return {"dataset": dataset, "git_commit": _git_commit(), "data_hash": _data_hash(_project() / "dvc.lock")}
+
+
+def _git_commit() -> str:
+    commit = _git("rev-parse", "HEAD")
+    return (
+        f"{commit}+changes"
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock")
+        else commit
+    )
+
+
+def _git(*arguments: str) -> str:
+    """What git says; "" without git or outside a repository."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=_project(), capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _data_hash(lock: Path) -> str:
+    """DVC's hash of the prepared data: the md5 of the stage `prepare`'s outputs, joined."""
+    if not lock.exists():
+        return ""
+    stages = yaml.safe_load(lock.read_text()).get("stages", {})
+    return "+".join(out["md5"] for out in stages.get("prepare", {}).get("outs", []))
+
+
+def _project() -> Path:
+    """The nearest folder from the current one upwards that holds params.yaml."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "params.yaml").exists():
+            return folder
+    raise ValueError(f"no params.yaml in {here} or above it; run from inside the project")
+
+
+def _open() -> tuple[MlflowClient, str]:
+    """A client and the experiment's id; both are created under a file lock, which parallel stages wait for."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)  # mlflow reads them when it is imported
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    home = Path(os.environ.get("DVC_ROOT") or _project()).absolute() / ".tracking"
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    with _locked(home / "lock"):
+        client = MlflowClient(server or f"sqlite:///{home / 'mlflow.db'}")  # creates or checks the tables
+        found = client.get_experiment_by_name(EXPERIMENT)
+        if found is not None:
+            return client, found.experiment_id
+        return client, client.create_experiment(EXPERIMENT, None if server else (home / "artifacts").as_uri())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,223 @@
+"""Tracking against a real SQLite store in a temporary project."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from agent_r1 import tracking
+from agent_r1.params import load
+
+ROOT = Path(__file__).parents[1]
+TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
+RACE = """
+import sys
+from agent_r1 import tracking
+with tracking.start(f"race-seed{sys.argv[1]}", {"seed": sys.argv[1]}, {}) as run:
+    run.log({"rollout/em": 0.5}, step=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose store three processes created at the same time, one run in each."""
+    project = tmp_path_factory.mktemp("project")
+    shutil.copy(ROOT / "params.yaml", project)
+    elsewhere = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
+    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=environment) for number in range(3)
+    ]
+    assert [racer.wait(timeout=240) for racer in racers] == [0, 0, 0]
+    return project
+
+
+@pytest.fixture
+def project(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(store)
+    return store
+
+
+def client(project: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+
+
+def test_parallel_creation_makes_one_experiment_and_every_run(project: Path) -> None:
+    (experiment,) = [e for e in client(project).search_experiments() if e.name != "Default"]
+    assert experiment.name == "agent_r1"
+    runs = client(project).search_runs([experiment.experiment_id], "attributes.run_name LIKE 'race-%'")
+    assert sorted(run.info.run_name or "" for run in runs) == ["race-seed0", "race-seed1", "race-seed2"]
+
+
+def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
+    params = {"variant": "ppo", "seed": 0, **{f"many.p{i}": i for i in range(150)}}  # more than one call takes
+    with tracking.start("ppo-seed0", params, TAGS) as run:
+        assert client(project).get_run(run.run_id).info.status == "RUNNING"
+        run.log({"rollout/em": 0.25, "reward/total": -0.5}, step=0)
+        run.log({"rollout/em": 0.5, "reward/total": 0.5}, step=1)
+    found = client(project).get_run(run.run_id)
+    assert (found.info.run_name, found.info.status) == ("ppo-seed0", "FINISHED")
+    assert found.data.params == {key: str(value) for key, value in params.items()}
+    assert TAGS.items() <= found.data.tags.items()
+    history = client(project).get_metric_history(run.run_id, "rollout/em")
+    assert [(point.step, point.value) for point in history] == [(0, 0.25), (1, 0.5)]
+
+
+def test_a_resumed_run_logs_no_iteration_twice(project: Path) -> None:
+    first = tracking.start("resumed-seed0", {"variant": "resumed"}, TAGS)
+    first.log({"rollout/em": 0.1}, step=0)
+    first.log({"rollout/em": 0.2}, step=1)  # ... and killed before its checkpoint: iteration 1 comes again
+    again = tracking.resume(first.run_id)
+    assert again is not None
+    for step, em in [(1, 0.2), (2, 0.3)]:
+        again.log({"rollout/em": em}, step)
+    history = client(project).get_metric_history(first.run_id, "rollout/em")
+    assert [point.step for point in history] == [0, 1, 2]
+
+
+def test_params_cannot_change_on_a_resumed_run(project: Path) -> None:
+    run = tracking.start("fixed-seed0", {"variant": "fixed"}, TAGS)
+    with pytest.raises(MlflowException, match=r"(?i)changing param"):
+        client(project).log_param(run.run_id, "variant", "other")
+
+
+def test_an_unknown_run_is_none(project: Path) -> None:
+    assert tracking.resume("0" * 32) is None
+
+
+def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
+    earlier = tracking.start("twice-seed0", {"variant": "twice"}, TAGS)
+    later = tracking.start("twice-seed0", {"variant": "twice"}, TAGS)
+    other = tracking.start("twice-seed0", {"variant": "twice"}, {**TAGS, "data_hash": "changed"})
+    assert tracking.resume(earlier.run_id) is None
+    assert client(project).get_run(earlier.run_id).info.lifecycle_stage == "deleted"  # in the trash, not gone
+    assert None not in (tracking.resume(later.run_id), tracking.resume(other.run_id))
+
+
+def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(project: Path) -> None:
+    run = tracking.start("final-seed0", {"variant": "final"}, TAGS)
+    run.final({"em": 0.75, "em/hops_1": 1.0})
+    page = project / "report.md"
+    page.write_text("# Report")
+    run.artifact(page, "report")
+    run.text("question ...", "examples/right.txt")
+    found = client(project).get_run(run.run_id)
+    assert found.data.metrics == {"final/em": 0.75, "final/em/hops_1": 1.0}
+    assert [point.step for point in client(project).get_metric_history(run.run_id, "final/em")] == [0]
+    stored = {
+        str(path.relative_to(project / ".tracking/artifacts")) for path in project.rglob("artifacts/*/artifacts/*/*")
+    }
+    assert stored == {f"{run.run_id}/artifacts/report/report.md", f"{run.run_id}/artifacts/examples/right.txt"}
+
+
+def test_final_scores_do_not_hide_the_iterations_to_come(project: Path) -> None:
+    run = tracking.start("order-seed0", {"variant": "order"}, TAGS)
+    run.final({"em": 0.5})
+    again = tracking.resume(run.run_id)
+    assert again is not None
+    again.log({"rollout/em": 0.1}, step=0)
+    assert "rollout/em" in client(project).get_run(run.run_id).data.metrics
+
+
+def test_an_illegal_metric_name_is_refused(project: Path) -> None:
+    run = tracking.start("illegal-seed0", {}, TAGS)
+    with pytest.raises(MlflowException, match="pass@1"):
+        run.log({"pass@1": 1.0}, step=0)
+
+
+@pytest.mark.parametrize(("fault", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED")])
+def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
+    run = tracking.start(f"fault-{status}", {}, TAGS)
+    with pytest.raises(fault), run:
+        raise fault
+    assert client(project).get_run(run.run_id).info.status == status
+
+
+def test_dvc_root_and_subfolders_lead_to_the_same_store(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An experiment that DVC runs elsewhere, and one started in a folder of the project."""
+    run = tracking.start("found-seed0", {}, TAGS)
+    (project / "below").mkdir()
+    monkeypatch.chdir(project / "below")
+    assert tracking.resume(run.run_id) is not None
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", str(project))
+    assert tracking.resume(run.run_id) is not None
+    assert not (tmp_path / ".tracking").exists()
+
+
+def test_the_usual_variable_names_another_store(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(project / ".tracking/mlflow.db", tmp_path / "server.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
+    run = tracking.start("served-seed0", {}, TAGS)
+    rows = sqlite3.connect(tmp_path / "server.db").execute("SELECT run_uuid FROM runs WHERE name = 'served-seed0'")
+    assert rows.fetchall() == [(run.run_id,)]
+
+
+def test_outside_a_project_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"no params\.yaml"):
+        tracking.start("lost", {}, TAGS)
+
+
+def test_run_params_name_the_ablation() -> None:
+    params = load(ROOT / "params.yaml")
+    shown = {name: tracking.run_params(name, params) for name in params.runs}
+    columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in shown.items()}
+    assert columns == {
+        "ppo": ("gae", True, True),
+        "ppo_no_advantage_mask": ("gae", True, False),
+        "ppo_no_masks": ("gae", False, False),
+        "grpo": ("grpo", True, True),
+        "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
+    }
+    assert shown["grpo"]["variant"] == "grpo"
+    assert shown["grpo"]["rollout.samples"] == 8
+    assert shown["ppo"]["env.top_k"] == params.env.top_k
+
+
+def test_flatten_by_hand() -> None:
+    assert tracking.flatten({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a.b.c": 1, "a.d": 2, "e": 3}
+
+
+def git(*arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    return subprocess.run(["git", *identity, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lock = tmp_path / "dvc.lock"
+    (tmp_path / "params.yaml").write_text("{}")
+    lock.write_text(
+        "schema: '2.0'\nstages:\n  prepare:\n    outs:\n    - {path: a, md5: 12ab.dir}\n    - {path: b, md5: 34cd}\n"
+    )
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "start")
+    commit = git("rev-parse", "HEAD")
+    assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": commit, "data_hash": "12ab.dir+34cd"}
+    lock.write_text("schema: '2.0'\nstages: {}\n")  # the pipeline itself rewrites the lock: not a change
+    assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": commit, "data_hash": ""}
+    (tmp_path / "params.yaml").write_text("{a: 1}")
+    assert tracking.provenance("atlas")["git_commit"] == f"{commit}+changes"
+
+
+def test_provenance_without_git_or_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "params.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": "", "data_hash": ""}
