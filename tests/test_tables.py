@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import tables
 from agent_r1.records import (
     CallStatus,
     Credit,
@@ -202,7 +201,7 @@ def fill_the_disk(table: pa.Table, path: Path, **_: Any) -> None:
 def test_a_full_disk_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "passages.parquet"
     write_rows(path, PASSAGES, Passage)
-    monkeypatch.setattr(tables.pq, "write_table", fill_the_disk)
+    monkeypatch.setattr("pyarrow.parquet.write_table", fill_the_disk)
     with pytest.raises(OSError, match="No space left"):
         write_rows(path, PASSAGES[:1], Passage)
     assert read_rows(path, Passage) == PASSAGES
@@ -210,7 +209,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, monke
 
 
 def test_a_full_disk_on_a_first_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables.pq, "write_table", fill_the_disk)
+    monkeypatch.setattr("pyarrow.parquet.write_table", fill_the_disk)
     with pytest.raises(OSError, match="No space left"):
         write_rows(tmp_path / "passages.parquet", PASSAGES, Passage)
     assert list(tmp_path.iterdir()) == []

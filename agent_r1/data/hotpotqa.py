@@ -60,7 +60,7 @@ def _question(row: Any, where: str, split: str) -> Question:
     _check_context(row, where)
     gold_titles = _gold_titles(row, where)
     return Question(
-        question_id=_text(row, "_id", where),
+        question_id=_id(row, where),
         dataset="hotpotqa",
         split=split,
         text=_text(row, "question", where),
@@ -69,6 +69,11 @@ def _question(row: Any, where: str, split: str) -> Question:
         hops=len(gold_titles),
         kind=_kind(row, where),
     )
+
+
+def _id(row: dict[str, Any], where: str) -> str:
+    """Some collections of HotpotQA number their rows instead of keeping the release's ids."""
+    return str(row["_id"]) if type(row.get("_id")) is int else _text(row, "_id", where)
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:

@@ -7,6 +7,7 @@ server or a Java runtime, and the saved matrix is plain numpy files that are mem
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ from numpy.typing import NDArray
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
 from agent_r1.tables import read_rows, write_rows
+
+logging.getLogger("bm25s").setLevel(logging.INFO)  # the library sets DEBUG for itself when imported
 
 _WORD = re.compile(r"\w+")
 _PASSAGES = "passages.parquet"

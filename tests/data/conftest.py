@@ -1,0 +1,46 @@
+"""A small Atlas, and the one of params.yaml, each generated once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_r1.data import world
+from agent_r1.data.plans import Plan
+from agent_r1.data.questions import generate
+from agent_r1.data.world import World
+from agent_r1.params import AtlasParams, PrepareParams, load
+from agent_r1.records import Question
+
+SEED = 3
+
+
+@pytest.fixture(scope="session")
+def prepare_params() -> PrepareParams:
+    """The `prepare` section of the project's own params.yaml."""
+    return load(Path(__file__).parents[2] / "params.yaml").prepare
+
+
+@pytest.fixture(scope="session")
+def atlas_params() -> AtlasParams:
+    return AtlasParams(
+        people=61,
+        films=30,
+        companies=12,
+        cities=10,
+        countries=4,
+        train_questions=200,
+        dev_questions=40,
+        test_questions=40,
+    )
+
+
+@pytest.fixture(scope="session")
+def atlas(atlas_params: AtlasParams) -> World:
+    return world.build(atlas_params, SEED)
+
+
+@pytest.fixture(scope="session")
+def rows(atlas: World, atlas_params: AtlasParams) -> list[tuple[Question, Plan]]:
+    return generate(atlas, atlas_params, SEED)

@@ -1,0 +1,122 @@
+"""Questions: true, of the promised mix, and apart from each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from agent_r1.answers import contains
+from agent_r1.data import atlas as dataset
+from agent_r1.data.plans import Facts, Plan, plan_from_titles
+from agent_r1.data.questions import generate
+from agent_r1.data.world import World
+from agent_r1.params import AtlasParams
+from agent_r1.records import Question
+
+Rows = list[tuple[Question, Plan]]
+
+
+def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
+    """The answer worked out anew from the facts, the first entity and the relations."""
+    relations = [hop.relation for hop in plan.hops]
+    if question.kind != "comparison":
+        value = plan.hops[0].entity
+        for relation in relations:
+            value = facts[value][relation]
+        return value
+    one, other = (hop.entity for hop in plan.hops)
+    assert relations[0] == relations[1]
+    assert facts[one][relations[0]] != facts[other][relations[0]] or plan.answer == "yes"
+    if plan.answer in ("yes", "no"):
+        return "yes" if facts[one][relations[0]] == facts[other][relations[0]] else "no"
+    return min((one, other), key=lambda entity: facts[entity][relations[0]])
+
+
+def test_answers_are_true(rows: Rows, atlas: World) -> None:
+    for question, plan in rows:
+        assert question.answers == [plan.answer] == [reference_answer(question, plan, atlas.facts)], question
+
+
+def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> None:
+    for question, plan in rows:
+        assert all(atlas.facts[hop.entity][hop.relation] == hop.value for hop in plan.hops)
+        assert all(hop.query == f"{hop.relation} of {hop.entity}" for hop in plan.hops)
+        assert question.gold_titles == [hop.entity for hop in plan.hops]
+        assert question.hops == len(plan.hops) == len(set(question.gold_titles))
+        if question.kind == "bridge":
+            assert [hop.value for hop in plan.hops[:-1]] == [hop.entity for hop in plan.hops[1:]]
+
+
+def test_the_mix(rows: Rows) -> None:
+    """Of 200: 40 lookups, 70 and 60 bridges, and 30 comparisons: 14 yes/no (7 each), 16 of the earlier of two."""
+    train = [(question, plan) for question, plan in rows if question.split == "train"]
+    assert Counter((question.kind, question.hops) for question, _ in train) == {
+        ("lookup", 1): 40,
+        ("bridge", 2): 70,
+        ("bridge", 3): 60,
+        ("comparison", 2): 30,
+    }
+    closed = Counter(plan.answer for _, plan in train if plan.answer in ("yes", "no"))
+    assert closed == {"yes": 7, "no": 7}
+    assert Counter(question.split for question, _ in rows) == {"train": 200, "dev": 40, "test": 40}
+
+
+def test_the_relation_of_a_yes_no_question_does_not_give_the_answer_away(rows: Rows) -> None:
+    relations = {
+        answer: Counter(plan.hops[0].relation for _, plan in rows if plan.answer == answer) for answer in ("yes", "no")
+    }
+    assert relations["yes"] == relations["no"]
+
+
+def test_no_two_questions_are_alike(rows: Rows) -> None:
+    asked = [
+        (frozenset if question.kind == "comparison" else tuple)([(hop.entity, hop.relation) for hop in plan.hops])
+        for question, plan in rows
+    ]
+    texts = [question.text for question, _ in rows]
+    ids = [question.question_id for question, _ in rows]
+    assert len(set(asked)) == len(set(texts)) == len(set(ids)) == len(rows)
+
+
+def test_no_question_contains_its_answer_unless_it_offers_two(rows: Rows) -> None:
+    for question, plan in rows:
+        offers = [hop.entity for hop in plan.hops] if question.kind == "comparison" else []
+        assert contains(question.text, question.answers) == (plan.answer in offers), question
+
+
+def test_what_is_asked_about_stands_in_the_question(rows: Rows) -> None:
+    for question, plan in rows:
+        asked = plan.hops if question.kind == "comparison" else plan.hops[:1]
+        assert all(f" {hop.entity}" in question.text for hop in asked)
+
+
+def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_params: AtlasParams) -> None:
+    questions, _ = dataset.generate(atlas_params, 3)
+    assert questions == [question for question, _ in rows]
+    assert dataset.plans(atlas_params, 3) == {question.question_id: plan for question, plan in rows}
+    assert dataset.generate(atlas_params, 4)[0] != questions
+
+
+def test_a_world_too_small_is_refused_with_the_remedy(atlas: World, atlas_params: AtlasParams) -> None:
+    """61 people with 4 facts (one unmarried), 30 films with 4, 12 companies with 3, 10 cities with 2, 4 countries
+    with 3: 243 + 120 + 36 + 20 + 12 = 431 lookups."""
+    params = atlas_params.model_copy(update={"train_questions": 5000})
+    with pytest.raises(ValueError, match=r"431 lookup questions and 1016 are asked for; raise people"):
+        generate(atlas, params, 3)
+
+
+def test_a_plan_from_titles_starts_with_what_the_question_mentions() -> None:
+    question = Question(
+        question_id="1",
+        dataset="hotpotqa",
+        split="train",
+        text="Where was the director of Kiss and Tell born?",
+        answers=["Tesk"],
+        gold_titles=["Mara Quill", "Kiss and Tell"],
+        hops=2,
+        kind="bridge",
+    )
+    plan = plan_from_titles(question)
+    assert [(hop.query, hop.value) for hop in plan.hops] == [("Kiss and Tell", "Mara Quill"), ("Mara Quill", "Tesk")]
+    assert plan.answer == "Tesk"

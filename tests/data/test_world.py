@@ -1,0 +1,86 @@
+"""The world: facts link up, and every fact can be read in its entity's passage."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agent_r1.answers import contains
+from agent_r1.data import world
+from agent_r1.data.plans import look_up
+from agent_r1.data.world import World
+from agent_r1.params import AtlasParams, PrepareParams
+from agent_r1.search import bm25
+from agent_r1.search.bm25 import BM25
+
+KINDS = {
+    "person": {"birth city": "city", "employer": "company", "spouse": "person"},
+    "film": {"director": "person", "lead actor": "person", "studio": "company"},
+    "company": {"founder": "person", "headquarters": "city"},
+    "city": {"country": "country", "mayor": "person"},
+    "country": {"capital": "city"},
+}
+LEAVES = {"birth year", "release year", "founding year", "currency", "language"}
+
+
+def test_sizes_and_links(atlas: World, atlas_params: AtlasParams) -> None:
+    sizes = {kind: len(atlas.of_kind(kind)) for kind in KINDS}
+    assert sizes == {"person": 61, "film": 30, "company": 12, "city": 10, "country": 4}
+    for entity, facts in atlas.facts.items():
+        for relation, value in facts.items():
+            linked = KINDS[atlas.kinds[entity]].get(relation)
+            assert atlas.kinds.get(value) == linked if linked else relation in LEAVES
+
+
+def test_marriage_goes_both_ways_and_the_odd_one_is_single(atlas: World) -> None:
+    spouses = {name: atlas.facts[name].get("spouse") for name in atlas.of_kind("person")}
+    assert list(spouses.values()).count(None) == 1
+    assert all(spouses[to] == name != to for name, to in spouses.items() if to)
+
+
+def test_a_capital_lies_in_its_country(atlas: World) -> None:
+    for country in atlas.of_kind("country"):
+        assert atlas.facts[atlas.facts[country]["capital"]]["country"] == country
+
+
+def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
+    passages = world.passages(atlas, seed=3)
+    assert [passage.title for passage in passages] == list(atlas.facts)
+    assert len({passage.passage_id for passage in passages}) == len(passages)
+    for passage in passages:
+        assert len(passage.text.split()) <= 45
+        assert all(contains(passage.text, [value]) for value in atlas.facts[passage.title].values()), passage
+        assert "{" not in passage.text
+
+
+def test_a_value_always_follows_a_space(atlas: World) -> None:
+    """Then a byte-level tokenizer writes it as in a question, and copying it is copying tokens."""
+    for passage in world.passages(atlas, seed=3):
+        for value in atlas.facts[passage.title].values():
+            places = [match.start() for match in re.finditer(rf"\b{value}\b", passage.text)]
+            assert places
+            assert all(place > 0 and passage.text[place - 1] == " " for place in places)
+
+
+def test_a_seed_is_a_world(atlas: World, atlas_params: AtlasParams) -> None:
+    assert world.build(atlas_params, 3) == atlas
+    assert world.build(atlas_params, 4).facts != atlas.facts
+    assert world.passages(atlas, 3) == world.passages(atlas, 3)
+
+
+def test_search_finds_what_a_hop_asks_about(prepare_params: PrepareParams, tmp_path: Path) -> None:
+    """BM25, top 2, over the default world: at least 99 % of all correct queries."""
+    default = world.build(prepare_params.atlas, prepare_params.seed)
+    directory = tmp_path / "bm25"
+    bm25.build(world.passages(default, prepare_params.seed), directory, k1=1.2, b=0.75)
+    hops = [look_up(default.facts, entity, relation) for entity, facts in default.facts.items() for relation in facts]
+    found = BM25.load(directory).search([hop.query for hop in hops], k=2)
+    seen = [hop.entity in [passage.title for passage in result] for hop, result in zip(hops, found, strict=True)]
+    assert sum(seen) >= 0.99 * len(seen)
+
+
+def test_a_world_that_cannot_be_is_refused(atlas_params: AtlasParams) -> None:
+    with pytest.raises(ValueError, match="cities 10 cannot give 11 countries a capital each; raise cities to 11"):
+        world.build(atlas_params.model_copy(update={"countries": 11}), 0)
