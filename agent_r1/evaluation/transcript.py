@@ -45,7 +45,8 @@ def _step(trajectory: Trajectory, index: int, step: Step, decode: Decode) -> lis
     following = len(trajectory.token_ids) if last else trajectory.steps[index + 1].action_start
     action = _decoded(trajectory, step.action_start, step.action_stop, Source.ACTION, decode)
     observation = _decoded(trajectory, step.action_stop, following, Source.OBSERVATION, decode)
-    return [*_action(action, step), *(_field("passages", observation) if observation else [])]
+    label = "passages" if step.call_status is CallStatus.OK else "reply"
+    return [*_action(action, step), *(_field(label, observation) if observation else [])]
 
 
 def _action(text: str, step: Step) -> list[str]:

@@ -30,6 +30,7 @@ def test_a_malformed_call_is_shown_as_it_is(make_question: Any, make_trajectory:
     text = transcript(make_trajectory("a", calls=["malformed"], answer=""), make_question("a"), decode)
     assert "call       <tool_call>" in text
     assert "</tool_call> (malformed)" in text
+    assert "reply      Veld: The capital" in text  # what came back is no search result
     assert "answer     (none) (no exact match)" in text
 
 
