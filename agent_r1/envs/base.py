@@ -33,5 +33,5 @@ class Env(Protocol):
     tools: list[dict[str, Any]]  # JSON schemas in the OpenAI function form, for the chat template
 
     def step(self, action: str) -> Transition:
-        """Takes the decoded action, special tokens included, and answers it."""
+        """Takes the decoded action, special tokens included but the end token that closed it, and answers it."""
         ...

@@ -1,0 +1,98 @@
+"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agent_r1.answers import exact_match, f1
+from agent_r1.envs.actions import ParsedAction, parse_action
+from agent_r1.envs.base import Transition
+from agent_r1.records import CallStatus, Outcome, Question
+from agent_r1.tools.base import Tool, ToolResult
+
+SYSTEM = "Answer the question. Search when facts are missing."
+FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <answer>...</answer>.'
+
+
+class ToolEnv:
+    """One question, answered in at most `max_steps` actions.
+
+    An action calls a tool or answers. A call that fails in any way, and an action that is neither, is told what is
+    wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; else,
+    out of steps, as TURN_LIMIT.
+
+    Rewards, unweighted: `em` and `f1` on the step that answers; on every step whose call succeeds `progress`, the
+    number of gold passages seen for the first time.
+    """
+
+    def __init__(self, question: Question, tools: Sequence[Tool], *, max_steps: int, system: str = SYSTEM) -> None:
+        assert max_steps >= 1, max_steps
+        self.system = system
+        self.user = question.text
+        self.tools: list[dict[str, Any]] = [tool.schema for tool in tools]
+        self._question = question
+        self._tools = {tool.name: tool for tool in tools}
+        self._unseen = set(question.gold_titles)
+        self._steps_left = max_steps
+
+    def step(self, action: str) -> Transition:
+        """Takes an action's text, without its end token."""
+        assert self._steps_left, "the episode is over"
+        self._steps_left -= 1
+        parsed = parse_action(action)
+        if parsed.answer is not None:
+            return answered(parsed.answer, self._question)
+        started = time.perf_counter()
+        result = self._call(parsed)
+        latency_s = time.perf_counter() - started
+        over = None if self._steps_left else _outcome(result.call_status)
+        return Transition(
+            observation=None if over else _observation(result),
+            outcome=over,
+            tool=parsed.tool,
+            arguments="" if parsed.arguments is None else canonical(parsed.arguments),
+            call_status=result.call_status,
+            latency_s=latency_s,
+            rewards={"progress": self._progress(result)} if result.call_status is CallStatus.OK else {},
+        )
+
+    def _call(self, parsed: ParsedAction) -> ToolResult:
+        if parsed.arguments is None:
+            return ToolResult(text=f"{parsed.problem}. {FORMAT}", call_status=parsed.call_status)
+        if parsed.tool not in self._tools:
+            return ToolResult(
+                text=f"there is no tool {parsed.tool!r}, only {', '.join(self._tools)}",
+                call_status=CallStatus.UNKNOWN_TOOL,
+            )
+        return self._tools[parsed.tool].call(parsed.arguments)
+
+    def _progress(self, result: ToolResult) -> float:
+        found = self._unseen.intersection(result.titles)
+        self._unseen -= found
+        return float(len(found))
+
+
+def answered(answer: str, question: Question, **facts: float) -> Transition:
+    """The end of an episode with an answer.
+
+    Args:
+        facts: reward parts besides `em` and `f1`.
+    """
+    rewards = {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers), **facts}
+    return Transition(observation=None, outcome=Outcome.ANSWERED, answer=answer, rewards=rewards)
+
+
+def canonical(arguments: dict[str, Any]) -> str:
+    """Arguments as JSON; equal arguments give equal text."""
+    return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
+
+
+def _observation(result: ToolResult) -> str:
+    return result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"
+
+
+def _outcome(last: CallStatus) -> Outcome:
+    return Outcome.MALFORMED if last is CallStatus.MALFORMED else Outcome.TURN_LIMIT

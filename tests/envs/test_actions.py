@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.envs.actions import parse_action
+from agent_r1.records import CallStatus
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
+
+
+def test_a_call_with_a_thought() -> None:
+    parsed = parse_action(f"<think> First Tesk. </think>\n{CALL}")
+    assert parsed.call_status is CallStatus.OK
+    assert (parsed.thought, parsed.tool, parsed.arguments) == ("First Tesk.", "search", {"query": "Tesk"})
+    assert parsed.answer is None
+
+
+def test_an_answer_is_no_call() -> None:
+    parsed = parse_action("<answer> Tesk\n</answer>")
+    assert parsed.answer == "Tesk"
+    assert parsed.call_status is CallStatus.NONE
+    assert parsed.arguments is None
+
+
+def test_tags_inside_a_thought_do_not_count() -> None:
+    assert parse_action("<think>an <answer>x</answer>?</think><answer>y</answer>").answer == "y"
+
+
+def test_free_text_around_the_block_is_let_pass() -> None:
+    assert parse_action(f"I will search.\n{CALL} ok").call_status is CallStatus.OK
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    assert parse_action("<answer></answer>").answer == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Tesk",
+        "<answer>Tesk",
+        "Tesk</answer>",
+        "</answer>Tesk<answer>",
+        "<think>hm<answer>Tesk</answer>",
+        "<answer>Tesk</answer></think>",
+        "<answer>a</answer><answer>b</answer>",
+        "<answer><answer>a</answer></answer>",
+        "<think>a</think><think>b</think><answer>c</answer>",
+        "<think>only</think>",
+        CALL + CALL,
+        CALL + "<answer>Tesk</answer>",
+        "<tool_call><answer>Tesk</answer></tool_call>",
+        "<tool_call>Tesk</answer>",
+        "<tool_call></tool_call>",
+        "<tool_call>{</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        "<tool_call>null</tool_call>",
+        '<tool_call>{"name": "search"}</tool_call>',
+        '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": []}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": "{}"}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {}, "id": 1}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>',
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+        '<tool_call>{"name": "s", "arguments": {"n": ' + "1" * 5_000 + "}}</tool_call>",
+    ],
+)
+def test_malformed(text: str) -> None:
+    parsed = parse_action(text)
+    assert parsed.call_status is CallStatus.MALFORMED
+    assert parsed.problem
+    assert (parsed.tool, parsed.arguments, parsed.answer) == ("", None, None)
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "x"])))
+def test_every_text_is_read_as_one_thing(parts: list[str]) -> None:
+    """No text raises; answer, call and malformed exclude each other."""
+    parsed = parse_action("".join(parts))
+    assert (parsed.answer is not None) == (parsed.call_status is CallStatus.NONE)
+    assert (parsed.arguments is not None) == (parsed.call_status is CallStatus.OK)
+    assert bool(parsed.problem) == (parsed.call_status is CallStatus.MALFORMED)
