@@ -34,20 +34,20 @@ def process_group(
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """Asks a process group to end, kills what has not after `GRACE_S` or at a second interrupt."""
+    """Asks a process group to end; kills what has not after `GRACE_S`, or at a second interrupt."""
     try:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-            _wait_until_empty(process)
+        _send(process, signal.SIGTERM)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        _send(process, signal.SIGKILL)
         process.wait()
 
 
-def _wait_until_empty(process: subprocess.Popen[str]) -> None:
+def _send(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signals the group and waits until it is empty, `GRACE_S` at most."""
     deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        process.poll()  # reaps the leader: as a zombie it would stay in the group
-        os.killpg(process.pid, 0)
-        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+        while time.monotonic() < deadline:
+            process.poll()  # reaps the leader: as a zombie it would stay in the group
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)

@@ -1,0 +1,88 @@
+"""dvc.yaml against the code: commands that exist, dependencies that are the imports."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.pipeline import stages
+
+ROOT = Path(__file__).parents[2]
+
+# Files a stage imports and does not depend on: they change how it runs, never what it writes.
+RUNTIME = {"agent_r1/params.py", "agent_r1/tracking.py", "flows/lock.py", "flows/paths.py", "flows/stage.py"}
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """The stages of dvc.yaml by name; a foreach stage once, with its `do`."""
+    content = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    return {name: stage.get("do", stage) for name, stage in content["stages"].items()}
+
+
+def flow_file(stage: str) -> Path:
+    """`python -m flows.train --run x` -> flows/train.py"""
+    python, option, module, *_ = definitions()[stage]["cmd"].split()
+    assert (python, option) == ("python", "-m")
+    return Path(*module.split(".")).with_suffix(".py")
+
+
+def imported(file: Path) -> set[Path]:
+    """The project's files that a file imports, anywhere in its body."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        paths = [Path(*name.split(".")).with_suffix(".py") for name in names]
+        found |= {path for path in paths if path.parts[0] in ("agent_r1", "flows") and (ROOT / path).exists()}
+    return found
+
+
+def reached(file: Path) -> set[Path]:
+    """A file and all it imports, directly or not."""
+    seen, waiting = set(), {file}
+    while waiting:
+        current = waiting.pop()
+        seen.add(current)
+        waiting |= imported(current) - seen
+    return seen
+
+
+def room(file: Path) -> str:
+    """The dependency that stands for a file: its room of agent_r1, or the file itself."""
+    return str(file.parent) if len(file.parts) > 2 else str(file)
+
+
+def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    order = stages()
+    runs = yaml.safe_load(Path("params.yaml").read_text())["repro_runs"]
+    assert set(order) == {
+        "prepare",
+        "warm_start",
+        *(f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs),
+        "baseline@base_tool_call",
+        "baseline@naive_rag",
+        "report",
+    }
+    assert order[:2] == ["prepare", "warm_start"]
+    assert order[-1] == "report"
+    assert all(order.index(f"train@{run}") < order.index(f"evaluate@{run}") for run in runs)
+
+
+@pytest.mark.parametrize("stage", definitions())
+def test_a_stages_command_is_a_flow(stage: str) -> None:
+    assert flow_file(stage).parent == Path("flows")
+    assert (ROOT / flow_file(stage)).exists()
+
+
+@pytest.mark.parametrize("stage", definitions())
+def test_a_stage_depends_on_the_code_it_imports(stage: str) -> None:
+    listed = {path for path in definitions()[stage]["deps"] if path.startswith(("agent_r1", "flows"))}
+    assert listed == {room(file) for file in reached(flow_file(stage))} - RUNTIME

@@ -1,0 +1,219 @@
+"""A stage's process: plain without a server, tracked with one, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect import task as prefect_task
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.context import TaskRunContext
+
+from flows.stage import PARENT_TASK_RUN, run_stage, task
+
+SCRIPT = """
+import logging, os, signal, sys
+from flows.stage import run_stage
+
+logger = logging.getLogger(__name__)
+
+def refused(run):
+    raise ValueError(f"run {run!r} is not defined; add it to params.yaml")
+
+def broken(run):
+    assert run == "x", "an invariant of ours"
+
+def interrupted(run):
+    os.kill(os.getpid(), signal.SIGINT)
+
+def terminated(run):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        logger.info("cleaned up")
+
+def plain(run):
+    logger.info("run %s, prefect imported: %s", run, "prefect" in sys.modules)
+    logging.getLogger("some_library").info("chatter")
+
+if __name__ == "__main__":
+    run_stage(globals()[sys.argv[1]], run="ppo")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return "script.py"
+
+
+def ending(process: Any) -> tuple[int, str]:
+    _, errors = process.communicate()
+    return process.returncode, errors
+
+
+def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "plain"))
+    assert code == 0
+    assert "INFO run ppo, prefect imported: False" in errors
+    assert "chatter" not in errors
+
+
+def test_a_server_that_does_not_answer_is_named_and_left_alone(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "plain", PREFECT_API_URL="http://127.0.0.1:9/api"))
+    assert code == 0
+    assert "http://127.0.0.1:9/api does not answer" in errors
+    assert "prefect imported: False" in errors
+
+
+def test_a_users_fault_is_one_message(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "refused"))
+    assert code == 1
+    assert "run 'ppo' is not defined; add it to params.yaml" in errors
+    assert "raised at script.py:8;" in errors  # the raise is the script's eighth line
+    assert "Traceback" not in errors
+
+
+def test_a_users_fault_shows_its_traceback_on_request(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "refused", AGENT_R1_TRACEBACK="1"))
+    assert code == 1
+    assert "Traceback" in errors
+
+
+def test_our_fault_keeps_its_traceback(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "broken"))
+    assert code == 1
+    assert "Traceback" in errors
+    assert "AssertionError: an invariant of ours" in errors
+
+
+def test_an_interrupt_ends_with_130(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "interrupted"))
+    assert code == 130
+    assert "Traceback" not in errors
+
+
+def test_a_termination_unwinds_and_ends_with_143(start: Any, script: str) -> None:
+    code, errors = ending(start(script, "terminated"))
+    assert code == 143
+    assert "cleaned up" in errors
+
+
+FAULTS = """
+import resource, sys
+from flows.stage import keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+for _ in range(20):
+    bytearray(b"x") * (64 * 2**20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+
+
+def test_freed_memory_is_kept(start: Any) -> None:
+    """20 buffers of 64 MiB, one after the other: 16,384 pages of 4 KiB each, faulted in once or 20 times."""
+    default = {"MALLOC_MMAP_MAX_": "65536", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    kept = int(start("-c", FAULTS, "keep", **default).communicate()[0])
+    given_back = int(start("-c", FAULTS, "default", **default).communicate()[0])
+    assert kept < given_back / 2
+
+
+@task
+def squared(values: list[int]) -> list[int]:
+    return [value * value for value in values]
+
+
+def test_outside_of_a_flow_a_task_is_the_plain_function() -> None:
+    values = squared([2, 3])
+    assert values == [4, 9]
+
+
+@pytest.fixture
+def tracked(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes run_stage track, and undoes what it does to this process."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    handler, logger = signal.getsignal(signal.SIGTERM), logging.getLogger()
+    handlers, level = list(logger.handlers), logger.level
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    logger.handlers, logger.level = handlers, level
+
+
+def runs_of(name: str) -> list[FlowRun]:
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(flow_filter=FlowFilter(name=FlowFilterName(any_=[name])))
+
+
+def completed_tasks(run: FlowRun, count: int) -> list[TaskRun]:
+    """The task runs of a flow run, which the server records a moment after they happened."""
+    wanted = TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[run.id]))
+    with get_client(sync_client=True) as client:
+        for _ in range(100):
+            found = client.read_task_runs(task_run_filter=wanted)
+            completed = [task_run for task_run in found if task_run.state_name == "Completed"]
+            if len(completed) == count:
+                return completed
+            time.sleep(0.1)
+    raise AssertionError(f"expected {count} completed task runs, found {completed}")
+
+
+@pytest.mark.usefixtures("tracked")
+def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks() -> None:
+    results = []
+
+    def toy_stage(run: str) -> None:
+        results.append(squared([1, 2]))
+        results.append(squared([len(run)]))
+
+    run_stage(toy_stage, run="ppo")
+    assert results == [[1, 4], [9]]
+    (run,) = runs_of("toy_stage")
+    assert run.name == "toy_stage ppo"
+    assert run.parameters == {"run": "ppo"}
+    assert run.state_name == "Completed"
+    assert [task_run.name.split("-")[0] for task_run in completed_tasks(run, 2)] == ["squared", "squared"]
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
+    def refusing_stage() -> None:
+        raise ValueError("no such run")
+
+    with pytest.raises(SystemExit) as ended:
+        run_stage(refusing_stage)
+    assert ended.value.code == 1
+    (run,) = runs_of("refusing_stage")
+    assert run.state_name == "Failed"
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_stage_names_the_pipelines_task_as_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipeline starts a stage in another process, outside of its own flow: so does this test."""
+
+    @prefect_task
+    def own_id() -> str:
+        context = TaskRunContext.get()
+        assert context is not None
+        return str(context.task_run.id)
+
+    @flow
+    def parent_flow() -> str:
+        return own_id()
+
+    def child_stage() -> None:
+        pass
+
+    parent = parent_flow()
+    monkeypatch.setenv(PARENT_TASK_RUN, parent)
+    run_stage(child_stage)
+    (run,) = runs_of("child_stage")
+    assert str(run.parent_task_run_id) == parent
