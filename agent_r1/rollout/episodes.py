@@ -1,0 +1,170 @@
+"""Episodes: the policy and the environments take turns, and token ids are only ever appended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent_r1.envs.base import Env, Transition
+from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.rollout.chat import Chat, Tokens
+from agent_r1.rollout.sampling import Action, Request, Sampler
+from agent_r1.seeds import derive
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """An episode to be run."""
+
+    question_id: str
+    group: int  # index of the question within the iteration
+    sample: int  # index of the episode within its group
+    env: Env
+
+
+def collect(
+    sampler: Sampler,
+    chat: Chat,
+    attempts: Sequence[Attempt],
+    *,
+    max_tokens: int,
+    max_action_tokens: int,
+    seed: int,
+    iteration: int = 0,
+    policy_version: int = 0,
+) -> list[Trajectory]:
+    """Runs all episodes to their ends, in rounds: one action for every episode that still lives, in one call.
+
+    An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT, and the
+    observation is not appended.
+
+    Args:
+        max_tokens: all tokens of an episode.
+        max_action_tokens: tokens of one action.
+        seed: the run's; every action's own is derived from (seed, iteration, question, sample, step).
+
+    Raises:
+        ValueError: a prompt leaves no room for an action.
+    """
+    started = time.perf_counter()
+    episodes = [_Episode(attempt, chat, max_tokens, (seed, iteration)) for attempt in attempts]
+    while live := [(index, episode) for index, episode in enumerate(episodes) if episode.outcome is None]:
+        requests = [episode.request(index, max_action_tokens) for index, episode in live]
+        actions = sampler.sample(requests)
+        for (_, episode), request, action in zip(live, requests, actions, strict=True):
+            episode.advance(request, action)
+    trajectories = [episode.finish(iteration, policy_version) for episode in episodes]
+    _report(trajectories, time.perf_counter() - started)
+    return trajectories
+
+
+class _Episode:
+    """The state of one running episode."""
+
+    def __init__(self, attempt: Attempt, chat: Chat, max_tokens: int, seed: tuple[int, int]) -> None:
+        self._attempt = attempt
+        self._chat = chat
+        self._max_tokens = max_tokens
+        self._seed_parts = (*seed, attempt.question_id, attempt.sample)
+        self._ids: list[int] = []
+        self._source: list[int] = []
+        self._logprobs: list[float] = []
+        self._steps: list[Step] = []
+        self._answer = ""
+        self.outcome: Outcome | None = None
+        self._append(chat.opening(attempt.env.system, attempt.env.user, attempt.env.tools))
+        if self._room() < 1:
+            raise ValueError(
+                f"the prompt of question {attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
+                f"{max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
+            )
+
+    def request(self, index: int, max_action_tokens: int) -> Request:
+        return Request(
+            episode=index,
+            step=len(self._steps),
+            context=list(self._ids),
+            seed=derive(*self._seed_parts, len(self._steps)),
+            max_tokens=min(max_action_tokens, self._room()),
+        )
+
+    def advance(self, request: Request, action: Action) -> None:
+        """Appends the sampled action, lets the environment answer it, and appends what comes back."""
+        assert 1 <= len(action.token_ids) == len(action.logprobs) <= request.max_tokens, len(action.token_ids)
+        assert self._ids == request.context, "a context may only grow by what is appended here"
+        start = len(self._ids)
+        self._ids += action.token_ids
+        self._source += [Source.ACTION] * len(action.token_ids)
+        self._logprobs += [float(logprob) for logprob in action.logprobs]
+        closed = action.stop_reason is StopReason.END
+        assert closed == (action.token_ids[-1] == self._chat.end_id), action
+        text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
+        transition = self._attempt.env.step(text)
+        self._steps.append(_step(start, len(self._ids), action.stop_reason, transition))
+        self._observe(transition, closed)
+
+    def finish(self, iteration: int, policy_version: int) -> Trajectory:
+        assert self.outcome is not None
+        attempt = self._attempt
+        return Trajectory(
+            trajectory_id=f"{iteration}/{attempt.question_id}/{attempt.sample}",
+            question_id=attempt.question_id,
+            group=attempt.group,
+            sample=attempt.sample,
+            seed=derive(*self._seed_parts),
+            policy_version=policy_version,
+            iteration=iteration,
+            token_ids=np.array(self._ids, np.int32),
+            source=np.array(self._source, np.uint8),
+            logprobs=np.array(self._logprobs, np.float32),
+            context_starts=[0],
+            steps=self._steps,
+            outcome=self.outcome,
+            answer=self._answer,
+        )
+
+    def _observe(self, transition: Transition, closed: bool) -> None:
+        if transition.observation is None:
+            self.outcome, self._answer = transition.outcome, transition.answer
+            return
+        reply = self._chat.reply(transition.observation, closed=closed)
+        if len(reply.ids) < self._room():
+            self._append(reply)
+        else:
+            self.outcome = Outcome.TOKEN_LIMIT
+
+    def _append(self, tokens: Tokens) -> None:
+        self._ids += tokens.ids
+        self._source += tokens.source
+        self._logprobs += [0.0] * len(tokens.ids)
+
+    def _room(self) -> int:
+        return self._max_tokens - len(self._ids)
+
+
+def _step(start: int, stop: int, stop_reason: StopReason, transition: Transition) -> Step:
+    return Step(
+        action_start=start,
+        action_stop=stop,
+        stop_reason=stop_reason,
+        tool=transition.tool,
+        arguments=transition.arguments,
+        call_status=transition.call_status,
+        latency_s=transition.latency_s,
+        rewards=transition.rewards,
+    )
+
+
+def _report(trajectories: Sequence[Trajectory], seconds: float) -> None:
+    log.info(
+        "collected %d trajectories, %d tokens in %.1f s",
+        len(trajectories),
+        sum(len(trajectory.token_ids) for trajectory in trajectories),
+        seconds,
+    )
