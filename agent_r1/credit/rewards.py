@@ -65,9 +65,12 @@ def progress(trajectory: Trajectory) -> Rewards:
 
 
 def repeat_call(trajectory: Trajectory) -> Rewards:
-    """-1 for every call of the same tool with the same arguments as an earlier one."""
+    """-1 for every call of the same tool with the same arguments as an earlier one.
+
+    A call whose arguments could not be read repeats nothing: that is for `failed_call`.
+    """
     calls = [(step.tool, step.arguments) for step in trajectory.steps]
-    return _per_step(-1.0 if call[0] and call in calls[:k] else 0.0 for k, call in enumerate(calls))
+    return _per_step(-1.0 if all(call) and call in calls[:k] else 0.0 for k, call in enumerate(calls))
 
 
 def no_answer(trajectory: Trajectory) -> Rewards:

@@ -90,6 +90,13 @@ def test_same_arguments_of_another_tool_are_no_repeat(trajectory: MakeTrajectory
     assert parts["repeat_call"].tolist() == [0, 0]
 
 
+def test_calls_whose_arguments_could_not_be_read_are_no_repeats(trajectory: MakeTrajectory) -> None:
+    calls = [call(CallStatus.BAD_ARGUMENTS, ""), call(CallStatus.BAD_ARGUMENTS, "")]
+    _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
+    assert parts["repeat_call"].tolist() == [0, 0]
+    assert parts["failed_call"].tolist() == [-1, -1]
+
+
 def test_an_answered_episode_has_no_no_answer_penalty(trajectory: MakeTrajectory) -> None:
     _, parts = step_rewards(trajectory("PA", [answer(0.0)], outcome=Outcome.ANSWERED), weights(agent_r1=1.0))
     assert parts["no_answer"].tolist() == [0]

@@ -1,0 +1,134 @@
+"""The house keeps its floors: what may import what, read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# What each module of the ground floor may import of the house.
+GROUND = {
+    "agent_r1.records": set[str](),
+    "agent_r1.params": set[str](),
+    "agent_r1.seeds": set[str](),
+    "agent_r1.answers": set[str](),
+    "agent_r1.tables": {"agent_r1.records"},
+    "agent_r1.tracking": {"agent_r1.records", "agent_r1.params", "agent_r1.tables"},
+}
+# Which other rooms each room may import. Acting and learning meet only in records.
+ROOMS = {
+    "search": set[str](),
+    "tools": {"search"},
+    "envs": {"tools", "search"},
+    "rollout": {"envs", "tools", "search"},
+    "credit": set[str](),
+    "policy": set[str](),
+    "data": {"search"},
+    "evaluation": {"search"},
+}
+# Where heavy libraries may be imported: modules, or packages with all below them.
+PLACES = {
+    "vllm": ("agent_r1.rollout.engine", "agent_r1.rollout.worker"),
+    "mlflow": ("agent_r1.tracking",),
+    "prefect": ("flows",),
+    "dvc": (),
+}
+
+
+def module_name(path: Path, root: Path) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(source: str, modules: set[str]) -> set[str]:
+    """Every module a source imports, inside functions too; `from package import module` counts as the module."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: the house imports by absolute names"
+            assert node.module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & modules) or {node.module}
+    return found
+
+
+def read_house() -> dict[str, set[str]]:
+    paths = [path for package in ("agent_r1", "flows") for path in sorted((ROOT / package).rglob("*.py"))]
+    names = {module_name(path, ROOT) for path in paths}
+    return {module_name(path, ROOT): imports(path.read_text(), names) for path in paths}
+
+
+HOUSE = read_house()
+
+
+def within(module: str, packages: tuple[str, ...] | set[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def of_the_house(module: str) -> set[str]:
+    return {name for name in HOUSE[module] if within(name, ("agent_r1", "flows"))}
+
+
+def test_every_module_has_a_floor() -> None:
+    rooms = {f"agent_r1.{room}" for room in ROOMS}
+    homeless = {name for name in HOUSE if not within(name, rooms | set(GROUND) | {"flows"})}
+    assert homeless == {"agent_r1"}, "a new room needs a line in ROOMS above"
+
+
+@pytest.mark.parametrize("module", GROUND)
+def test_the_ground_floor_knows_nothing_above_it(module: str) -> None:
+    assert of_the_house(module) <= GROUND[module]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_downward(room: str) -> None:
+    allowed = set(GROUND) | {f"agent_r1.{name}" for name in (room, *ROOMS[room])}
+    offences = {
+        (module, name)
+        for module in HOUSE
+        if within(module, (f"agent_r1.{room}",))
+        for name in of_the_house(module)
+        if not within(name, allowed)
+    }
+    assert not offences
+
+
+@pytest.mark.parametrize("library", PLACES)
+def test_heavy_libraries_stay_in_their_place(library: str) -> None:
+    importers = {module for module, names in HOUSE.items() if any(within(name, (library,)) for name in names)}
+    assert {module for module in importers if not within(module, PLACES[library])} == set()
+
+
+def test_no_cycles() -> None:
+    graph = {module: of_the_house(module) for module in HOUSE}
+    assert list(graphlib.TopologicalSorter(graph).static_order()), "CycleError names the modules"
+
+
+def test_no_utils() -> None:
+    words = {word for module in HOUSE for word in module.split(".")}
+    assert not words & {"utils", "util", "helpers", "common", "misc"}
+
+
+def test_importing_the_ground_floor_and_credit_loads_no_heavy_library() -> None:
+    code = "import sys, agent_r1.params, agent_r1.records, agent_r1.credit.assign; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "agent_r1.credit.assign" in loaded
+    assert not loaded & {"torch", "transformers", "vllm", "mlflow", "prefect", "dvc"}
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    source = "import a.b\nfrom c import d\ndef f():\n    from c import e\n    import g as h\n"
+    assert imports(source, {"c", "c.d"}) == {"a.b", "c.d", "c", "g"}
+
+
+def test_relative_imports_are_refused() -> None:
+    with pytest.raises(AssertionError, match="absolute names"):
+        imports("from . import records", set())

@@ -1,0 +1,249 @@
+"""params.yaml: what it holds is accepted, and every mistake is refused by the name of its key."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent_r1.params import Params, fingerprint, load
+
+FILE = Path(__file__).parents[1] / "params.yaml"
+Write = Callable[[dict[str, Any]], Path]
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return loaded
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def _write(content: dict[str, Any]) -> Path:
+        path = tmp_path / "params.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return _write
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy with the value at the dotted key, which is made where it is missing."""
+    changed = copy.deepcopy(content)
+    *parents, last = key.split(".")
+    section = changed
+    for parent in parents:
+        section = section[parent]
+    section[last] = value
+    return changed
+
+
+def sections(content: dict[str, Any], prefix: str = "") -> list[str]:
+    """The dotted names of all mappings with fixed keys."""
+    found = []
+    for key, value in content.items():
+        if isinstance(value, dict) and key != "runs":
+            found += [f"{prefix}{key}", *sections(value, f"{prefix}{key}.")]
+    return found
+
+
+SECTIONS = sections(yaml.safe_load(FILE.read_text()))
+
+
+def test_the_projects_own_file_loads() -> None:
+    params = load(FILE)
+    assert set(params.runs) >= {"ppo", "ppo_no_advantage_mask", "ppo_no_masks", "grpo", "grpo_no_loss_mask"}
+    assert params.repro_runs == ["ppo", "ppo_no_advantage_mask", "ppo_no_masks"]
+
+
+def test_runs_override_only_what_they_name() -> None:
+    params = load(FILE)
+    assert params.run("ppo") == params.train
+    unmasked = params.run("ppo_no_advantage_mask")
+    assert not any(unmasked.credit.advantage_mask.model_dump().values())
+    assert unmasked.credit.loss_mask
+    assert unmasked.credit.rewards == params.train.credit.rewards
+    assert unmasked.update == params.train.update
+    assert not params.run("ppo_no_masks").credit.loss_mask
+    assert params.run("grpo").credit.estimator == "grpo"
+    assert params.run("grpo").rollout.samples > 1
+    assert params.run("grpo").credit.gamma == params.train.credit.gamma
+
+
+def test_adding_a_run_is_adding_lines(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
+    path.write_text(FILE.read_text().replace("\n\nrepro_runs:", f"{lines}\nrepro_runs:"))
+    params = load(path)
+    assert params.run("ppo_hot").update.learning_rate == 1e-3
+    assert params.run("ppo_again") == params.train
+    assert params.run("ppo") == load(FILE).run("ppo")
+
+
+@pytest.mark.parametrize("section", ["", *SECTIONS])
+def test_an_unknown_key_is_refused_with_the_nearest_name(content: dict[str, Any], write: Write, section: str) -> None:
+    mapping = content
+    for part in section.split(".") if section else []:
+        mapping = mapping[part]
+    # The longest key of the section, with a letter too many: no other key is nearer.
+    right = max(mapping, key=len)
+    wrong = f"{section}.{right}x".removeprefix(".")
+    with pytest.raises(ValueError, match="unknown key") as refusal:
+        load(write(put(content, wrong, 1)))
+    assert f"unknown key {wrong!r}; did you mean {right!r}?" in str(refusal.value)
+
+
+def test_an_unknown_key_near_no_other_is_refused_with_all_names(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"unknown key 'model.zzzzzz'; valid names: path, dtype"):
+        load(write(put(content, "model.zzzzzz", 1)))
+
+
+def test_every_mistake_is_named_at_once(content: dict[str, Any], write: Write) -> None:
+    changed = put(put(content, "env.topk", 1), "evaluate.seed", -1)
+    with pytest.raises(ValueError, match=r"(?s)'env\.topk'.*evaluate\.seed"):
+        load(write(changed))
+
+
+@pytest.mark.parametrize("section", [*SECTIONS, "runs", "repro_runs", "train.update.clip_low", "model.path"])
+def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section: str) -> None:
+    *parents, last = section.split(".")
+    mapping = content
+    for parent in parents:
+        mapping = mapping[parent]
+    del mapping[last]
+    with pytest.raises(ValueError, match="missing") as refusal:
+        load(write(content))
+    assert f"key {section!r} is missing" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("train.rollout.top_p", 0.95),
+        ("train.rollout.top_p", 0.0),
+        ("train.rollout.top_p", 1.5),
+        ("train.rollout.temperature", 0.7),
+        ("train.rollout.temperature", 0.0),
+        ("train.rollout.questions", 0),
+        ("train.rollout.samples", 0),
+        ("train.credit.estimator", "gea"),
+        ("train.credit.gamma", 1.1),
+        ("train.credit.lam", -0.1),
+        ("train.credit.rewards.agent_r1", -1.0),
+        ("train.credit.rewards.progress", float("nan")),
+        ("train.credit.rewards.progress", float("inf")),
+        ("train.update.learning_rate", 0.0),
+        ("train.update.clip_low", 1.0),
+        ("train.update.clip_low", 0.0),
+        ("train.update.minibatches", 0),
+        ("train.iterations", "many"),
+        ("prepare.dataset", "hotpot"),
+        ("prepare.bm25.b", 1.5),
+        ("prepare.atlas.people", 3),
+        ("model.dtype", "float16"),
+        ("warm_start.stop_early", 2.0),
+        ("env.max_tokens", 64),
+        ("evaluate.bootstrap_samples", 10),
+    ],
+)
+def test_a_value_out_of_range_is_refused(content: dict[str, Any], write: Write, key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=key.rpartition(".")[2]):
+        load(write(put(content, key, value)))
+
+
+def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"train\.credit\.rewards: all reward weights are 0"):
+        load(write(put(content, "train.credit.rewards.agent_r1", 0.0)))
+
+
+def test_grpo_with_a_group_of_one_is_refused(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"train: estimator grpo .*rollout\.samples is 1"):
+        load(write(put(content, "train.credit.estimator", "grpo")))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss_mask", "off", "named"),
+    [
+        ("gae", False, [], "recursion"),  # nothing at observations to train on
+        ("gae", False, ["whitening", "critic"], "recursion"),
+        ("grpo", False, [], "recursion"),
+        ("grpo", True, ["recursion"], "recursion"),  # a broadcast advantage is the same on action tokens
+        ("grpo", True, ["whitening"], "whitening"),
+        ("grpo", False, ["recursion", "critic"], "critic"),
+    ],
+)
+def test_a_combination_without_effect_is_refused(
+    content: dict[str, Any], write: Write, estimator: str, loss_mask: bool, off: list[str], named: str
+) -> None:
+    credit = {
+        **content["train"]["credit"],
+        "estimator": estimator,
+        "loss_mask": loss_mask,
+        "advantage_mask": {name: name not in off for name in ("recursion", "whitening", "critic")},
+    }
+    changed = put(put(content, "train.rollout.samples", 4), "train.credit", credit)
+    with pytest.raises(ValueError, match=rf"train\.credit: .*advantage_mask\.{named}"):
+        load(write(changed))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"updat": {}}, r"runs\.new: unknown key 'updat'; did you mean 'update'\?"),
+        ({"update": {"clip_hi": 0.3}}, r"runs\.new: unknown key 'update\.clip_hi'; did you mean 'clip_high'\?"),
+        ({"credit": {"advantage_mask": {"critc": True}}}, r"'credit\.advantage_mask\.critc'; did you mean 'critic'\?"),
+        ({"rollout": {"top_p": 0.9}}, r"runs\.new: rollout: top_p 0\.9"),
+        ({"credit": {"estimator": "grpo"}}, r"runs\.new: estimator grpo .*rollout\.samples is 1"),
+        ({"credit": {"loss_mask": False}}, r"runs\.new: credit: loss_mask: false has no effect"),
+        ({"credit": {"rewards": {"progress": -1}}}, r"runs\.new: credit\.rewards\.progress"),
+        ({"update": 3}, r"runs\.new: update"),
+    ],
+)
+def test_a_run_with_a_mistake_is_refused(
+    content: dict[str, Any], write: Write, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(write(put(content, "runs.new", overrides)))
+
+
+def test_repro_runs_must_be_runs(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"repro_runs names 'gpro'.*did you mean 'grpo'\?"):
+        load(write(put(content, "repro_runs", ["ppo", "gpro"])))
+
+
+def test_asking_for_an_unknown_run_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no run 'pppo'.*did you mean 'ppo'\?"):
+        load(FILE).run("pppo")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"params\.yaml does not exist; run from the project's root"):
+        load(tmp_path / "params.yaml")
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text("- prepare\n- train\n")
+    with pytest.raises(ValueError, match="expected a mapping of sections, found list"):
+        load(path)
+
+
+def test_params_cannot_be_changed() -> None:
+    params: Any = load(FILE)
+    with pytest.raises(ValueError, match="frozen"):
+        params.train.seed = 1
+
+
+def test_the_fingerprint_follows_every_value_and_no_order(content: dict[str, Any]) -> None:
+    params = Params.model_validate(content)
+    turned = Params.model_validate(dict(reversed(content.items())))
+    changed = Params.model_validate(put(content, "train.update.clip_low", 0.21))
+    assert fingerprint(params.train) == fingerprint(turned.train)
+    assert fingerprint(params.train) != fingerprint(changed.train)
+    assert fingerprint(params.env) == fingerprint(changed.env)
+    assert fingerprint(params.train, "a") != fingerprint(params.train, "b")
