@@ -1,0 +1,163 @@
+"""The policy as a sampler: vLLM in a process of its own, token ids in and out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.records import StopReason
+from agent_r1.rollout.sampling import Action, Request
+from agent_r1.rollout.worker import EngineSettings
+
+log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class EngineError(RuntimeError):
+    """The engine's process failed; the message holds its traceback."""
+
+
+class Engine:
+    """Samples actions with vLLM, on CUDA where there is one and else on the CPU.
+
+    The same requests in the same order, to an engine of the same weights and the same `threads`, give the same ids
+    and logprobs, bit for bit, on a CPU. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        *,
+        end_id: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+        dtype: str = "auto",
+        threads: int = 1,
+        max_num_seqs: int = 256,
+        gpu_memory_utilization: float = 0.4,
+        cpu_cache_gib: float = 0.5,
+        version: int = 0,
+    ) -> None:
+        """Starts the process and waits until the model is loaded.
+
+        Args:
+            model: a Hugging Face folder or hub id.
+            end_id: the token that ends an action.
+            max_tokens: of a context with its action.
+            temperature: 0 is greedy.
+            dtype: auto is float32 on a CPU and bfloat16 on CUDA.
+            threads: of the CPU's matrix products. Another number may give other bits; small models are fastest with 1.
+            max_num_seqs: actions sampled at the same time; the others wait.
+            gpu_memory_utilization: share of a GPU's memory, weights included. The learner needs the rest.
+            cpu_cache_gib: size of the key-value cache on a CPU, GiB.
+            version: what `version` says until the first `load_weights`.
+
+        Raises:
+            EngineError: vLLM could not load the model.
+        """
+        started = time.perf_counter()
+        self.version = version
+        self._end_id = end_id
+        self._connection, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "agent_r1.rollout.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=_environment(threads),
+        )
+        theirs.close()
+        settings = EngineSettings(
+            model=str(model),
+            end_id=end_id,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            dtype=dtype,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+            cpu_cache_gib=cpu_cache_gib,
+        )
+        try:
+            self._exchange(settings)
+        except BaseException:
+            self.close()
+            raise
+        log.info("engine for %s ready after %.1f s", model, time.perf_counter() - started)
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        """One action per request, in their order; none ends later than its `max_tokens`."""
+        sampled = self._call("sample", [(request.context, request.seed, request.max_tokens) for request in requests])
+        return [self._action(ids, logprobs) for ids, logprobs in sampled]
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first.
+
+        What the engine thinks of given tokens, to be compared with what the learner thinks of them.
+        """
+        scored = self._call("score", [list(map(int, sequence)) for sequence in sequences])
+        return [np.array(logprobs, np.float32) for logprobs in scored]
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Replaces the weights by those of a Hugging Face folder and drops every cache of the old ones."""
+        self._call("load_weights", str(folder))
+        self.version = version
+
+    def close(self) -> None:
+        """Ends the process at once, whatever it does; safe to call twice."""
+        self._connection.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _action(self, ids: list[int], logprobs: list[float]) -> Action:
+        stop_reason = StopReason.END if ids[-1] == self._end_id else StopReason.LENGTH
+        return Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return self._exchange((name, arguments))
+
+    def _exchange(self, message: object) -> Any:
+        try:
+            self._connection.send(message)
+            succeeded, result = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise EngineError(
+                f"the engine's process ended with code {self._process.wait()}; a negative code is a signal, and -9 "
+                "most often means that memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
+            ) from error
+        if not succeeded:
+            raise EngineError(f"the engine failed:\n{result}")
+        return result
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The caller's environment, with what must be set before torch and vLLM are imported."""
+    quiet = {
+        "VLLM_LOGGING_LEVEL": "CRITICAL",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads)}
+    return {**quiet, **os.environ, **fixed}
