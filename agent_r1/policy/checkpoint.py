@@ -1,0 +1,100 @@
+"""Checkpoints: everything a killed training run needs to go on with the same bits.
+
+A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers and the
+random states; `progress.json`. It is written beside the old one under a hidden name, synced to disk and swapped in by
+renaming, so one whole checkpoint exists at any moment. One process at a time may write it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import load_policy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a checkpoint is."""
+
+    iterations: int  # finished ones, which is the index of the next
+    policy_version: int  # updates of the policy's weights since the warm start
+    fingerprint: str  # of the parameters it was trained under
+
+
+def save(folder: Path, learner: Learner, *, iterations: int, fingerprint: str) -> None:
+    """Writes the checkpoint, whole or not at all.
+
+    Raises:
+        OSError: the disk is full or not writable; the checkpoint that was there is untouched.
+    """
+    _finish_swap(folder)
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        learner.save_policy(fresh / "policy")
+        torch.save(learner.state(), fresh / "learner.pt")
+        record = Progress(iterations=iterations, policy_version=learner.policy_version, fingerprint=fingerprint)
+        (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
+        _sync(fresh)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise OSError(
+            f"the checkpoint {folder} could not be written, the one before it is whole; "
+            f"free some disk space and start again: {error}"
+        ) from error
+    _swap_in(fresh, folder)
+
+
+def progress(folder: Path) -> Progress | None:
+    """How far the checkpoint in `folder` is; None where there is none."""
+    _finish_swap(folder)
+    record = folder / "progress.json"
+    return Progress(**json.loads(record.read_text())) if record.exists() else None
+
+
+def load(folder: Path, learner: Learner) -> Progress:
+    """Puts the checkpoint into a learner that was built with the same parameters; also sets the random states.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint in `folder`.
+    """
+    found = progress(folder)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
+    state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
+    learner.restore(load_policy(folder / "policy", device=torch.device("cpu")).state_dict(), state)
+    return found
+
+
+def _sync(folder: Path) -> None:
+    """Waits until everything in the folder is on disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+
+
+def _swap_in(fresh: Path, folder: Path) -> None:
+    if folder.exists():
+        folder.rename(_old(folder))
+    fresh.rename(folder)
+    shutil.rmtree(_old(folder), ignore_errors=True)
+
+
+def _finish_swap(folder: Path) -> None:
+    """Cleans up after a process that was killed during `_swap_in`: a folder cannot be replaced in one rename."""
+    if not folder.exists() and _old(folder).exists():
+        _old(folder).rename(folder)
+    shutil.rmtree(_old(folder), ignore_errors=True)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")

@@ -1,0 +1,121 @@
+"""Loading the policy, and its logprobs where they are asked for.
+
+Legend for shapes: B = rows, T = tokens of the longest, N = selected tokens, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+
+def default_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
+    """What matrix products run in; `auto` is bfloat16 on CUDA and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Runs matrix products in `dtype` over float32 weights.
+
+    The weights stay float32 because a learning rate of 1e-6 moves them by less than bfloat16 can hold.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
+
+
+def load_policy(
+    path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> PreTrainedModel:
+    """A causal language model from a Hugging Face folder or hub id, without dropout.
+
+    Args:
+        path: folder or hub id.
+        dtype: of the weights.
+        device: `default_device()` when not given.
+
+    Raises:
+        ValueError: there is no model at `path`.
+    """
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+    except OSError as error:
+        raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
+    settle(model, device or default_device())
+    return model
+
+
+def settle(model: nn.Module, device: torch.device) -> None:
+    """Puts a freshly loaded model on its device, without dropout: it would make learner and sampler disagree.
+
+    The weights move out of the mapped file, whose alignment changes the last bits and which may be replaced.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    model.to(device).eval()
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face folder or hub id.
+
+    Raises:
+        ValueError: there is none, or it has no chat template.
+    """
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
+        raise ValueError(
+            f"{path} holds no tokenizer (tokenizer_config.json is missing); save the model's tokenizer into it"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except OSError as error:
+        raise ValueError(f"no tokenizer can be loaded from {str(path)!r}; correct model.path: {error}") from error
+    if tokenizer.chat_template is None:
+        raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
+    return tokenizer
+
+
+def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    """The logits that predict the selected tokens.
+
+    The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only.
+
+    Args:
+        model: a causal language model whose logits are its output layer over the last hidden state.
+        ids: [B, T] right-padded.
+        mask: [B, T] the tokens to predict; never the first of a row, which nothing predicts.
+
+    Returns:
+        [N, V] float32, row after row.
+    """
+    assert not mask[:, 0].any(), "nothing predicts the first token of a row"
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    output: nn.Module = model.get_output_embeddings()
+    logits: Tensor = output(hidden[:, :-1][mask[:, 1:]])
+    return logits.float()
+
+
+def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    """The logprobs [N] in nats of the selected tokens; arguments as in `selected_logits`."""
+    return chosen_logprobs(selected_logits(model, ids, mask), ids[mask])
+
+
+def chosen_logprobs(logits: Tensor, chosen: Tensor) -> Tensor:
+    """The logprobs [N] in nats that logits [N, V] give to token ids [N]."""
+    return -F.cross_entropy(logits, chosen, reduction="none")

@@ -1,0 +1,114 @@
+"""Small records to train on: what the policy tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from agent_r1.params import UpdateParams
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Credit, Outcome, Source, Trajectory
+
+MakeLearner = Callable[..., Learner]
+
+
+@pytest.fixture
+def update_params() -> UpdateParams:
+    return UpdateParams(
+        learning_rate=1e-3,
+        critic_learning_rate=1e-3,
+        critic_warmup_iterations=0,
+        epochs=1,
+        minibatches=1,
+        clip_low=0.2,
+        clip_high=0.28,
+        value_clip=0.5,
+        max_grad_norm=1.0,
+        max_tokens_per_microbatch=64,
+        canary_tolerance=1e-4,
+    )
+
+
+@pytest.fixture
+def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
+    """Builds a learner over the tiny model on the CPU; keyword arguments override update parameters."""
+
+    def build(*, with_critic: bool = True, dtype: Any = "float32", **changes: Any) -> Learner:
+        params = update_params.model_copy(update=changes)
+        return Learner(tiny_model, params, with_critic=with_critic, seed=3, dtype=dtype, device=torch.device("cpu"))
+
+    return build
+
+
+def trajectory(index: int, source: Sequence[int], logprobs: NDArray[np.float32] | None = None) -> Trajectory:
+    """A trajectory of random tokens with the given sources."""
+    tokens = np.random.default_rng(index).integers(20, 400, len(source)).astype(np.int32)
+    return Trajectory(
+        trajectory_id=f"0/q{index}/0",
+        question_id=f"q{index}",
+        group=index,
+        sample=0,
+        seed=index,
+        policy_version=0,
+        iteration=0,
+        token_ids=tokens,
+        source=np.array(source, np.uint8),
+        logprobs=np.zeros(len(source), np.float32) if logprobs is None else logprobs,
+        context_starts=[0],
+        steps=[],
+        outcome=Outcome.ANSWERED,
+        answer="",
+    )
+
+
+def credit(of: Trajectory, *, loss_mask: Any = None, kept: bool = True) -> Credit:
+    """Random advantages and value targets on the loss mask, which is the action mask when not given."""
+    mask = of.action_mask if loss_mask is None else np.asarray(loss_mask, np.bool_)
+    generator = np.random.default_rng([of.group, 1])
+    advantages, targets = generator.normal(size=(2, len(mask))).astype(np.float32)
+    return Credit(
+        trajectory_id=of.trajectory_id,
+        return_=0.0,
+        advantages=np.where(mask, advantages, 0).astype(np.float32),
+        values=np.zeros(len(mask), np.float32),
+        value_targets=targets,
+        loss_mask=mask,
+        critic_mask=mask,
+        kept=kept,
+    )
+
+
+P, A, O = int(Source.PROMPT), int(Source.ACTION), int(Source.OBSERVATION)  # noqa: E741
+SOURCES = [
+    [P, P, A, A, A, O, O, A, A],
+    [P, P, P, A, A],
+    [P, A, A, O, O, O, O, O, A, A, A, A],
+    [P, P, A, A, O, A, A, O, A],
+]
+
+
+@pytest.fixture
+def trajectories(make_learner: MakeLearner) -> list[Trajectory]:
+    """Four trajectories whose logprobs are those of the tiny model."""
+    drafts = [trajectory(index, source) for index, source in enumerate(SOURCES)]
+    own = make_learner(with_critic=False).logprobs(drafts)
+    return [
+        trajectory(index, source, np.where(np.array(source) == A, logprobs, 0).astype(np.float32))
+        for index, (source, logprobs) in enumerate(zip(SOURCES, own, strict=True))
+    ]
+
+
+@pytest.fixture
+def make_credit() -> Callable[..., Credit]:
+    return credit
+
+
+@pytest.fixture
+def make_trajectory() -> Callable[..., Trajectory]:
+    return trajectory

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.policy.batching import batches, micro_batches, minibatches, pad
+
+
+def test_micro_batches_by_hand() -> None:
+    # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
+    assert micro_batches([4, 9, 1, 5, 4, 2], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+
+
+def test_a_row_longer_than_the_budget_gets_its_own() -> None:
+    assert micro_batches([3, 50, 3], max_tokens=10) == [[1], [0, 2]]
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200))
+def test_micro_batches_take_every_row_once_within_the_budget(lengths: list[int], max_tokens: int) -> None:
+    groups = micro_batches(lengths, max_tokens)
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    for group in groups:
+        assert len(group) == 1 or len(group) * max(lengths[row] for row in group) <= max_tokens
+
+
+def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
+    def split(iteration: int, epoch: int) -> list[list[int]]:
+        return [part.tolist() for part in minibatches(10, 3, seed=1, iteration=iteration, epoch=epoch)]
+
+    assert [len(part) for part in split(0, 0)] == [4, 3, 3]
+    assert sorted(row for part in split(0, 0) for row in part) == list(range(10))
+    assert split(0, 0) == split(0, 0)
+    assert len({str(split(iteration, epoch)) for iteration in range(2) for epoch in range(2)}) == 4
+
+
+def test_too_many_minibatches_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"update\.minibatches 4 splits 3 trajectories"):
+        minibatches(3, 4, seed=0, iteration=0, epoch=0)
+
+
+def test_pad_fills_with_zeros_on_the_right() -> None:
+    padded = pad([np.array([7, 8, 9]), np.array([5])], torch.long)
+    assert padded.tolist() == [[7, 8, 9], [5, 0, 0]]
+
+
+def test_a_micro_batch_takes_entries_in_the_order_of_its_mask() -> None:
+    sequences = [np.array([10, 11], np.int32), np.array([20, 21, 22, 23], np.int32), np.array([30], np.int32)]
+    masks = [np.array([False, True]), np.array([False, True, False, True]), np.array([False])]
+    (batch,) = batches(sequences, masks, max_tokens=100, device=torch.device("cpu"))
+    assert batch.rows == [1, 0]  # the longest first; the row without a selected token is left out
+    assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 11]
+    assert [piece.tolist() for piece in batch.split(batch.take(sequences))] == [[21, 23], [11]]

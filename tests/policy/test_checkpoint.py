@@ -1,0 +1,140 @@
+import random
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_r1.policy import checkpoint
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Trajectory
+
+Make = Callable[..., Any]
+
+
+def bits(learner: Learner) -> list[bytes]:
+    assert learner.critic is not None
+    return [
+        parameter.detach().numpy().tobytes()
+        for module in (learner.policy, learner.critic)
+        for parameter in module.parameters()
+    ]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def disk_full_after(limit_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond the limit: writing fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_resumed_training_ends_with_the_same_bits(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    settings: dict[str, Any] = {"minibatches": 2, "epochs": 2}
+    straight, killed, resumed = (make_learner(**settings) for _ in range(3))
+    straight.update(trajectories, credits, 0)
+    straight.update(trajectories, credits, 1)
+
+    killed.update(trajectories, credits, 0)
+    checkpoint.save(tmp_path / "checkpoint", killed, iterations=1, fingerprint="f")
+    found = checkpoint.load(tmp_path / "checkpoint", resumed)
+    assert bits(resumed) == bits(killed) != bits(straight)
+    resumed.update(trajectories, credits, found.iterations)
+
+    assert bits(resumed) == bits(straight)
+    assert resumed.policy_version == straight.policy_version == 2
+
+
+def test_progress_is_what_was_saved(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(with_critic=False)
+    learner.policy_version = 5
+    assert checkpoint.progress(tmp_path / "checkpoint") is None
+    checkpoint.save(tmp_path / "checkpoint", learner, iterations=7, fingerprint="abc")
+    expected = checkpoint.Progress(iterations=7, policy_version=5, fingerprint="abc")
+    assert checkpoint.progress(tmp_path / "checkpoint") == expected
+    assert checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False)) == expected
+
+
+def test_random_states_go_on(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(with_critic=False)
+    checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="f")
+    expected = (torch.rand(3).tolist(), random.random())
+    checkpoint.load(tmp_path / "checkpoint", learner)
+    assert (torch.rand(3).tolist(), random.random()) == expected
+
+
+def test_the_policy_in_a_checkpoint_loads_in_plain_transformers(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(with_critic=False)
+    checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="f")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint/policy")
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), learner.policy.parameters(), strict=True))
+    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint/policy").chat_template
+
+
+def test_a_newer_checkpoint_takes_the_place_of_the_old(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(with_critic=False)
+    for iterations in (1, 2):
+        checkpoint.save(tmp_path / "checkpoint", learner, iterations=iterations, fingerprint="f")
+    found = checkpoint.progress(tmp_path / "checkpoint")
+    assert found is not None
+    assert found.iterations == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1000, 300_000])  # config, weights, optimisers
+def test_a_full_disk_keeps_the_old_checkpoint_whole(make_learner: Make, tmp_path: Path, limit_bytes: int) -> None:
+    learner = make_learner()
+    folder = tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    before = contents(folder)
+    with disk_full_after(limit_bytes), pytest.raises(OSError, match="free some disk space"):
+        checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_an_interrupt_between_the_renames_loses_nothing(
+    make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    learner = make_learner(with_critic=False)
+    folder = tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    before, done, rename = contents(folder), 0, Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        nonlocal done
+        if done == renames:
+            raise KeyboardInterrupt
+        done += 1
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    found = checkpoint.progress(folder)
+    assert found is not None
+    assert found.iterations == 1
+    assert contents(folder) == before
+    checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_loading_without_a_checkpoint_is_refused(make_learner: Make, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False))

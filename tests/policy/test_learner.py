@@ -1,0 +1,320 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Credit, Trajectory
+
+Make = Callable[..., Any]
+
+
+def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def gradients(monkeypatch: pytest.MonkeyPatch, learner: Learner) -> dict[str, torch.Tensor]:
+    """Collects the policy's and the critic's gradients when their optimiser steps are taken, which are left out."""
+    found: dict[str, torch.Tensor] = {}
+    assert learner.critic is not None
+    assert learner.critic_optimizer is not None
+    for part, module, optimizer in (
+        ("policy", learner.policy, learner.policy_optimizer),
+        ("critic", learner.critic, learner.critic_optimizer),
+    ):
+
+        def keep(part: str = part, module: torch.nn.Module = module) -> None:
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    found[f"{part}.{name}"] = parameter.grad.clone()
+
+        monkeypatch.setattr(optimizer, "step", keep)
+    return found
+
+
+def gradients_of(
+    monkeypatch: pytest.MonkeyPatch, learner: Learner, trajectories: list[Trajectory], credits: list[Credit]
+) -> dict[str, torch.Tensor]:
+    assert learner.critic is not None
+    torch.nn.init.normal_(learner.critic.head.weight, std=0.02, generator=torch.Generator().manual_seed(0))
+    found = gradients(monkeypatch, learner)
+    learner.update(trajectories, credits, iteration=0)
+    return found
+
+
+def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], factor: float = 1.0) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.allclose(left[name] * factor, right[name], atol=1e-6), name
+
+
+def test_two_micro_batches_equal_one(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    whole, parts = (
+        gradients_of(
+            monkeypatch,
+            make_learner(max_tokens_per_microbatch=tokens, max_grad_norm=1e9),
+            trajectories,
+            credits,
+        )
+        for tokens in (1000, 1)
+    )
+    assert max(gradient.abs().max().item() for gradient in whole.values()) > 1e-2
+    assert_close(whole, parts)
+
+
+def test_the_loss_is_divided_by_the_tokens_of_the_whole_step_kept_or_not(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Alone, row 0 has 5 loss tokens. Beside rows that are not kept, with 2, 6 and 5, its gradient is 5/18 of that.
+    alone = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories[:1], [make_credit(trajectories[0])])
+    credits = [make_credit(each, kept=index == 0) for index, each in enumerate(trajectories)]
+    beside = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories, credits)
+    assert_close(alone, beside, factor=5 / 18)
+
+
+def test_rows_that_are_not_kept_change_nothing(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner()
+    before = weights(learner.policy)
+    metrics = learner.update(trajectories, [make_credit(each, kept=False) for each in trajectories], 0)
+    assert same_bits(before, weights(learner.policy))
+    assert metrics == {"policy/kept_share": 0.0, "update/tokens": 0.0}
+
+
+def test_masked_tokens_change_no_weight_whatever_their_advantage(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    poisoned = [
+        dataclasses.replace(
+            each,
+            advantages=np.where(each.loss_mask, each.advantages, np.nan).astype(np.float32),
+            value_targets=np.where(each.critic_mask, each.value_targets, np.inf).astype(np.float32),
+        )
+        for each in credits
+    ]
+    clean, dirty = make_learner(), make_learner()
+    clean.update(trajectories, credits, 0)
+    dirty.update(trajectories, poisoned, 0)
+    assert same_bits(weights(clean.policy), weights(dirty.policy))
+    assert same_bits(weights(clean.critic), weights(dirty.critic))
+
+
+def test_the_same_update_twice_gives_the_same_bits(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    learners = [make_learner(minibatches=2, epochs=2) for _ in range(2)]
+    metrics = [learner.update(trajectories, credits, 0) for learner in learners]
+    assert metrics[0] == metrics[1]
+    assert same_bits(weights(learners[0].policy), weights(learners[1].policy))
+
+
+def test_metrics_before_any_change(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    metrics = make_learner().update(trajectories, credits, 0)
+    advantages = np.concatenate([each.advantages[each.loss_mask] for each in credits])
+    targets = np.concatenate([each.value_targets[each.critic_mask] for each in credits])
+    assert metrics["policy/loss"] == pytest.approx(-advantages.mean(), abs=1e-5)  # rho = 1 everywhere
+    assert metrics["critic/loss"] == pytest.approx((targets**2).mean() / 2, abs=1e-5)  # V = 0 everywhere
+    assert metrics["policy/clip_fraction"] == 0.0
+    assert metrics["policy/mismatch_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["policy/mismatch_max"] < 1e-4
+    assert 5.0 < metrics["policy/entropy"] < np.log(600)
+    assert metrics["policy/grad_norm"] > 0
+    assert metrics["critic/grad_norm"] > 0
+    assert metrics["policy/kept_share"] == 1.0
+    assert metrics["update/tokens"] == 9 + 5 + 12 + 9
+
+
+def test_mismatch_is_measured_at_action_tokens_before_the_first_step(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    # The sampler claims ln 2 less than the learner has: k3 = 2 - 1 - ln 2 at every action token.
+    stale = [
+        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - np.log(2), 0).astype(np.float32))
+        for each in trajectories
+    ]
+    credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in stale]
+    metrics = make_learner(epochs=3, learning_rate=0.1).update(stale, credits, 0)
+    assert metrics["policy/mismatch_kl"] == pytest.approx(1 - np.log(2), abs=1e-4)
+    assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
+
+
+def test_ratio_starts_at_one_where_the_sampler_has_no_logprob(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    # With the loss over all tokens, an old logprob of 0 at observations would give a ratio of about 1/500 there and
+    # clip half of them; the learner's own gives ratio 1, no clipping, and a loss of minus the mean advantage.
+    credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in trajectories]
+    metrics = make_learner().update(trajectories, credits, 0)
+    advantages = np.concatenate([each.advantages[each.loss_mask] for each in credits])
+    assert metrics["policy/clip_fraction"] == 0.0
+    assert metrics["policy/loss"] == pytest.approx(-advantages.mean(), abs=1e-5)
+
+
+def test_old_logprobs_of_observations_are_those_before_the_first_step(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    # 9 loss tokens: 7 observations and the actions at index 2. The first pass clips nothing; were the ratio of an
+    # observation taken afresh in the second, the actions alone could clip at most 2/9, on average over both 1/9.
+    masks = [(each.source == 2) | (np.arange(len(each.source)) == 2) for each in trajectories[2:]]
+    credits = [make_credit(each, loss_mask=mask) for each, mask in zip(trajectories[2:], masks, strict=True)]
+    metrics = make_learner(epochs=2, learning_rate=0.05).update(trajectories[2:], credits, 0)
+    assert metrics["policy/clip_fraction"] > 1 / 9 + 1e-6
+
+
+def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
+    learner = make_learner(critic_warmup_iterations=1)
+    policy, critic = weights(learner.policy), weights(learner.critic)
+    credits = [make_credit(each) for each in trajectories]
+    metrics = learner.update(trajectories, credits, 0)
+    assert same_bits(policy, weights(learner.policy))
+    assert not same_bits(critic, weights(learner.critic))
+    assert learner.policy_version == 0
+    assert "policy/grad_norm" not in metrics
+    assert {"policy/entropy", "policy/mismatch_kl"} <= metrics.keys()
+    learner.update(trajectories, credits, 1)
+    assert not same_bits(policy, weights(learner.policy))
+    assert learner.policy_version == 1
+
+
+def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner(with_critic=False, critic_warmup_iterations=5)
+    assert [values.tolist() for values in learner.values(trajectories[:1])] == [[0.0] * 9]
+    metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    assert learner.policy_version == 1
+    assert not any(name.startswith("critic/") for name in metrics)
+
+
+def test_values_and_logprobs_come_in_the_order_of_the_trajectories(
+    make_learner: Make, trajectories: list[Trajectory]
+) -> None:
+    learner = make_learner(max_tokens_per_microbatch=20)
+    torch.nn.init.normal_(learner.critic.head.weight, std=0.02, generator=torch.Generator().manual_seed(0))
+    for method in (learner.values, learner.logprobs):
+        together, alone = method(trajectories), [method([each])[0] for each in trajectories]
+        for left, right, each in zip(together, alone, trajectories, strict=True):
+            assert left.dtype == np.float32
+            assert left.shape == each.token_ids.shape
+            assert left[0] == 0.0
+            assert np.abs(left[1:]).min() > 0
+            np.testing.assert_allclose(left, right, atol=1e-5)
+
+
+@pytest.mark.parametrize("field", ["advantages", "value_targets"])
+def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, field: str
+) -> None:
+    learner = make_learner()
+    before = weights(learner.policy) | weights(learner.critic)
+    credits = [make_credit(each) for each in trajectories]
+    broken = getattr(credits[2], field).copy()
+    broken[credits[2].loss_mask] = np.nan
+    credits[2] = dataclasses.replace(credits[2], **{field: broken})
+    with pytest.raises(FloatingPointError, match=r"loss is not finite in trajectories 0/q2/0;"):
+        learner.update(trajectories, credits, 0)
+    assert same_bits(before, weights(learner.policy) | weights(learner.critic))
+
+
+def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner()
+    before = weights(learner.policy) | weights(learner.critic)
+    credits = [make_credit(each) for each in trajectories]
+    huge = np.full_like(credits[0].value_targets, 1e38)
+    credits[0] = dataclasses.replace(credits[0], value_targets=huge, values=huge / 2)
+    with pytest.raises(FloatingPointError, match=r"critic gradient is not finite in trajectories .*0/q0/0"):
+        learner.update(trajectories, credits, 0)
+    assert same_bits(before, weights(learner.policy) | weights(learner.critic))
+
+
+def test_bfloat16_compute_keeps_float32_weights(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner(dtype="bfloat16")
+    metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    assert {parameter.dtype for parameter in learner.policy.parameters()} == {torch.float32}
+    assert 0 < metrics["policy/mismatch_max"] < 0.2
+    assert np.isfinite(list(metrics.values())).all()
+
+
+def test_a_saved_policy_is_an_ordinary_folder(make_learner: Make, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    learner = make_learner()
+    learner.save_policy(tmp_path / "policy")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    assert same_bits(weights(learner.policy), weights(loaded))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    assert tokenizer.chat_template == learner.tokenizer.chat_template
+
+
+EPISODES = 64
+
+
+def play(learner: Learner, make_trajectory: Make, iteration: int) -> tuple[list[Trajectory], np.ndarray]:
+    """A bandit: after two prompt tokens the policy samples one; it is paid 1 for an even id."""
+    draft = make_trajectory(0, [0, 0, 1])
+    logits = learner.policy(torch.from_numpy(draft.token_ids[None, :2]).long()).logits[0, -1].detach()
+    generator = torch.Generator().manual_seed(iteration)
+    arms = torch.multinomial(logits.softmax(-1), EPISODES, replacement=True, generator=generator)
+    logprobs = logits.log_softmax(-1)[arms]
+    episodes = [
+        dataclasses.replace(
+            draft,
+            trajectory_id=str(index),
+            token_ids=np.array([*draft.token_ids[:2], arm], np.int32),
+            logprobs=np.array([0, 0, logprob], np.float32),
+        )
+        for index, (arm, logprob) in enumerate(zip(arms.tolist(), logprobs.tolist(), strict=True))
+    ]
+    return episodes, (arms % 2 == 0).float().numpy()
+
+
+def bandit_credit(episode: Trajectory, reward: float, values: np.ndarray, sign: int) -> Credit:
+    mask = episode.action_mask
+    return Credit(
+        trajectory_id=episode.trajectory_id,
+        return_=reward,
+        advantages=np.where(mask, sign * (reward - values), 0).astype(np.float32),
+        values=values,
+        value_targets=np.where(mask, reward, 0).astype(np.float32),
+        loss_mask=mask,
+        critic_mask=mask,
+        kept=True,
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_policy_learns_what_pays_and_the_critic_what_to_expect(
+    make_learner: Make, make_trajectory: Make, sign: int
+) -> None:
+    """From even odds the policy comes to choose paid arms; with the advantages' sign flipped, unpaid ones."""
+    learner = make_learner(learning_rate=3e-3, critic_learning_rate=3e-3, max_tokens_per_microbatch=1024)
+    shares = []
+    for iteration in range(30):
+        episodes, rewards = play(learner, make_trajectory, iteration)
+        values = learner.values(episodes)
+        credits = [bandit_credit(*each, sign=sign) for each in zip(episodes, rewards.tolist(), values, strict=True)]
+        learner.update(episodes, credits, iteration)
+        shares.append(rewards.mean())
+    assert 0.3 < shares[0] < 0.7
+    expected = 1.0 if sign > 0 else 0.0
+    assert shares[-1] == pytest.approx(expected, abs=0.1)
+    assert learner.values(episodes)[0][2] == pytest.approx(expected, abs=0.2)

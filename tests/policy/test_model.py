@@ -1,0 +1,113 @@
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.policy.losses import clipped_policy_loss
+from agent_r1.policy.model import (
+    chosen_logprobs,
+    compute_dtype,
+    load_policy,
+    load_tokenizer,
+    selected_logits,
+    token_logprobs,
+)
+
+CPU = torch.device("cpu")
+IDS = torch.tensor([[30, 31, 32, 33, 34], [40, 41, 42, 0, 0]])
+MASK = torch.tensor([[False, True, False, True, True], [False, False, True, False, False]])
+
+
+def test_selected_logprobs_equal_those_of_the_full_forward(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    full = model(input_ids=IDS).logits.log_softmax(-1)
+    expected = [full[row, token - 1, IDS[row, token]].item() for row, token in MASK.nonzero().tolist()]
+    assert token_logprobs(model, IDS, MASK).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_right_padding_changes_no_logprob(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    alone = token_logprobs(model, IDS[1:, :3], MASK[1:, :3])
+    assert token_logprobs(model, IDS, MASK)[-1:].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+
+
+def test_masked_tokens_have_exactly_no_gradient() -> None:
+    # The selected logits are those at masked_positions - 1; every other row of the gradient is exactly 0, although
+    # the advantages of the masked tokens are not even numbers.
+    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    ids = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(1))
+    advantages = torch.where(MASK, 1.0, torch.nan)
+    logprobs = chosen_logprobs(logits[:, :-1][MASK[:, 1:]], ids[MASK])
+    loss = clipped_policy_loss(logprobs, logprobs.detach(), advantages[MASK], clip_low=0.2, clip_high=0.28)
+    loss.backward()
+    assert logits.grad is not None
+    touched = (logits.grad != 0).any(-1)
+    assert torch.equal(touched, torch.nn.functional.pad(MASK[:, 1:], (0, 1)))
+
+
+def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    seen: list[torch.Tensor] = []
+    model.base_model.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
+    logits = selected_logits(model, IDS, MASK)
+    seen[0].retain_grad()
+    chosen_logprobs(logits, IDS[MASK]).sum().backward()
+    assert logits.shape[0] == MASK.sum()
+    assert seen[0].grad is not None
+    assert torch.equal((seen[0].grad != 0).any(-1), torch.nn.functional.pad(MASK[:, 1:], (0, 1)))
+
+
+def test_weights_do_not_change_with_the_file_they_came_from(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    model = load_policy(folder, device=CPU)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(b"\0" * (folder / "model.safetensors").stat().st_size)
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_tied_embeddings_stay_tied(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_dtype_follows_the_device() -> None:
+    assert compute_dtype("auto", CPU) is torch.float32
+    assert compute_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    assert compute_dtype("bfloat16", CPU) is torch.bfloat16
+    assert compute_dtype("float32", torch.device("cuda")) is torch.float32
+
+
+def test_a_folder_without_model_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no model"):
+        load_policy(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    with pytest.raises(ValueError, match="no model can be loaded"):
+        load_policy(tmp_path)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    load_policy(tiny_model, device=CPU).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="no chat template"):
+        load_tokenizer(folder)
+
+
+def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"correct model\.path"):
+        load_policy("outputs/nowhere")
+    with pytest.raises(ValueError, match=r"correct model\.path"):
+        load_tokenizer("outputs/nowhere")
