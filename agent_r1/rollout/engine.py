@@ -94,6 +94,11 @@ class Engine:
             raise
         log.info("engine for %s ready after %.1f s", model, time.perf_counter() - started)
 
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+        return self._process.pid
+
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request, in their order; none ends later than its `max_tokens`."""
         sampled = self._call("sample", [(request.context, request.seed, request.max_tokens) for request in requests])

@@ -60,7 +60,7 @@ class Server:
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=max(_BATCHED_TOKENS, settings.max_tokens),
             async_scheduling=False,
-            worker_extension_cls=f"{FreshEmbeddings.__module__}.{FreshEmbeddings.__name__}",
+            worker_extension_cls="agent_r1.rollout.worker.FreshEmbeddings",
             use_tqdm_on_load=False,
             **_device_options(settings),
         )

@@ -26,4 +26,4 @@ def search_tool(index: Search, *, top_k: int) -> Tool:
 
 def render_passages(passages: Sequence[Passage]) -> str:
     """One line per passage, `Title: text`; an empty string without passages."""
-    return "\n".join(f"{passage.title}: {' '.join(passage.text.split())}" for passage in passages)
+    return "\n".join(" ".join(f"{passage.title}: {passage.text}".split()) for passage in passages)

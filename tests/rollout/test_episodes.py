@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.envs.base import Transition
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.records import Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engine import Engine
+from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.sampling import Action, Request, Sampler
+from agent_r1.rollout.scripted import ScriptedSampler
+from agent_r1.search.base import Search
+from agent_r1.seeds import derive
+from agent_r1.tools.search import search_tool
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
+ANSWER = "<answer>Quill</answer>"
+
+
+@dataclass
+class Echo:
+    """An environment that answers every action with the same text, `steps` times."""
+
+    observation: str
+    steps: int
+    seen: list[str] = field(default_factory=list)
+    system: str = "Be brief."
+    user: str = "Who?"
+    tools: list[dict[str, Any]] = field(default_factory=list)
+
+    def step(self, action: str) -> Transition:
+        self.seen.append(action)
+        if len(self.seen) > self.steps:
+            return Transition(observation=None, outcome=Outcome.ANSWERED, answer="a", rewards={"em": 1.0})
+        return Transition(observation=self.observation, rewards={"progress": 1.0})
+
+
+@dataclass
+class Recording:
+    """A sampler that keeps what went through it."""
+
+    sampler: Sampler
+    rounds: list[list[tuple[Request, Action]]] = field(default_factory=list)
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        actions = self.sampler.sample(requests)
+        self.rounds.append(list(zip(requests, actions, strict=True)))
+        return actions
+
+    def of(self, episode: int) -> list[tuple[Request, Action]]:
+        return [pair for pairs in self.rounds for pair in pairs if pair[0].episode == episode]
+
+
+@dataclass
+class ScriptThenEngine:
+    """Every episode searches first; the policy takes over from there."""
+
+    script: ScriptedSampler
+    engine: Engine
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        return self.script.sample(requests) if requests[0].step == 0 else self.engine.sample(requests)
+
+
+def attempts(envs: Sequence[Any]) -> list[Attempt]:
+    return [Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=env) for i, env in enumerate(envs)]
+
+
+def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], **limits: int) -> list[Trajectory]:
+    return collect(sampler, chat, attempts(envs), **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits)
+
+
+def test_one_episode_by_hand(chat: Chat) -> None:
+    env = Echo("seen", steps=1)
+    [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
+    opening = chat.opening("Be brief.", "Who?").ids
+    first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
+    reply = chat.reply("seen", closed=True)
+    assert trajectory.token_ids.tolist() == opening + first + reply.ids + second
+    assert trajectory.source.tolist() == (
+        [Source.PROMPT] * len(opening) + [Source.ACTION] * len(first) + reply.source + [Source.ACTION] * len(second)
+    )
+    assert env.seen == ["<think>x</think>go", "stop"]  # without the end tokens
+    assert trajectory.trajectory_id == "3/q0/0"
+    assert trajectory.seed == derive(7, 3, "q0", 0)
+    assert trajectory.outcome is Outcome.ANSWERED
+    assert trajectory.answer == "a"
+    assert [step.rewards for step in trajectory.steps] == [{"progress": 1.0}, {"em": 1.0}]
+    assert [step.stop_reason for step in trajectory.steps] == [StopReason.END, StopReason.END]
+    starts = [len(opening), len(opening + first + reply.ids)]
+    assert [(step.action_start, step.action_stop) for step in trajectory.steps] == [
+        (starts[0], starts[0] + len(first)),
+        (starts[1], starts[1] + len(second)),
+    ]
+
+
+def test_rounds_seeds_and_order(chat: Chat) -> None:
+    """Episodes of 1, 3 and 2 actions: rounds of 3, 2 and 1 requests; a seed for every action of its own."""
+    sampler = Recording(ScriptedSampler([["a"] * 3] * 3, chat))
+    trajectories = run(sampler, chat, [Echo("o", steps) for steps in (0, 2, 1)])
+    assert [[request.episode for request, _ in pairs] for pairs in sampler.rounds] == [[0, 1, 2], [1, 2], [1]]
+    assert [len(trajectory.steps) for trajectory in trajectories] == [1, 3, 2]
+    requests = [request for pairs in sampler.rounds for request, _ in pairs]
+    assert len({request.seed for request in requests}) == 6
+    assert next(r.seed for r in requests if (r.episode, r.step) == (1, 2)) == derive(7, 0, "q0", 1, 2)
+
+
+def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:
+    """The action has more than 4 tokens: 4 are actions, the end token after them is TEMPLATE."""
+    env = Echo("o", steps=1)
+    [trajectory] = run(ScriptedSampler([["Mara Quill of Tesk", "a"]], chat), chat, [env], max_action_tokens=4)
+    step = trajectory.steps[0]
+    assert step.stop_reason is StopReason.LENGTH
+    assert step.action_stop - step.action_start == 4
+    assert trajectory.token_ids[step.action_stop] == chat.end_id
+    assert trajectory.source[step.action_stop] == Source.TEMPLATE
+    assert trajectory.token_ids[step.action_stop + 1] != chat.end_id
+    assert env.seen[0] == chat.decode(chat.encode_action("Mara Quill of Tesk")[:4])
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> None:
+    """Room for the observation alone ends the episode; one token more, and an action of one token follows."""
+    opening, reply = chat.opening("Be brief.", "Who?").ids, chat.reply("seen", closed=True).ids
+    action = chat.encode_action("go")
+    sampler = Recording(ScriptedSampler([["go", "go"]], chat))
+    limit = len(opening) + len(action) + len(reply) + spare
+    [trajectory] = run(sampler, chat, [Echo("seen", steps=9)], max_tokens=limit)
+    assert trajectory.outcome is Outcome.TOKEN_LIMIT
+    assert trajectory.answer == ""
+    if spare:
+        assert trajectory.token_ids.tolist() == [*opening, *action, *reply, action[0]]
+        assert [request.max_tokens for request, _ in sampler.of(0)] == [min(64, limit - len(opening)), 1]
+    else:
+        assert trajectory.token_ids.tolist() == opening + action
+    assert trajectory.steps[0].rewards == {"progress": 1.0}  # what the action did stays a fact
+
+
+def test_a_prompt_without_room_is_refused(chat: Chat) -> None:
+    length = len(chat.opening("Be brief.", "Who?").ids)
+    with pytest.raises(ValueError, match=rf"'q0' has {length} tokens and max_tokens is {length}.*raise env.max_tokens"):
+        run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)], max_tokens=length)
+
+
+def test_a_script_must_last(chat: Chat) -> None:
+    with pytest.raises(AssertionError, match="script of episode 0 ends"):
+        run(ScriptedSampler([["a"]], chat), chat, [Echo("o", steps=1)])
+
+
+def test_demonstrations_come_out_of_the_same_loop(
+    chat: Chat, hostile_question: Question, hostile_index: Search, hostile: str
+) -> None:
+    """A question, a title and a passage full of marks: the marks are those of the same episode with harmless text."""
+    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
+    [trajectory] = run(ScriptedSampler([[CALL, ANSWER]], chat), chat, [env])
+    text = chat.decode(trajectory.token_ids.tolist())
+    assert text.count(hostile) == 1  # the question
+    assert text.count(hostile.replace("\n", " ")) == 2  # the passage is one line
+    assert trajectory.answer == "Quill"
+    assert json.loads(trajectory.steps[0].arguments) == {"query": "Tide"}
+    marks = np.isin(trajectory.token_ids, chat.encode_action("<|im_start|><|im_end|></tool_response>"))
+    # system, user, assistant, tool, assistant start; all but the last end, which the action sampled; one response
+    assert int(marks.sum()) == 5 + 5 + 1
+    assert int((marks & trajectory.action_mask).sum()) == 2
+    assert not (marks & (trajectory.source == Source.OBSERVATION)).any()
+
+
+def test_one_line_of_log(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
+        [trajectory] = run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)])
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"collected 1 trajectories, {len(trajectory.token_ids)} tokens in ")
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    engine: Engine, chat: Chat, hostile_question: Question, hostile_index: Search
+) -> tuple[Recording, list[Trajectory]]:
+    """200 episodes of the untrained policy, which writes garbage, each after a search with a hostile result."""
+    tools = [search_tool(hostile_index, top_k=1)]
+    envs = [ToolEnv(hostile_question, tools, max_steps=2 + index % 4) for index in range(200)]
+    sampler = Recording(ScriptThenEngine(ScriptedSampler([[CALL]] * len(envs), chat), engine))
+    return sampler, run(sampler, chat, envs, max_action_tokens=24, max_tokens=480)
+
+
+def test_trained_tokens_are_the_sampled_ones(sampled: tuple[Recording, list[Trajectory]]) -> None:
+    """Where source is ACTION stand the ids and logprobs that the sampler returned, and nowhere else a logprob."""
+    sampler, trajectories = sampled
+    for index, trajectory in enumerate(trajectories):
+        actions = [action for _, action in sampler.of(index)]
+        mask = trajectory.action_mask
+        assert trajectory.token_ids[mask].tolist() == [token for action in actions for token in action.token_ids]
+        assert np.array_equal(trajectory.logprobs[mask], np.concatenate([action.logprobs for action in actions]))
+        assert not trajectory.logprobs[~mask].any()
+        spans = [range(step.action_start, step.action_stop) for step in trajectory.steps]
+        assert np.flatnonzero(mask).tolist() == [position for span in spans for position in span]
+
+
+def test_contexts_only_grow(sampled: tuple[Recording, list[Trajectory]]) -> None:
+    sampler, trajectories = sampled
+    for index, trajectory in enumerate(trajectories):
+        pairs = sampler.of(index)
+        for (request, action), (later, _) in pairwise(pairs):
+            grown = request.context + action.token_ids
+            assert later.context[: len(grown)] == grown
+        whole = pairs[-1][0].context + pairs[-1][1].token_ids
+        assert trajectory.token_ids.tolist() == whole
+        assert len(whole) <= 480
+
+
+def test_garbage_brings_every_kind_of_end(sampled: tuple[Recording, list[Trajectory]]) -> None:
+    """The episodes above are worth their name: cut and closed actions, and both ways to end without an answer."""
+    _, trajectories = sampled
+    steps = [step for trajectory in trajectories for step in trajectory.steps]
+    assert {step.stop_reason for step in steps} == set(StopReason)
+    assert {trajectory.outcome for trajectory in trajectories} >= {Outcome.MALFORMED, Outcome.TOKEN_LIMIT}
+
+
+def test_the_same_collection_twice_gives_the_same_bits(
+    engine: Engine, chat: Chat, tiny_model: Any, hostile_question: Question, hostile_index: Search
+) -> None:
+    def again() -> list[Trajectory]:
+        engine.load_weights(tiny_model, version=0)  # drops the cache
+        tools = [search_tool(hostile_index, top_k=1)]
+        return run(engine, chat, [ToolEnv(hostile_question, tools, max_steps=2) for _ in range(8)])
+
+    for first, second in zip(again(), again(), strict=True):
+        assert np.array_equal(first.token_ids, second.token_ids)
+        assert np.array_equal(first.logprobs, second.logprobs)
