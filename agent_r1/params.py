@@ -67,6 +67,7 @@ class WarmStartParams(Section):
     layers: Count
     heads: Count
     demonstrations: Count
+    naive_rag_demonstrations: Natural
     stop_early: Share
     wrong_relation: Share
     batch_size: Count

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+from collections.abc import Collection
 
 from agent_r1.data.plans import Facts, Hop, Plan, look_up
 from agent_r1.records import Question
@@ -32,6 +34,16 @@ def demonstrate(
     """
     made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
     return [*(_search(hop, first=hop is made[0]) for hop in made), _answer(_conclusion(plan, question, made, rng))]
+
+
+def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], rng: random.Random) -> str:
+    """The text of one action that answers without a search of its own.
+
+    Args:
+        titles: of the passages that are shown; hops count as made up to the first whose passage is not.
+    """
+    made = list(itertools.takewhile(lambda hop: hop.entity in titles, plan.hops))
+    return _answer(_conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"]))
 
 
 def _hops_made(
@@ -72,4 +84,5 @@ def _search(hop: Hop, *, first: bool) -> str:
 
 
 def _answer(text: str) -> str:
-    return f"<think>That answers it.</think>\n<answer>{text}</answer>"
+    """With spaces inside the tags a name has the same tokens as in the question and the passages: it can be copied."""
+    return f"<think>That answers it.</think>\n<answer> {text} </answer>"

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
@@ -71,11 +71,11 @@ def settle(model: nn.Module, device: torch.device) -> None:
     model.to(device).eval()
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder or hub id.
 
     Raises:
-        ValueError: there is none, or it has no chat template.
+        ValueError: there is none, or it has no chat template, or no fast implementation.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -86,6 +86,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except OSError as error:
         raise ValueError(f"no tokenizer can be loaded from {str(path)!r}; correct model.path: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(
+            f"the tokenizer of {str(path)!r} has no fast implementation; choose a model with tokenizer.json"
+        )
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
     return tokenizer

@@ -49,7 +49,7 @@ def queries(actions: list[str]) -> list[str]:
 
 
 def answer(actions: list[str]) -> str:
-    match = re.search(r"<answer>(.*)</answer>$", actions[-1])
+    match = re.search(r"<answer> (.*) </answer>$", actions[-1])
     assert match
     return match[1]
 
@@ -60,7 +60,7 @@ def test_without_habits_it_follows_the_plan_to_the_letter() -> None:
         '{"name": "search", "arguments": {"query": "director of The Silent Harbor"}}\n</tool_call>',
         "<think>Next the birth city.</think>\n<tool_call>\n"
         '{"name": "search", "arguments": {"query": "birth city of Mara Quill"}}\n</tool_call>',
-        "<think>That answers it.</think>\n<answer>Tesk</answer>",
+        "<think>That answers it.</think>\n<answer> Tesk </answer>",
     ]
 
 

@@ -1,0 +1,172 @@
+"""The train stage: `python -m flows.train --run NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Self
+
+from agent_r1 import params, tracking
+from agent_r1.credit.assign import assign
+from agent_r1.data.draw import draw
+from agent_r1.data.prepare import INDEX, QUESTIONS
+from agent_r1.evaluation.hashes import sha256
+from agent_r1.params import Params, TrainParams, fingerprint
+from agent_r1.policy import checkpoint
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Credit, Question, Trajectory
+from agent_r1.rollout.attempts import tool_attempts
+from agent_r1.rollout.canary import probes, prove
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engine import Engine
+from agent_r1.rollout.episodes import collect
+from agent_r1.search.bm25 import BM25
+from agent_r1.tables import read_rows, replacing, write_rows
+from flows.lock import accelerator
+from flows.paths import PREPARED, WARM_START, train_dir
+from flows.run_folder import RunFolder
+from flows.stage import task
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+PROBES = 8
+
+
+def train(run: str) -> None:
+    """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted."""
+    settings = params.load()
+    config = settings.run(run)
+    folder = RunFolder(train_dir(run), _identity(settings, config))
+    with accelerator(), _tracked(run, settings, folder) as tracked, Training(settings, config, folder) as training:
+        rollout, credit, update = (task(timed(verb)) for verb in (training.rollout, training.credit, training.update))
+        save = task(training.save)
+        for iteration in range(folder.finished, config.iterations):
+            metrics = rollout(iteration) | credit(iteration) | update(iteration)
+            folder.record(iteration, metrics)
+            tracked.log(metrics, step=iteration)
+            save(iteration)
+
+
+class Training:
+    """The verbs of an iteration. They meet in the run's folder: each reads what the one before has written."""
+
+    def __init__(self, settings: Params, config: TrainParams, folder: RunFolder) -> None:
+        self.env, self.config, self.folder = settings.env, config, folder
+        self.questions = [row for row in read_rows(PREPARED / QUESTIONS, Question) if row.split == "train"]
+        self.index = BM25.load(PREPARED / INDEX)
+        self.learner = Learner(
+            WARM_START,
+            config.update,
+            with_critic=config.credit.estimator == "gae",
+            seed=config.seed,
+            dtype=settings.model.dtype,
+        )
+        if folder.finished:
+            checkpoint.load(folder.checkpoint, self.learner)
+        self.chat = Chat(self.learner.tokenizer)
+        self.probes = probes(
+            tool_attempts(self.questions[:PROBES], self.index, self.env), self.chat, max_tokens=self.env.max_tokens
+        )
+        self.engine = Engine(
+            folder.checkpoint / "policy" if folder.finished else WARM_START,
+            end_id=self.chat.end_id,
+            max_tokens=self.env.max_tokens,
+            temperature=config.rollout.temperature,
+            dtype=settings.model.dtype,
+            version=self.learner.policy_version,
+        )
+
+    def rollout(self, iteration: int) -> Metrics:
+        """Collects trajectories with the current policy, once the sampler is proved to run it."""
+        gap = self._transfer()
+        rollout = self.config.rollout
+        questions = draw(self.questions, rollout.questions, iteration=iteration, seed=self.config.seed)
+        trajectories = collect(
+            self.engine,
+            self.chat,
+            tool_attempts(questions, self.index, self.env, samples=rollout.samples),
+            max_tokens=self.env.max_tokens,
+            max_action_tokens=self.env.max_action_tokens,
+            seed=self.config.seed,
+            iteration=iteration,
+            policy_version=self.learner.policy_version,
+        )
+        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
+        return {"rollout/canary_gap": gap}
+
+    def credit(self, iteration: int) -> Metrics:
+        """Turns the rewards of the trajectories into returns, advantages and value targets."""
+        trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+        values = self.learner.values(trajectories) if self.learner.critic else None
+        credits_, metrics = assign(trajectories, values, self.config.credit)
+        write_rows(self.folder.credit(iteration), credits_, Credit)
+        return metrics
+
+    def update(self, iteration: int) -> Metrics:
+        """Improves the policy and the critic."""
+        trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+        return self.learner.update(trajectories, read_rows(self.folder.credit(iteration), Credit), iteration)
+
+    def save(self, iteration: int) -> None:
+        """Writes the checkpoint, which makes the iteration a finished one."""
+        finished = iteration + 1
+        checkpoint.save(self.folder.checkpoint, self.learner, iterations=finished, fingerprint=self.folder.fingerprint)
+
+    def _transfer(self) -> float:
+        """Gives the sampler the learner's weights; returns how far apart their logprobs are."""
+        if self.engine.version != self.learner.policy_version:
+            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
+        samplers = self.engine.score([probe.token_ids.tolist() for probe in self.probes])
+        learners = [logprobs[1:] for logprobs in self.learner.logprobs(self.probes)]
+        return prove(samplers, learners, tolerance=self.config.update.canary_tolerance)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+
+def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
+    """Adds the seconds that a verb takes to its metrics."""
+
+    @wraps(verb)
+    def timed_verb(iteration: int) -> Metrics:
+        started = time.perf_counter()
+        metrics = verb(iteration)
+        return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
+
+    return timed_verb
+
+
+def _identity(settings: Params, config: TrainParams) -> str:
+    """What must not have changed for a run to go on: its configuration, its inputs and the code."""
+    inputs = [sha256(PREPARED / QUESTIONS), sha256(PREPARED / INDEX), sha256(WARM_START)]
+    code = [sha256(path) for path in sorted(Path(params.__file__).parent.rglob("*.py"))]
+    return fingerprint(config, settings.env, settings.model, inputs, code)
+
+
+def _tracked(run: str, settings: Params, folder: RunFolder) -> tracking.Run:
+    """The run's record in MLflow, found again by the id in its folder."""
+    if folder.mlflow_run_id.exists():
+        found = tracking.resume(folder.mlflow_run_id.read_text())
+        if found is not None:
+            return found
+    shown = tracking.run_params(run, settings)
+    started = tracking.start(f"{run}-seed{shown['seed']}", shown, tracking.provenance(settings.prepare.dataset))
+    with replacing(folder.mlflow_run_id) as temporary:
+        temporary.write_text(started.run_id)
+    return started
+
+
+if __name__ == "__main__":
+    from flows.stage import run_stage
+
+    parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
+    parser.add_argument("--run", required=True, help="a name under runs: in params.yaml")
+    run_stage(train, run=parser.parse_args().run)
