@@ -144,6 +144,18 @@ def run_params(variant: str, params: Params) -> dict[str, Any]:
     }
 
 
+def baseline_params(variant: str, params: Params) -> dict[str, Any]:
+    """The same of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
+    return {
+        "variant": variant,
+        "algorithm": "none",
+        "loss_mask": "none",
+        "advantage_mask": "none",
+        "seed": params.warm_start.seed,
+        **flatten(params.model_dump(mode="json", include={"model": True, "warm_start": True, "env": True})),
+    }
+
+
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dots between the keys: {"a": {"b": 1}} is {"a.b": 1}."""
     flat: dict[str, Any] = {}

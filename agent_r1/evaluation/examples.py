@@ -1,13 +1,26 @@
-"""Three episodes worth reading: a success, the same question before training, and a failure."""
+"""Episodes worth reading: a success, the same question before training, and a failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from agent_r1.answers import exact_match
 from agent_r1.evaluation.baselines import BASE_TOOL_CALL
 from agent_r1.evaluation.transcript import Decode, transcript
 from agent_r1.records import Question, Trajectory
+
+
+def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Trajectory]:
+    """The hardest question answered `right` and the hardest answered `wrong`; without a key where there is none.
+
+    Hardest: most hops, then an episode of several steps before one of a single step, then the first.
+    """
+    by_id = {question.question_id: question for question in questions}
+    found: dict[str, Trajectory] = {}
+    for trajectory in sorted(trajectories, key=lambda t: (-by_id[t.question_id].hops, len(t.steps) == 1)):
+        right = exact_match(trajectory.answer, by_id[trajectory.question_id].answers)
+        found.setdefault("right" if right else "wrong", trajectory)
+    return {title: found[title] for title in ("right", "wrong") if title in found}
 
 
 def examples(
@@ -24,28 +37,16 @@ def examples(
     if not trained:
         return []
     by_id = {question.question_id: question for question in questions}
-    ours, before = trajectories[trained[0]], trajectories.get(BASE_TOOL_CALL, [])
-    success = _hardest(_graded(ours, by_id, right=True), by_id)
-    chosen = [(f"`{trained[0]}`, right", success)]
-    if success is not None:
-        same = next((t for t in before if t.question_id == success.question_id), None)
-        chosen.append((f"`{BASE_TOOL_CALL}`, the same question", same))
-    chosen.append((f"`{trained[0]}`, wrong", _hardest(_graded(ours, by_id, right=False), by_id)))
+    before = {trajectory.question_id: trajectory for trajectory in trajectories.get(BASE_TOOL_CALL, [])}
     parts = ["## Example trajectories"]
-    for title, trajectory in chosen:
-        if trajectory is not None:
-            question = by_id[trajectory.question_id]
-            parts += [f"### {title}", _fenced(transcript(trajectory, question, decode))]
+    for title, trajectory in worth_reading(trajectories[trained[0]], questions).items():
+        shown = {f"`{trained[0]}`, {title}": trajectory}
+        if title == "right" and trajectory.question_id in before:
+            shown[f"`{BASE_TOOL_CALL}`, the same question"] = before[trajectory.question_id]
+        for heading, episode in shown.items():
+            text = transcript(episode, by_id[episode.question_id], decode)
+            parts += [f"### {heading}", _fenced(text)]
     return parts
-
-
-def _graded(trajectories: Sequence[Trajectory], by_id: Mapping[str, Question], *, right: bool) -> Iterable[Trajectory]:
-    return (t for t in trajectories if bool(exact_match(t.answer, by_id[t.question_id].answers)) is right)
-
-
-def _hardest(trajectories: Iterable[Trajectory], by_id: Mapping[str, Question]) -> Trajectory | None:
-    """The first of those with most hops, an episode with a tool call before one without."""
-    return max(trajectories, key=lambda t: (by_id[t.question_id].hops, len(t.steps) > 1), default=None)
 
 
 def _fenced(text: str) -> str:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.records import CallStatus, Prediction, Question, Trajectory
+
+
+def asked_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """`count` questions of the test split, drawn by the seed, in their order; all of them for a count of 0.
+
+    Raises:
+        ValueError: the test split is empty or has fewer questions.
+    """
+    test = [question for question in questions if question.split == "test"]
+    if not test:
+        raise ValueError("there are no test questions; prepare data with a test split")
+    if count > len(test):
+        raise ValueError(f"evaluate.questions is {count} and the test split has {len(test)}; lower it, or 0 for all")
+    chosen = random.Random(seed).sample(range(len(test)), count) if count else range(len(test))
+    return [test[i] for i in sorted(chosen)]
 
 
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
