@@ -282,9 +282,8 @@ def _require_finite(what: str, terms: Tensor, batch: MicroBatch, rows: Sequence[
     """Checks the per-token terms [N] of a loss."""
     if not terms.isfinite().all():
         pieces = zip(batch.rows, batch.split(terms), strict=True)
-        raise _not_finite(
-            what, [rows[row].trajectory.trajectory_id for row, piece in pieces if not piece.isfinite().all()]
-        )
+        culprits = [rows[row].trajectory.trajectory_id for row, piece in pieces if not piece.isfinite().all()]
+        raise _not_finite(what, culprits)
 
 
 def _not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
