@@ -6,6 +6,8 @@ the engine runs in-process, so that requests are admitted all at once and batche
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import sys
 import traceback
@@ -140,12 +142,14 @@ def serve(connection: Connection) -> None:
         while True:
             name, arguments = connection.recv()
             connection.send((True, calls[name](*arguments)))
-    except (EOFError, BrokenPipeError):
+    except (EOFError, ConnectionError):
         return
     except Exception:
         connection.send((False, traceback.format_exc()))
 
 
 if __name__ == "__main__":
+    logging.basicConfig(handlers=[logging.NullHandler()])  # or vLLM's first words, before it sets up its own, are shown
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes the pipe
     serve(Connection(int(sys.argv[1])))
+    os._exit(0)  # at once: vLLM takes seconds to clean up, and the next engine wants the memory
