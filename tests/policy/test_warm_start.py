@@ -1,0 +1,109 @@
+"""Supervised learning on demonstrations: what it minimises, what it leaves alone, and that it repeats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from agent_r1.params import WarmStartParams, load
+from agent_r1.policy.model import load_policy
+from agent_r1.policy.warm_start import fit
+from agent_r1.records import Source, Trajectory
+
+P, A, O, T = map(int, Source)  # noqa: E741
+MakeTrajectory = Callable[..., Trajectory]
+
+
+@pytest.fixture
+def make_params() -> Callable[..., WarmStartParams]:
+    base = load(Path(__file__).parents[2] / "params.yaml").warm_start
+
+    def build(**changes: float) -> WarmStartParams:
+        small = {"seed": 0, "batch_size": 4, "steps": 5, "learning_rate": 1e-3, "observation_weight": 0.3}
+        return base.model_copy(update=small | changes)
+
+    return build
+
+
+@pytest.fixture
+def demonstrations(make_trajectory: MakeTrajectory) -> list[Trajectory]:
+    """Twelve of different lengths and random bytes: nothing to learn but by heart."""
+    rows = [make_trajectory(i, [P, P, T, A, A, A, O, O, T, *[A] * (2 + i % 3)]) for i in range(12)]
+    return [dataclasses.replace(row, token_ids=row.token_ids % 256) for row in rows]
+
+
+def fitted(
+    path: Path, demonstrations: Sequence[Trajectory], params: WarmStartParams
+) -> tuple[PreTrainedModel, list[float]]:
+    model = load_policy(path, device=torch.device("cpu"))
+    return model, fit(model, demonstrations, params)
+
+
+def same_bits(left: PreTrainedModel, right: PreTrainedModel) -> bool:
+    return all(map(torch.equal, left.parameters(), right.parameters()))
+
+
+def test_the_loss_falls(
+    tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
+) -> None:
+    model, losses = fitted(tiny_model, demonstrations, make_params(steps=60, learning_rate=1e-2))
+    assert len(losses) == 60
+    assert losses[0] > 5  # about ln 388 = 5.96, all tokens alike
+    assert np.mean(losses[-3:]) < 2
+    assert not model.training
+
+
+def test_the_first_loss_by_hand(
+    tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
+) -> None:
+    """Sum of weight times negative logprob over the sum of the weights: 1 at actions, 0.3 at observations, else 0."""
+    model = load_policy(tiny_model, device=torch.device("cpu"))
+    weighted, total = 0.0, 0.0
+    for each in demonstrations:
+        ids = torch.as_tensor(each.token_ids, dtype=torch.long)
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        for logprob, source in zip(logprobs.tolist(), each.source[1:].tolist(), strict=True):
+            weight = {P: 0.0, A: 1.0, O: 0.3, T: 0.0}[source]
+            weighted, total = weighted - weight * logprob, total + weight
+    assert fit(model, demonstrations, make_params(steps=1, batch_size=12)) == [
+        pytest.approx(weighted / total, abs=1e-5)
+    ]
+
+
+def test_the_same_seed_gives_the_same_bits(
+    tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
+) -> None:
+    (one, losses), (two, same_losses), (other, _) = (
+        fitted(tiny_model, demonstrations, make_params(seed=seed)) for seed in (7, 7, 8)
+    )
+    assert losses == same_losses
+    assert same_bits(one, two)
+    assert not same_bits(one, other)
+
+
+@pytest.mark.parametrize(
+    ("source", "observation_weight", "trained"), [(O, 0.3, True), (O, 0.0, False), (P, 0.3, False), (T, 0.3, False)]
+)
+def test_what_is_not_acted_is_not_trained_on(
+    tiny_model: Path,
+    make_trajectory: MakeTrajectory,
+    make_params: Callable[..., WarmStartParams],
+    source: int,
+    observation_weight: float,
+    trained: bool,
+) -> None:
+    """What comes after the last action cannot change a prediction of it: only a loss of its own could tell."""
+    rows = [make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)]
+    others = [make_trajectory(i, [P, A, A, A, *[source] * 4]) for i in range(4)]
+    for row in others:
+        row.token_ids[4:] += 1
+    params = make_params(observation_weight=observation_weight)
+    (model, losses), (other, other_losses) = (fitted(tiny_model, each, params) for each in (rows, others))
+    assert (losses != other_losses) == trained
+    assert same_bits(model, other) != trained
