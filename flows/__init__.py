@@ -14,7 +14,6 @@ ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DVC_NO_ANALYTICS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "VLLM_LOGGING_LEVEL": "WARNING",
     "OMP_NUM_THREADS": str(CPUS),  # without it a vLLM engine cuts torch to one thread in this process
     "MALLOC_MMAP_MAX_": "0",  # the next two are for child processes; this one calls keep_freed_memory
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),

@@ -11,24 +11,22 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
-from agent_r1.envs.naive_rag import NaiveRagEnv
 from agent_r1.evaluation.baselines import BASELINES, NAIVE_RAG
 from agent_r1.evaluation.examples import worth_reading
-from agent_r1.evaluation.hashes import sha256
 from agent_r1.evaluation.predictions import asked_questions, predict
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
-from agent_r1.params import EnvParams, Params
+from agent_r1.hashes import sha256
+from agent_r1.params import Params
 from agent_r1.records import Prediction, Question, Trajectory
-from agent_r1.rollout.attempts import tool_attempts
+from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engine import Engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.search.base import Search
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows, replacing, write_rows
 from flows.lock import accelerator
-from flows.paths import PREPARED, WARM_START, evaluate_dir, train_dir
+from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
 
 
 def evaluate(name: str) -> None:
@@ -46,13 +44,11 @@ def evaluate(name: str) -> None:
     model = WARM_START if name in BASELINES else train_dir(name) / "checkpoint" / "policy"
     if not model.is_dir():
         raise FileNotFoundError(f"there is no model at {model}; train it first (`dvc repro` knows the stage)")
-    questions = asked_questions(
-        read_rows(PREPARED / "questions.parquet", Question), settings.evaluate.questions, settings.evaluate.seed
-    )
+    questions = asked_questions(read_rows(QUESTIONS, Question), settings.evaluate.questions, settings.evaluate.seed)
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert isinstance(tokenizer, PreTrainedTokenizerFast), type(tokenizer)  # warm_start and train saved it
     chat = Chat(tokenizer)
-    attempts = _attempts(name, questions, BM25.load(PREPARED / "bm25"), settings.env)
+    attempts = (naive_rag_attempts if name == NAIVE_RAG else tool_attempts)(questions, BM25.load(INDEX), settings.env)
     trajectories = _answer(model, chat, attempts, settings, _policy_version(model))
     predictions = predict(trajectories, questions, name, seed)
     scores = headline(score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed))
@@ -68,20 +64,6 @@ def evaluate(name: str) -> None:
         run.text(text, f"examples/{title}.txt")
     with replacing(folder / "mlflow_run_id") as temporary:
         temporary.write_text(run.run_id)
-
-
-def _attempts(name: str, questions: Sequence[Question], index: Search, env: EnvParams) -> list[Attempt]:
-    if name != NAIVE_RAG:
-        return tool_attempts(questions, index, env)
-    return [
-        Attempt(
-            question_id=question.question_id,
-            group=group,
-            sample=0,
-            env=NaiveRagEnv(question, index, top_k=env.top_k),
-        )
-        for group, question in enumerate(questions)
-    ]
 
 
 def _answer(
@@ -117,9 +99,9 @@ def _policy_version(model: Path) -> int:
 
 def _hashes(model: Path, prompt_hash: str) -> dict[str, str]:
     return {
-        "questions": sha256(PREPARED / "questions.parquet"),
-        "passages": sha256(PREPARED / "passages.parquet"),
-        "index": sha256(PREPARED / "bm25"),
+        "questions": sha256(QUESTIONS),
+        "passages": sha256(PASSAGES),
+        "index": sha256(INDEX),
         "prompt": prompt_hash,
         "policy": sha256(model),
     }

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 PREPARED = Path("data/prepared")
+QUESTIONS = PREPARED / "questions.parquet"
+PASSAGES = PREPARED / "passages.parquet"
+INDEX = PREPARED / "bm25"
 WARM_START = Path("outputs/warm_start")
 REPORT = Path("outputs/report")
 

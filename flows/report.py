@@ -12,7 +12,7 @@ from agent_r1.evaluation.baselines import BASELINES
 from agent_r1.evaluation.report import read_curve, read_evaluation, render
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from flows.paths import PREPARED, REPORT, WARM_START, evaluate_dir, train_dir
+from flows.paths import QUESTIONS, REPORT, WARM_START, evaluate_dir, train_dir
 
 
 def report() -> None:
@@ -31,7 +31,7 @@ def report() -> None:
     render(
         [read_evaluation(name, evaluate_dir(name)) for name in names],
         {run: read_curve(train_dir(run) / "metrics.jsonl") for run in settings.repro_runs},
-        read_rows(PREPARED / "questions.parquet", Question),
+        read_rows(QUESTIONS, Question),
         decode,
         REPORT,
         samples=settings.evaluate.bootstrap_samples,

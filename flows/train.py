@@ -13,8 +13,7 @@ from typing import Self
 from agent_r1 import params, tracking
 from agent_r1.credit.assign import assign
 from agent_r1.data.draw import draw
-from agent_r1.data.prepare import INDEX, QUESTIONS
-from agent_r1.evaluation.hashes import sha256
+from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
@@ -27,7 +26,7 @@ from agent_r1.rollout.episodes import collect
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows, replacing, write_rows
 from flows.lock import accelerator
-from flows.paths import PREPARED, WARM_START, train_dir
+from flows.paths import INDEX, QUESTIONS, WARM_START, train_dir
 from flows.run_folder import RunFolder
 from flows.stage import task
 
@@ -57,8 +56,8 @@ class Training:
 
     def __init__(self, settings: Params, config: TrainParams, folder: RunFolder) -> None:
         self.env, self.config, self.folder = settings.env, config, folder
-        self.questions = [row for row in read_rows(PREPARED / QUESTIONS, Question) if row.split == "train"]
-        self.index = BM25.load(PREPARED / INDEX)
+        self.questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
+        self.index = BM25.load(INDEX)
         self.learner = Learner(
             WARM_START,
             config.update,
@@ -146,7 +145,7 @@ def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
 
 def _identity(settings: Params, config: TrainParams) -> str:
     """What must not have changed for a run to go on: its configuration, its inputs and the code."""
-    inputs = [sha256(PREPARED / QUESTIONS), sha256(PREPARED / INDEX), sha256(WARM_START)]
+    inputs = [sha256(QUESTIONS), sha256(INDEX), sha256(WARM_START)]
     code = [sha256(path) for path in sorted(Path(params.__file__).parent.rglob("*.py"))]
     return fingerprint(config, settings.env, settings.model, inputs, code)
 

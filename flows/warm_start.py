@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
-from agent_r1.data.prepare import INDEX, PASSAGES, QUESTIONS, plans
+from agent_r1.data.prepare import plans
 from agent_r1.envs import naive_rag, tool_env
 from agent_r1.params import Params
 from agent_r1.policy import builtin
@@ -25,7 +25,7 @@ from agent_r1.search.base import Search
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows
 from flows.lock import accelerator
-from flows.paths import PREPARED, WARM_START
+from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ def warm_start() -> None:
 
 
 def _train(settings: Params) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    index = BM25.load(PREPARED / INDEX)
-    questions = [row for row in read_rows(PREPARED / QUESTIONS, Question) if row.split == "train"]
+    index = BM25.load(INDEX)
+    questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
     plan_of, facts = plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
@@ -81,7 +81,7 @@ def _built_in(
 
 def _texts(demonstrations: Sequence[Demonstration]) -> Iterator[str]:
     """What the tokenizer learns its words from: the passages, and the conversations with all that surrounds them."""
-    for passage in read_rows(PREPARED / PASSAGES, Passage):
+    for passage in read_rows(PASSAGES, Passage):
         yield f"{passage.title}: {passage.text}"
     for demonstration in demonstrations:
         yield "\n".join(["system", tool_env.SYSTEM, "Tools: search(query)", "user", demonstration.question.text])

@@ -11,7 +11,10 @@ from agent_r1.seeds import derive
 
 
 def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
-    """The `count` questions of an iteration: all are passed through, in a new order each time, before one repeats.
+    """The `count` questions of an iteration, no question twice.
+
+    Successive iterations pass through all questions in a random order, then in another one; what is left at the end of
+    a pass and does not fill an iteration is left out of it.
 
     Raises:
         ValueError: there are fewer questions than an iteration needs.
@@ -21,9 +24,6 @@ def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int
             f"train.rollout.questions is {count} and there are {len(questions)} training questions; "
             "lower it or prepare more"
         )
-    positions = np.arange(iteration * count, (iteration + 1) * count)
-    orders = {
-        round_: np.random.default_rng(derive(seed, "questions", round_)).permutation(len(questions))
-        for round_ in {int(position) // len(questions) for position in positions}
-    }
-    return [questions[orders[p // len(questions)][p % len(questions)]] for p in positions.tolist()]
+    passed, position = divmod(iteration, len(questions) // count)
+    order = np.random.default_rng(derive(seed, "questions", passed)).permutation(len(questions))
+    return [questions[index] for index in order[position * count : (position + 1) * count]]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from string import Formatter
 
 from agent_r1.data.names import draw
 from agent_r1.params import AtlasParams
@@ -14,57 +12,10 @@ from agent_r1.seeds import derive
 
 YEARS = [str(year) for year in range(1950, 2000)]
 
-# Two ways to tell each kind's facts. A sentence whose fact is unknown (an unmarried person) is left out. Every value
-# follows a space: a byte-level tokenizer then gives a name the same tokens here, in a question and in a query. A
-# word of a query that few passages of a kind share would outweigh the name, so both ways use the rare ones.
-_TELLINGS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "person": (
-        (
-            "{name} was born in {birth city} in {birth year}.",
-            "{name} works for {employer}.",
-            "The spouse of {name} is {spouse}.",
-        ),
-        (
-            "The employer of {name} is {employer}.",
-            "{name} was born in {birth year} in {birth city}.",
-            "{name} is married to {spouse}.",
-        ),
-    ),
-    "film": (
-        (
-            "{name} is a film directed by {director} with {lead actor} as the lead actor.",
-            "It was made by {studio} and came out in {release year}.",
-        ),
-        (
-            "{name} is a film of {release year} from the studio {studio}.",
-            "Its lead actor is {lead actor} and its director is {director}.",
-        ),
-    ),
-    "company": (
-        (
-            "{name} is a company with the founding year {founding year} and the founder {founder}.",
-            "Its headquarters are in {headquarters}.",
-        ),
-        (
-            "{name} is a company with headquarters in {headquarters}.",
-            "Its founder is {founder} and its founding year is {founding year}.",
-        ),
-    ),
-    "city": (
-        ("{name} is a city in the country {country}.", "Its mayor is {mayor}."),
-        ("{name} is a city with the mayor {mayor}.", "It lies in the country {country}."),
-    ),
-    "country": (
-        (
-            "{name} is a country with the capital {capital}.",
-            "Its currency is the {currency} and its language is {language}.",
-        ),
-        (
-            "{name} is a country where people speak {language} and pay in {currency}.",
-            "Its capital is {capital}.",
-        ),
-    ),
-}
+# Two ways to tell an entity's facts, in any order. The value comes right after its relation and follows a space: a
+# byte-level tokenizer then gives a name the same tokens here, in a question and in a query, and a small model can learn
+# to find and to copy it.
+_TELLINGS = ("{name} is a {kind} with {facts}.", "The {kind} {name} has {facts}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +60,15 @@ def passages(world: World, seed: int) -> list[Passage]:
     """One passage per entity, titled with its name."""
     rng = random.Random(derive(seed, "atlas", "passages"))
     return [
-        Passage(
-            passage_id=f"atlas-{i:05d}", title=name, text=_tell(rng.choice(_TELLINGS[kind]), name, world.facts[name])
-        )
+        Passage(passage_id=f"atlas-{i:05d}", title=name, text=_tell(name, kind, world.facts[name], rng))
         for i, (name, kind) in enumerate(world.kinds.items())
     ]
 
 
-def _tell(sentences: Sequence[str], name: str, facts: dict[str, str]) -> str:
-    values = {"name": name, **facts}
-    return " ".join(
-        sentence.format_map(values)
-        for sentence in sentences
-        if all(field in values for _, field, _, _ in Formatter().parse(sentence) if field)
-    )
+def _tell(name: str, kind: str, facts: dict[str, str], rng: random.Random) -> str:
+    *most, last = (f"the {relation} {value}" for relation, value in rng.sample(list(facts.items()), len(facts)))
+    told = f"{', '.join(most)} and {last}"
+    return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=told)
 
 
 Entities = dict[str, dict[str, str]]

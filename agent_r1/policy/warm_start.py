@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
 
 
-def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: WarmStartParams) -> dict[str, float]:
-    """Trains `model` in place for `params.steps` optimiser steps; returns the losses in nats per token.
+def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: WarmStartParams) -> list[float]:
+    """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
     The loss is the mean negative log-likelihood over action tokens (weight 1) and observation tokens
     (weight `params.observation_weight`, which teaches copying). The learning rate warms up over the
@@ -36,7 +37,7 @@ def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: Wa
     batches = _batches([len(trajectory.token_ids) for trajectory in demonstrations], params)
     model.train()
     losses: list[float] = []
-    for batch in track(batches, "warm start", total=params.steps, transient=True):
+    for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=not sys.stderr.isatty())):
         loss = _loss(model, [demonstrations[i].token_ids for i in batch], [weights[i] for i in batch])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -44,10 +45,10 @@ def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: Wa
         optimiser.step()
         schedule.step()
         losses.append(loss.item())
+        if (step + 1) % max(1, params.steps // 10) == 0:
+            logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, losses[-1])
     model.eval()
-    last = float(np.mean(losses[-50:]))
-    logger.info("warm start: %d steps, loss %.3f -> %.3f nats per token", params.steps, losses[0], last)
-    return {"warm_start/first_loss": losses[0], "warm_start/loss": last}
+    return losses
 
 
 def _loss(

@@ -33,7 +33,8 @@ def prove(
     Raises:
         StaleWeightsError: it is above the tolerance, or not a number.
     """
-    gap = max(float(np.abs(sampler - learner).max()) for sampler, learner in zip(samplers, learners, strict=True))
+    differences = [np.abs(sampler - learner) for sampler, learner in zip(samplers, learners, strict=True)]
+    gap = float(np.concatenate(differences).max())  # NaN where one of them is
     if not gap <= tolerance:
         raise StaleWeightsError(
             f"after a weight transfer the sampler's logprobs are off by {gap:.2g} nats (train.update.canary_tolerance "

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.evaluation.hashes import sha256
+from agent_r1.hashes import sha256
 
 
 def test_a_file_by_the_standard_example(tmp_path: Path) -> None:
