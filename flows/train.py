@@ -40,15 +40,17 @@ def train(run: str) -> None:
     """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted."""
     settings = params.load()
     config = settings.run(run)
-    folder = RunFolder(train_dir(run), _identity(settings, config))
-    with accelerator(), _tracked(run, settings, folder) as tracked, Training(settings, config, folder) as training:
-        rollout, credit, update = (task(timed(verb)) for verb in (training.rollout, training.credit, training.update))
-        save = task(training.save)
-        for iteration in range(folder.finished, config.iterations):
-            metrics = rollout(iteration) | credit(iteration) | update(iteration)
-            folder.record(iteration, metrics)
-            tracked.log(metrics, step=iteration)
-            save(iteration)
+    with accelerator():  # before the folder is looked at: the process that holds it may be training this run
+        folder = RunFolder(train_dir(run), _identity(settings, config))
+        with _tracked(run, settings, folder) as tracked, Training(settings, config, folder) as training:
+            verbs = (training.rollout, training.credit, training.update)
+            rollout, credit, update = (task(timed(verb)) for verb in verbs)
+            save = task(training.save)
+            for iteration in range(folder.finished, config.iterations):
+                metrics = rollout(iteration) | credit(iteration) | update(iteration)
+                folder.record(iteration, metrics)
+                tracked.log(metrics, step=iteration)
+                save(iteration)
 
 
 class Training:
