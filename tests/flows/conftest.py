@@ -1,20 +1,75 @@
-"""A real Prefect server, started once, and small scripts that are whole processes."""
+"""A real Prefect server, started once, small scripts that are whole processes, and a small project that is trained.
+
+A stage runs in its project's folder. The tests give every stage one thread: at this size more are slower, and the bits
+of two processes are compared.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
+
+from flows.paths import train_dir
+from flows.prepare import prepare
+from flows.train import train
+from flows.warm_start import warm_start
 
 ROOT = Path(__file__).parents[2]
 
 Start = Callable[..., subprocess.Popen[str]]
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+
+# What differs from the project's own params.yaml: minutes become seconds.
+SMALL = {
+    "prepare": {
+        "atlas": {
+            "people": 40,
+            "films": 20,
+            "companies": 10,
+            "cities": 10,
+            "countries": 4,
+            "train_questions": 60,
+            "dev_questions": 12,
+            "test_questions": 24,
+        }
+    },
+    "warm_start": {
+        "vocab_size": 640,
+        "hidden_size": 64,
+        "layers": 2,
+        "heads": 2,
+        "demonstrations": 400,
+        "naive_rag_demonstrations": 40,
+        "batch_size": 16,
+        "steps": 150,
+        "learning_rate": 5e-3,
+    },
+    "env": {"top_k": 2, "max_steps": 4, "max_tokens": 448, "max_action_tokens": 64},
+    "train": {
+        "iterations": 3,
+        "rollout": {"questions": 8},
+        "update": {"critic_warmup_iterations": 1, "minibatches": 2},
+    },
+    "evaluate": {"questions": 12, "bootstrap_samples": 100},
+    "runs": {
+        "ppo": {},
+        "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},
+    },
+    "repro_runs": ["ppo"],
+}
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +104,68 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(tempfile, "tempdir", str(folder))  # where the accelerator's lock is
+        for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
+            patch.delenv(name, raising=False)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def inside() -> Inside:
+    """Makes a folder the project of this process: current folder, tracking store and accelerator are its own."""
+    return _inside
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The changes over the base; `runs` as a whole, because its keys are the runs there are."""
+    nested = {key: value for key, value in changes.items() if isinstance(value, dict) and key != "runs"}
+    return {**base, **changes, **{key: _merged(base[key], value) for key, value in nested.items()}}
+
+
+@pytest.fixture(scope="session")
+def write_params() -> WriteParams:
+    """Writes a folder's params.yaml: the project's own, made small, with further changes."""
+
+    def write(folder: Path, changes: dict[str, Any]) -> None:
+        own = yaml.safe_load((ROOT / "params.yaml").read_text())
+        (folder / "params.yaml").write_text(yaml.safe_dump(_merged(_merged(own, SMALL), changes)))
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def small_project(tmp_path_factory: pytest.TempPathFactory, inside: Inside, write_params: WriteParams) -> Path:
+    """A project with prepared data and a warm-started model of 70,000 parameters."""
+    folder = tmp_path_factory.mktemp("small_project")
+    write_params(folder, {})
+    with inside(folder):
+        prepare()
+        warm_start()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ppo(small_project: Path, inside: Inside) -> Path:
+    """The folder of a run of 3 iterations, the first of which trains the critic alone."""
+    with inside(small_project):
+        train("ppo")
+    return small_project / train_dir("ppo")
+
+
+@pytest.fixture(scope="session")
+def grpo(small_project: Path, inside: Inside) -> Path:
+    """The folder of a run of 2 iterations with 4 groups of 4."""
+    with inside(small_project):
+        train("grpo")
+    return small_project / train_dir("grpo")

@@ -1,0 +1,61 @@
+"""Which questions an iteration attempts: passes over all of them, never one twice in an iteration."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.data.draw import draw
+from agent_r1.records import Question
+
+
+def pool(size: int) -> list[Question]:
+    return [
+        Question(
+            question_id=f"q{i}",
+            dataset="atlas",
+            split="train",
+            text="?",
+            answers=["x"],
+            gold_titles=[],
+            hops=1,
+            kind="lookup",
+        )
+        for i in range(size)
+    ]
+
+
+def drawn(size: int, count: int, iteration: int, seed: int = 0) -> list[str]:
+    return [question.question_id for question in draw(pool(size), count, iteration=iteration, seed=seed)]
+
+
+def test_a_pass_takes_every_question_once_and_the_next_in_another_order() -> None:
+    """12 questions, 4 per iteration: three iterations are a pass."""
+    first, second = (
+        [question for iteration in passes for question in drawn(12, 4, iteration)] for passes in ([0, 1, 2], [3, 4, 5])
+    )
+    assert sorted(first) == sorted(second) == sorted(question.question_id for question in pool(12))
+    assert first != second
+
+
+@given(st.integers(1, 20), st.data(), st.integers(0, 30), st.integers(0, 3))
+def test_an_iteration_holds_its_number_of_questions_and_none_twice(
+    size: int, data: st.DataObject, iteration: int, seed: int
+) -> None:
+    """Twice the same question would be two groups of the same episodes, id for id."""
+    count = data.draw(st.integers(1, size))
+    found = drawn(size, count, iteration, seed)
+    assert len(found) == len(set(found)) == count
+
+
+def test_the_draw_follows_from_iteration_and_seed() -> None:
+    assert drawn(50, 10, 3) == drawn(50, 10, 3)
+    assert drawn(50, 10, 3) != drawn(50, 10, 4)
+    assert drawn(50, 10, 3) != drawn(50, 10, 3, seed=1)
+
+
+def test_more_than_there_are_is_refused() -> None:
+    assert len(drawn(5, 5, 0)) == 5
+    with pytest.raises(ValueError, match="questions is 6 and there are 5 training questions; lower it"):
+        drawn(5, 6, 0)

@@ -1,0 +1,130 @@
+"""A training that is killed, interrupted and started again ends with the bits of one that was left alone (law 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from agent_r1.records import Credit, Trajectory
+from agent_r1.tables import read_rows
+from flows.paths import train_dir
+
+TRAIN = ("-m", "flows.train", "--run", "ppo")
+TIMEOUT_S = 120
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, small_project: Path) -> Path:
+    """The project as it is before training, where `start` starts processes."""
+    shutil.copy(small_project / "params.yaml", tmp_path)
+    for part in ("data", "outputs/warm_start"):
+        shutil.copytree(small_project / part, tmp_path / part)
+    return tmp_path
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{path} does not appear"
+        time.sleep(0.002)
+
+
+def engine_of(process: subprocess.Popen[str]) -> int:
+    """The process id of its engine."""
+    lines = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    [engine] = [line for line in lines if "agent_r1.rollout.worker" in line]
+    return int(engine.split()[0])
+
+
+def is_running(pid: int) -> bool:
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return status.strip() != "" and not status.startswith("Z")
+
+
+def plain(row: Trajectory | Credit) -> dict[str, Any]:
+    """All that must be equal: arrays as bytes, no latencies."""
+    fields = dataclasses.asdict(row)
+    for step in fields.get("steps", []):
+        del step["latency_s"]
+    return {name: value.tobytes() if hasattr(value, "tobytes") else value for name, value in fields.items()}
+
+
+def rows_of(run: Path) -> dict[str, list[dict[str, Any]]]:
+    kinds: dict[str, type[Any]] = {"trajectories": Trajectory, "credit": Credit}
+    return {
+        f"{folder}/{path.name}": [plain(row) for row in read_rows(path, kind)]
+        for folder, kind in kinds.items()
+        for path in sorted((run / folder).glob("*.parquet"))
+    }
+
+
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Bit for bit, through dictionaries and lists."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+def learner_state(run: Path) -> dict[str, Any]:
+    """Critic, both optimisers and versions. The process's own random numbers decide nothing, and pytest draws some."""
+    state: dict[str, Any] = torch.load(run / "checkpoint" / "learner.pt", weights_only=True)
+    return {name: value for name, value in state.items() if not name.endswith("_random")}
+
+
+def test_killed_interrupted_and_started_again_it_ends_with_the_same_bits(
+    ppo: Path, fresh: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    run = fresh / train_dir("ppo")
+    for iteration, number, code in ((1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGINT, 130)):
+        process = start(*TRAIN, OMP_NUM_THREADS="1")
+        wait_for(run / "trajectories" / f"{iteration:03d}.parquet", process)
+        engine = engine_of(process)
+        process.send_signal(number)
+        process.communicate(timeout=TIMEOUT_S)  # until nothing it started holds its output open
+        assert process.returncode == code
+        assert not is_running(engine)
+        assert json.loads((run / "checkpoint" / "progress.json").read_text())["iterations"] == iteration
+    process = start(*TRAIN, OMP_NUM_THREADS="1")
+    errors = process.communicate(timeout=TIMEOUT_S)[1]
+    assert process.returncode == 0, errors
+    assert "going on after 2 finished iterations" in errors
+
+    weights = "checkpoint/policy/model.safetensors"
+    assert (run / weights).read_bytes() == (ppo / weights).read_bytes()
+    assert same(learner_state(run), learner_state(ppo))
+    assert rows_of(run) == rows_of(ppo)
+    assert metrics_of(run) == metrics_of(ppo)
+
+    client = MlflowClient(f"sqlite:///{fresh}/.tracking/mlflow.db")
+    experiment = client.get_experiment_by_name("agent_r1")
+    assert experiment is not None
+    [shown] = client.search_runs([experiment.experiment_id])
+    assert shown.info.status == "FINISHED"
+    for name in shown.data.metrics:
+        steps = [point.step for point in client.get_metric_history(shown.info.run_id, name)]
+        assert steps == [row["iteration"] for row in metrics_of(ppo) if name in row or name.startswith("time/")], name

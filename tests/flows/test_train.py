@@ -1,0 +1,259 @@
+"""The train stage with all its parts: what an iteration leaves behind, and when it starts over or goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from transformers import AutoModelForCausalLM
+
+from agent_r1.records import CallStatus, Credit, Source, Trajectory
+from agent_r1.tables import read_rows
+from flows import train as train_module
+from flows.paths import train_dir
+from flows.train import Training, train
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+CLOSE = 1e-4  # nats, in float32
+ITERATIONS = {"ppo": 3, "grpo": 2}
+
+
+@pytest.fixture(params=["ppo", "grpo"])
+def run(request: pytest.FixtureRequest) -> Path:
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
+
+
+def trajectories(run: Path) -> list[list[Trajectory]]:
+    """[iteration][row]"""
+    return [read_rows(path, Trajectory) for path in sorted((run / "trajectories").iterdir())]
+
+
+def credits_(run: Path) -> list[list[Credit]]:
+    return [read_rows(path, Credit) for path in sorted((run / "credit").iterdir())]
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def progress(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "checkpoint" / "progress.json").read_text())
+    return found
+
+
+def mlflow_runs(project: Path, inside: Inside, **params: str) -> list[Run]:
+    with inside(project):
+        client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+        experiment = client.get_experiment_by_name("agent_r1")
+        assert experiment is not None
+        found = client.search_runs([experiment.experiment_id])
+    return [run for run in found if params.items() <= run.data.params.items()]
+
+
+def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
+    names = [f"{iteration:03d}.parquet" for iteration in range(ITERATIONS[run.name])]
+    assert sorted(path.name for path in (run / "trajectories").iterdir()) == names
+    assert sorted(path.name for path in (run / "credit").iterdir()) == names
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoint",
+        "credit",
+        "metrics.jsonl",
+        "mlflow_run_id",
+        "trajectories",
+    ]
+
+
+def test_logprobs_are_where_the_policy_sampled_and_nowhere_else(run: Path) -> None:
+    for row in (row for rows in trajectories(run) for row in rows):
+        assert (row.logprobs[row.action_mask] < 0).all()
+        assert (row.logprobs[~row.action_mask] == 0).all()
+        spans = [np.arange(step.action_start, step.action_stop) for step in row.steps]
+        assert np.concatenate(spans).tolist() == np.flatnonzero(row.action_mask).tolist()
+
+
+def test_episodes_search_and_answer(run: Path) -> None:
+    """Otherwise the other tests would hold of nothing."""
+    rows = [row for rows in trajectories(run) for row in rows]
+    assert {step.call_status for row in rows for step in row.steps} >= {CallStatus.OK, CallStatus.NONE}
+    assert {int(source) for row in rows for source in row.source} == set(map(int, Source))
+
+
+def test_groups_and_seeds(ppo: Path, grpo: Path) -> None:
+    for run, groups, samples in ((ppo, 8, 1), (grpo, 4, 4)):
+        for iteration, rows in enumerate(trajectories(run)):
+            expected = [(group, sample) for group in range(groups) for sample in range(samples)]
+            assert [(row.group, row.sample) for row in rows] == expected
+            assert {row.iteration for row in rows} == {iteration}
+            assert len({row.question_id for row in rows}) == groups
+        assert len({row.seed for rows in trajectories(run) for row in rows}) == ITERATIONS[run.name] * groups * samples
+
+
+@torch.no_grad()
+def test_the_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, small_project: Path) -> None:
+    """As plain transformers computes them over the whole trajectory at once."""
+    model = AutoModelForCausalLM.from_pretrained(small_project / "outputs/warm_start", dtype=torch.float32)
+    for row in trajectories(run)[0]:
+        ids = torch.as_tensor(row.token_ids, dtype=torch.long)
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
+        assert np.abs(logprobs - row.logprobs[1:])[row.action_mask[1:]].max() < CLOSE
+
+
+def test_sampler_and_learner_agree_in_every_iteration(run: Path) -> None:
+    for row in metrics(run):
+        assert 0 < row["policy/mismatch_max"] <= CLOSE  # of what was trained on
+        assert 0 < row["rollout/canary_gap"] <= CLOSE  # of the probes, after the transfer
+
+
+def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None:
+    """PPO's first iteration trains the critic alone, so its second still samples with version 0."""
+    assert [{row.policy_version for row in rows} for rows in trajectories(ppo)] == [{0}, {0}, {1}]
+    assert [{row.policy_version for row in rows} for rows in trajectories(grpo)] == [{0}, {1}]
+    for run, version in ((ppo, 2), (grpo, 2)):
+        assert progress(run)["policy_version"] == version
+        assert progress(run)["iterations"] == ITERATIONS[run.name]
+
+
+def test_credit_rows_belong_to_the_trajectories(run: Path) -> None:
+    for rows, credit_rows in zip(trajectories(run), credits_(run), strict=True):
+        for row, credit in zip(rows, credit_rows, strict=True):
+            assert credit.trajectory_id == row.trajectory_id
+            assert credit.loss_mask.tolist() == row.action_mask.tolist()
+            assert (credit.advantages[~row.action_mask] == 0).all()
+            assert (credit.critic_mask & ~row.action_mask).sum() == 0
+            assert credit.critic_mask.any() == (run.name == "ppo")
+            assert -1 <= credit.return_ <= 1
+
+
+def test_a_group_shares_out_its_advantages(grpo: Path) -> None:
+    """One number per trajectory; they add up to 0 in a group."""
+    for rows, credit_rows in zip(trajectories(grpo), credits_(grpo), strict=True):
+        sums = np.zeros(4)
+        for row, credit in zip(rows, credit_rows, strict=True):
+            [advantage] = set(credit.advantages[row.action_mask].tolist())
+            assert credit.kept == (advantage != 0)
+            sums[row.group] += advantage
+        assert sums == pytest.approx(0, abs=1e-5)
+    assert any(credit.kept for rows in credits_(grpo) for credit in rows)
+
+
+def test_metrics_have_one_row_per_iteration(run: Path) -> None:
+    rows = metrics(run)
+    assert [row["iteration"] for row in rows] == list(range(ITERATIONS[run.name]))
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+    for row, collected, credit_rows in zip(rows, trajectories(run), credits_(run), strict=True):
+        assert row["reward/total"] == pytest.approx(np.mean([credit.return_ for credit in credit_rows]))
+        assert row["rollout/tokens"] == np.mean([len(each.token_ids) for each in collected])
+        assert {"time/rollout_s", "time/credit_s", "time/update_s"} <= row.keys()
+
+
+def test_mlflow_shows_the_run(run: Path, small_project: Path, inside: Inside) -> None:
+    [shown] = mlflow_runs(small_project, inside, variant=run.name)
+    assert shown.info.run_id == (run / "mlflow_run_id").read_text()
+    assert (shown.info.run_name, shown.info.status) == (f"{run.name}-seed0", "FINISHED")
+    expected = {"algorithm": {"ppo": "gae", "grpo": "grpo"}[run.name], "loss_mask": "True", "advantage_mask": "True"}
+    assert expected.items() <= shown.data.params.items()
+    assert shown.data.params["seed"] == "0"
+    assert shown.data.params["rollout.questions"] == {"ppo": "8", "grpo": "4"}[run.name]
+    assert shown.data.tags["dataset"] == "atlas"
+    last = metrics(run)[-1]
+    assert {name: value for name, value in last.items() if name != "iteration"}.items() <= shown.data.metrics.items()
+
+
+class Asked(Exception):
+    """Which iteration was begun."""
+
+
+class NoEngine:
+    """Where nothing is sampled, none is needed."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def finished(
+    tmp_path: Path, small_project: Path, ppo: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A copy of the project with the finished PPO run, from inside; an iteration that begins raises Asked."""
+
+    def begin(_: Training, iteration: int) -> None:
+        raise Asked(iteration)
+
+    shutil.copytree(small_project, tmp_path / "copy")
+    monkeypatch.setattr(train_module, "Engine", NoEngine)
+    monkeypatch.setattr(Training, "rollout", begin)
+    with inside(tmp_path / "copy"):
+        yield tmp_path / "copy"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_trains_nothing(finished: Path) -> None:
+    before = contents(finished / train_dir("ppo"))
+    train("ppo")
+    assert contents(finished / train_dir("ppo")) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": {"update": {"learning_rate": 1e-5}}},
+        {"train": {"seed": 1}},
+        {"env": {"max_steps": 3}},
+        {"runs": {"ppo": {"credit": {"lam": 0.9}}}},
+    ],
+)
+def test_changed_parameters_start_over(
+    finished: Path, changes: dict[str, Any], write_params: Callable[..., None]
+) -> None:
+    write_params(finished, changes)
+    with pytest.raises(Asked, match="0"):
+        train("ppo")
+    assert not (finished / train_dir("ppo") / "checkpoint").exists()
+    assert not (finished / train_dir("ppo") / "metrics.jsonl").exists()
+
+
+def test_parameters_of_other_stages_do_not(finished: Path, write_params: Callable[..., None]) -> None:
+    write_params(finished, {"evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}, "runs": {"ppo": {}}})
+    train("ppo")
+
+
+def test_other_weights_to_start_from_start_over(finished: Path) -> None:
+    shutil.copytree(
+        finished / train_dir("ppo") / "checkpoint" / "policy", finished / "outputs/warm_start", dirs_exist_ok=True
+    )
+    with pytest.raises(Asked, match="0"):
+        train("ppo")
+
+
+def test_what_another_process_finished_meanwhile_is_not_trained_again(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process waits for the accelerator while another one, of the same run, trains to the end."""
+    folder = finished / train_dir("ppo")
+    folder.rename(finished / "elsewhere")
+
+    @contextmanager
+    def accelerator() -> Iterator[None]:
+        (finished / "elsewhere").rename(folder)
+        yield
+
+    monkeypatch.setattr(train_module, "accelerator", accelerator)
+    before = contents(finished / "elsewhere")
+    train("ppo")
+    assert contents(folder) == before
