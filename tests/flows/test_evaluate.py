@@ -1,0 +1,155 @@
+"""The evaluate and report stages on the small project: a trained run, both baselines, and the page about them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agent_r1.answers import exact_match
+from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
+from agent_r1.tables import read_rows
+from flows.evaluate import evaluate
+from flows.paths import QUESTIONS, REPORT, evaluate_dir, train_dir
+from flows.report import report
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+NAMES = ["ppo", "base_tool_call", "naive_rag"]
+ASKED = 12
+
+
+@pytest.fixture(scope="module")
+def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
+    """The project with everything done that `dvc repro` does."""
+    with inside(small_project):
+        for name in NAMES:
+            evaluate(name)
+        report()
+    return small_project
+
+
+def predictions(project: Path, name: str) -> list[Prediction]:
+    return read_rows(project / evaluate_dir(name) / "predictions.parquet", Prediction)
+
+
+def trajectories(project: Path, name: str) -> list[Trajectory]:
+    return read_rows(project / evaluate_dir(name) / "trajectories.parquet", Trajectory)
+
+
+def content(project: Path, name: str, file: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project / evaluate_dir(name) / file).read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) -> None:
+    questions = {row.question_id: row for row in read_rows(evaluated / QUESTIONS, Question) if row.split == "test"}
+    rows = predictions(evaluated, name)
+    assert len({row.question_id for row in rows}) == len(rows) == ASKED
+    for row, trajectory in zip(rows, trajectories(evaluated, name), strict=True):
+        assert (row.run, row.seed, row.question_id) == (name, 0, trajectory.question_id)
+        assert (row.answer, row.steps) == (trajectory.answer, len(trajectory.steps))
+        assert row.policy_version == trajectory.policy_version == (2 if name == "ppo" else 0)
+        assert row.em == exact_match(row.answer, questions[row.question_id].answers)
+    scores = content(evaluated, name, "scores.json")
+    assert scores["em"] == pytest.approx(np.mean([row.em for row in rows]), abs=1e-4)
+    assert scores["em/low"] <= scores["em"] <= scores["em/high"]
+
+
+def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:
+    hashes = {name: content(evaluated, name, "hashes.json") for name in NAMES}
+    assert [set(each) for each in hashes.values()] == [{"questions", "passages", "index", "prompt", "policy"}] * 3
+    differing = {key for key in hashes["ppo"] if hashes["ppo"][key] != hashes["base_tool_call"][key]}
+    assert differing == {"policy"}
+    differing = {key for key in hashes["naive_rag"] if hashes["naive_rag"][key] != hashes["base_tool_call"][key]}
+    assert differing == {"prompt"}
+    asked = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
+    assert asked[0] == asked[1] == asked[2]
+
+
+def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(evaluated / "outputs/warm_start")
+    questions = {row.question_id: row for row in read_rows(evaluated / QUESTIONS, Question)}
+    for row in trajectories(evaluated, "naive_rag"):
+        assert len(row.steps) == 1
+        assert set(row.source.tolist()) == {Source.PROMPT, Source.ACTION}
+        prompt = tokenizer.decode(row.token_ids[row.source == Source.PROMPT].tolist())
+        assert f"\n\n{questions[row.question_id].text}" in prompt
+
+
+@pytest.mark.parametrize("model", [train_dir("ppo") / "checkpoint/policy", Path("outputs/warm_start")])
+def test_plain_transformers_act_as_the_agent_did(evaluated: Path, model: Path) -> None:
+    """Greedy, from the prompt that the chat template itself renders, with a search between question and answer."""
+    name = "ppo" if "ppo" in str(model) else "base_tool_call"
+    policy = AutoModelForCausalLM.from_pretrained(evaluated / model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(evaluated / model)
+    episode = next(
+        row
+        for row in trajectories(evaluated, name)
+        if row.outcome is Outcome.ANSWERED and any(step.call_status is CallStatus.OK for step in row.steps)
+    )
+    assert prompt_ids(evaluated, tokenizer, episode) == episode.token_ids[: episode.steps[0].action_start].tolist()
+    for step in episode.steps:
+        context = torch.as_tensor(episode.token_ids[None, : step.action_start], dtype=torch.long)
+        generated = policy.generate(
+            context, attention_mask=torch.ones_like(context), do_sample=False, max_new_tokens=64
+        )
+        assert generated[0].tolist() == episode.token_ids[: step.action_stop].tolist()
+
+
+def prompt_ids(project: Path, tokenizer: Any, episode: Trajectory) -> list[int]:
+    questions = {row.question_id: row for row in read_rows(project / QUESTIONS, Question)}
+    messages = [
+        {"role": "system", "content": "Answer the question. Search when facts are missing."},
+        {"role": "user", "content": questions[episode.question_id].text},
+    ]
+    query = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    search = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": query}}
+    text = tokenizer.apply_chat_template(messages, tools=[search], tokenize=False, add_generation_prompt=True)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside: Inside) -> None:
+    with inside(evaluated):
+        client = MlflowClient(f"sqlite:///{evaluated}/.tracking/mlflow.db")
+        for name in NAMES:
+            shown = client.get_run((evaluated / evaluate_dir(name) / "mlflow_run_id").read_text())
+            assert shown.data.params["variant"] == name
+            assert shown.data.metrics["final/em"] == content(evaluated, name, "scores.json")["em"]
+            assert ("policy/loss" in shown.data.metrics) == (name == "ppo")
+            assert "report/report.md" in [file.path for file in client.list_artifacts(shown.info.run_id, "report")]
+            assert client.list_artifacts(shown.info.run_id, "examples")
+        trained = (evaluated / train_dir("ppo") / "mlflow_run_id").read_text()
+        assert (evaluated / evaluate_dir("ppo") / "mlflow_run_id").read_text() == trained
+
+
+def test_the_report_names_everyone(evaluated: Path) -> None:
+    page = (evaluated / REPORT / "report.md").read_text()
+    for name in NAMES:
+        assert page.count(f"| `{name}` |") >= 4  # exact match by hops and by kind, F1, tool calls
+    assert json.loads((evaluated / REPORT / "metrics.json").read_text()).keys() == set(NAMES)
+    for picture in ("learning_curves.png", "final_scores.png"):
+        assert f"]({picture})" in page
+        assert (evaluated / REPORT / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_agent_that_is_not_there_is_named(
+    tmp_path: Path, inside: Inside, write_params: Callable[[Path, dict[str, Any]], None]
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        with pytest.raises(ValueError, match="no run 'ppoo' under runs:; did you mean 'ppo'"):
+            evaluate("ppoo")
+        with pytest.raises(FileNotFoundError, match="no model at outputs/train/ppo/checkpoint/policy; train it first"):
+            evaluate("ppo")
+        with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; train it first"):
+            evaluate("naive_rag")
