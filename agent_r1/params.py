@@ -64,7 +64,7 @@ class WarmStartParams(Section):
     fine_tune: bool
     vocab_size: Annotated[int, Field(ge=384)]
     hidden_size: Count
-    layers: Count
+    layers: Annotated[int, Field(ge=2)]
     heads: Count
     demonstrations: Count
     naive_rag_demonstrations: Natural

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from agent_r1.data.plans import Facts, Hop, Plan, look_up
 from agent_r1.records import Question
@@ -33,7 +33,8 @@ def demonstrate(
             what that leads to, or to answer with it where the plan does not apply to it.
     """
     made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
-    return [*(_search(hop, first=hop is made[0]) for hop in made), _answer(_conclusion(plan, question, made, rng))]
+    searches = [_search(hop, before) for before, hop in zip([None, *made], made, strict=False)]
+    return [*searches, _answer(_conclusion(plan, question, made, rng), made[-1:])]
 
 
 def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], rng: random.Random) -> str:
@@ -43,7 +44,8 @@ def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], r
         titles: of the passages that are shown; hops count as made up to the first whose passage is not.
     """
     made = list(itertools.takewhile(lambda hop: hop.entity in titles, plan.hops))
-    return _answer(_conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"]))
+    text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
+    return _answer(text, made)
 
 
 def _hops_made(
@@ -77,12 +79,18 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
     return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
 
 
-def _search(hop: Hop, *, first: bool) -> str:
+def _search(hop: Hop, before: Hop | None) -> str:
     target = f"the {hop.relation}" if hop.relation else hop.entity
+    thought = f"First {target}." if before is None else f"{_found([before])}Next {target}."
     call = json.dumps({"name": "search", "arguments": {"query": hop.query}}, ensure_ascii=False)
-    return f"<think>{'First' if first else 'Next'} {target}.</think>\n<tool_call>\n{call}\n</tool_call>"
+    return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
 
 
-def _answer(text: str) -> str:
+def _answer(text: str, found: Sequence[Hop]) -> str:
     """With spaces inside the tags a name has the same tokens as in the question and the passages: it can be copied."""
-    return f"<think>That answers it.</think>\n<answer> {text} </answer>"
+    return f"<think>{_found(found)}That answers it.</think>\n<answer> {text} </answer>"
+
+
+def _found(hops: Sequence[Hop]) -> str:
+    """States what was found in the passages' words, which a small model learns to read off them."""
+    return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 END_OF_TEXT = "<|endoftext|>"
 MESSAGE_START, MESSAGE_END = "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ANSWER_TAGS = ("<answer>", "</answer>")
+
+ROPE_THETA = 1e6  # as in Qwen2.5: leaves most rotary pairs slow enough to compare contents over hundreds of tokens
+EMBEDDING_STD = 0.05
+PREVIOUS_SHARPNESS = 5.0
+MATCH_SHARPNESS = 3.0
+SLOW = 0.01  # radians per token
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -58,6 +65,8 @@ def new_model(
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=max_tokens,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        initializer_range=EMBEDDING_STD,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -65,4 +74,51 @@ def new_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        model = Qwen2ForCausalLM(config)
+        start_as_induction(model)
+        return model
+
+
+@torch.no_grad()
+def start_as_induction(model: Qwen2ForCausalLM) -> None:
+    """Sets a fresh model's first two layers so that it repeats what followed the same token before.
+
+    Copying names out of passages is what the small agent must do, and from random weights attention takes millions of
+    tokens to find out how. Layer 0 looks at the previous token through its query and key biases alone, which rotary
+    embedding turns into a preference for one distance, and writes what it sees, rotated, into the residual stream.
+    Layer 1 looks for places whose previous token is the current one, in the slow rotary pairs, which hardly depend on
+    the distance, and copies what stands there. Training goes on from there freely.
+
+    Source: induction heads, Olsson et al. 2022 (arXiv 2209.11895); starting attention from the structure that it tends
+    to learn, Trockman and Kolter 2023 (arXiv 2305.09828).
+    """
+    size, width = model.config.hidden_size, model.config.hidden_size // model.config.num_attention_heads
+    rotation = ROPE_THETA ** (-torch.arange(0, width, 2) / width)  # [width / 2] radians per token
+    moved, seen, copied = _orthonormal(size), _orthonormal(size), _orthonormal(size)
+
+    previous = model.model.layers[0].self_attn
+    heads = model.config.num_attention_heads
+    previous.q_proj.bias.copy_(PREVIOUS_SHARPNESS * torch.cat([rotation.cos(), -rotation.sin()]).repeat(heads))
+    previous.k_proj.bias.copy_(PREVIOUS_SHARPNESS * (torch.arange(width) < width // 2).repeat(heads))
+    for projection in (previous.q_proj, previous.k_proj):
+        projection.weight.mul_(0.1)
+    previous.v_proj.weight.copy_(seen)
+    previous.o_proj.weight.copy_(EMBEDDING_STD * moved.T @ seen.T)
+
+    matching = model.model.layers[1].self_attn
+    slow = (rotation < SLOW).repeat(2).repeat(heads)  # [size]
+    compared = MATCH_SHARPNESS * slow[:, None] * torch.cat([_orthonormal(size)[:width] for _ in range(heads)])
+    matching.q_proj.weight.copy_(compared)
+    matching.k_proj.weight.copy_(compared @ moved)
+    matching.v_proj.weight.copy_(copied)
+    matching.o_proj.weight.copy_(2 * EMBEDDING_STD * copied.T)
+
+    for layer in model.model.layers:  # little noise around the circuit
+        layer.mlp.down_proj.weight.mul_(0.1)
+    for layer in model.model.layers[2:]:
+        layer.self_attn.o_proj.weight.mul_(0.3)
+
+
+def _orthonormal(size: int) -> Tensor:
+    basis: Tensor = torch.linalg.qr(torch.randn(size, size))[0]
+    return basis
