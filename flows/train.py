@@ -19,7 +19,7 @@ from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
-from agent_r1.rollout.canary import probes, prove
+from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engine import Engine
 from agent_r1.rollout.episodes import collect
@@ -33,7 +33,7 @@ from flows.stage import task
 logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
-PROBES = 8
+PROVED = 16  # trajectories that show which weights the sampler runs
 
 
 def train(run: str) -> None:
@@ -70,9 +70,6 @@ class Training:
         if folder.finished:
             checkpoint.load(folder.checkpoint, self.learner)
         self.chat = Chat(self.learner.tokenizer)
-        self.probes = probes(
-            tool_attempts(self.questions[:PROBES], self.index, self.env), self.chat, max_tokens=self.env.max_tokens
-        )
         self.engine = Engine(
             folder.checkpoint / "policy" if folder.finished else WARM_START,
             end_id=self.chat.end_id,
@@ -83,8 +80,9 @@ class Training:
         )
 
     def rollout(self, iteration: int) -> Metrics:
-        """Collects trajectories with the current policy, once the sampler is proved to run it."""
-        gap = self._transfer()
+        """Collects trajectories with the current policy, and proves that the sampler ran it."""
+        if self.engine.version != self.learner.policy_version:
+            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
         rollout = self.config.rollout
         questions = draw(self.questions, rollout.questions, iteration=iteration, seed=self.config.seed)
         trajectories = collect(
@@ -97,6 +95,7 @@ class Training:
             iteration=iteration,
             policy_version=self.learner.policy_version,
         )
+        gap = self._prove(trajectories[:PROVED])
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         return {"rollout/canary_gap": gap}
 
@@ -118,13 +117,14 @@ class Training:
         finished = iteration + 1
         checkpoint.save(self.folder.checkpoint, self.learner, iterations=finished, fingerprint=self.folder.fingerprint)
 
-    def _transfer(self) -> float:
-        """Gives the sampler the learner's weights; returns how far apart their logprobs are."""
-        if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
-        samplers = self.engine.score([probe.token_ids.tolist() for probe in self.probes])
-        learners = [logprobs[1:] for logprobs in self.learner.logprobs(self.probes)]
-        return prove(samplers, learners, tolerance=self.config.update.canary_tolerance)
+    def _prove(self, trajectories: list[Trajectory]) -> float:
+        """How far apart sampler and learner are about the tokens that the sampler drew."""
+        learners = self.learner.logprobs(trajectories)
+        return prove(
+            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
+            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
+            tolerance=self.config.update.canary_tolerance,
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -7,22 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.records import Trajectory
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.scripted import ScriptedSampler
-
-_SCRIPT = ["<think>yes</think>\n<answer> yes </answer>"]
-
 
 class StaleWeightsError(RuntimeError):
     """The sampler does not run the weights it was given."""
-
-
-def probes(attempts: Sequence[Attempt], chat: Chat, *, max_tokens: int) -> list[Trajectory]:
-    """Fixed tokens that sampler and learner are compared on: the attempts' prompts with a fixed answer each."""
-    script = ScriptedSampler([_SCRIPT] * len(attempts), chat)
-    return collect(script, chat, attempts, max_tokens=max_tokens, max_action_tokens=max_tokens, seed=0)
 
 
 def prove(

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agent_r1.params import EnvParams
-from agent_r1.records import Outcome, Question, Source
-from agent_r1.rollout.attempts import tool_attempts
-from agent_r1.rollout.canary import StaleWeightsError, probes, prove
-from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.canary import StaleWeightsError, prove
 
 
 def logprobs(*rows: list[float]) -> list[NDArray[np.float32]]:
@@ -35,14 +29,3 @@ def test_what_is_not_a_number_proves_nothing(side: int, row: int, value: float) 
     sides[side][row][-1] = value
     with pytest.raises(StaleWeightsError):
         prove(sides[0], sides[1], tolerance=1e-4)
-
-
-def test_a_probe_is_a_prompt_and_a_fixed_answer(chat: Chat, hostile_index: Any, hostile_question: Question) -> None:
-    env = EnvParams(top_k=1, max_steps=2, max_tokens=400, max_action_tokens=20)
-    attempts = [tool_attempts([hostile_question, hostile_question], hostile_index, env) for _ in range(2)]
-    first, again = (probes(each, chat, max_tokens=400) for each in attempts)
-    assert len(first) == 2
-    for probe, same in zip(first, again, strict=True):
-        assert probe.token_ids.tolist() == same.token_ids.tolist()
-        assert set(probe.source) == {Source.PROMPT, Source.ACTION}
-        assert (probe.outcome, probe.answer) == (Outcome.ANSWERED, "yes")
