@@ -15,7 +15,6 @@ ENVIRONMENT = {
     "DVC_NO_ANALYTICS": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "OMP_NUM_THREADS": str(CPUS),  # without it a vLLM engine cuts torch to one thread in this process
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait starve each other on a busy machine
     "MALLOC_MMAP_MAX_": "0",  # the next two are for child processes; this one calls keep_freed_memory
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
 }
