@@ -51,9 +51,12 @@ def gradients_of(
 
 
 def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], factor: float = 1.0) -> None:
+    """Equal up to float32's rounding, which is relative to the largest gradient that went through the sums."""
     assert left.keys() == right.keys()
+    largest = max(gradient.abs().max().item() for gradient in left.values())
     for name in left:
-        assert torch.allclose(left[name] * factor, right[name], atol=1e-6), name
+        gap = (left[name] * factor - right[name]).abs().max().item()
+        assert gap <= 4e-6 * largest * factor, (name, gap, largest)
 
 
 def test_two_micro_batches_equal_one(
