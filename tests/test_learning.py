@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from agent_r1.credit.assign import assign
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import UpdateParams, WarmStartParams, load
+from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import load_policy
 from agent_r1.policy.warm_start import fit
 from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.canary import StaleWeightsError, prove
@@ -29,7 +29,7 @@ from agent_r1.rollout.scripted import ScriptedSampler
 
 PARAMS = load(Path(__file__).parents[1] / "params.yaml")
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
-ITERATIONS, QUESTIONS, SAMPLES = 20, 8, 4
+ITERATIONS, QUESTIONS, SAMPLES = 24, 8, 8
 
 
 def attempts(iteration: int) -> list[Attempt]:
@@ -60,15 +60,16 @@ def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
 
 
 @pytest.fixture(scope="module")
-def undecided(
-    tiny_model: Path, tiny_tokenizer: PreTrainedTokenizerFast, chat: Chat, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """A model that was shown yes and no equally often."""
+def undecided(tiny_tokenizer: PreTrainedTokenizerFast, chat: Chat, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model from plain random weights that was shown yes and no equally often."""
     rng = random.Random(0)
     shown = [attempt for iteration in range(8) for attempt in attempts(iteration)]
     scripts = [[f"<answer> {rng.choice(['yes', 'no'])} </answer>"] for _ in shown]
     demonstrations = collect(ScriptedSampler(scripts, chat), chat, shown, **LIMITS, seed=0)
-    model = load_policy(tiny_model)
+    shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=LIMITS["max_tokens"], seed=0).config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen2ForCausalLM(shape)
     fit(model, demonstrations, warm_start_params())
     folder = tmp_path_factory.mktemp("undecided")
     model.save_pretrained(folder)
@@ -77,12 +78,12 @@ def undecided(
 
 
 def warm_start_params() -> WarmStartParams:
-    changes = {"batch_size": 32, "steps": 80, "learning_rate": 5e-3, "observation_weight": 0.0}
+    changes = {"batch_size": 32, "steps": 200, "learning_rate": 2e-3, "observation_weight": 0.0}
     return PARAMS.warm_start.model_copy(update=changes)
 
 
 def update_params() -> UpdateParams:
-    changes = {"learning_rate": 5e-4, "critic_learning_rate": 5e-4, "epochs": 2, "minibatches": 2}
+    changes = {"learning_rate": 2e-4, "critic_learning_rate": 5e-4, "critic_warmup_iterations": 1, "minibatches": 4}
     return PARAMS.train.update.model_copy(update=changes)
 
 
@@ -111,7 +112,17 @@ class Loop:
         engine.load_weights(model, 0)
 
     def collect(self, iteration: int) -> list[Trajectory]:
-        return collect(self.engine, self.chat, attempts(iteration), **LIMITS, seed=0, iteration=iteration)
+        """Samples, and proves which weights did."""
+        trajectories = collect(self.engine, self.chat, attempts(iteration), **LIMITS, seed=0, iteration=iteration)
+        prove(
+            [each.logprobs[each.action_mask] for each in trajectories],
+            [
+                own[each.action_mask]
+                for own, each in zip(self.learner.logprobs(trajectories), trajectories, strict=True)
+            ],
+            tolerance=PARAMS.train.update.canary_tolerance,
+        )
+        return trajectories
 
     def learn(self, trajectories: list[Trajectory], iteration: int) -> None:
         values = self.learner.values(trajectories) if self.learner.critic else None
@@ -121,11 +132,6 @@ class Loop:
     def transfer(self) -> None:
         self.learner.save_policy(self.folder)
         self.engine.load_weights(self.folder, self.learner.policy_version)
-
-    def prove(self, trajectories: list[Trajectory]) -> float:
-        samplers = self.engine.score([trajectory.token_ids.tolist() for trajectory in trajectories])
-        learners = [logprobs[1:] for logprobs in self.learner.logprobs(trajectories)]
-        return prove(samplers, learners, tolerance=PARAMS.train.update.canary_tolerance)
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
@@ -139,7 +145,6 @@ def test_what_is_rewarded_is_done_more_often(
         shares.append(np.mean([trajectory.answer == "yes" for trajectory in trajectories]))
         loop.learn(trajectories, iteration)
         loop.transfer()
-        loop.prove(trajectories)
     assert 0.3 < shares[0] < 0.7
     assert np.mean(shares[-4:]) > 0.9, shares
 
@@ -148,10 +153,8 @@ def test_weights_that_were_not_transferred_are_noticed(
     engine: Engine, undecided: Path, chat: Chat, tmp_path: Path
 ) -> None:
     loop = Loop(engine, chat, undecided, tmp_path, "grpo")
-    trajectories = loop.collect(0)
-    loop.prove(trajectories)
-    loop.learn(trajectories, 0)
+    loop.learn(loop.collect(0), 0)
     with pytest.raises(StaleWeightsError):
-        loop.prove(trajectories)
+        loop.collect(1)
     loop.transfer()
-    loop.prove(trajectories)
+    loop.collect(1)

@@ -54,8 +54,8 @@ SMALL = {
         "demonstrations": 400,
         "naive_rag_demonstrations": 40,
         "batch_size": 16,
-        "steps": 150,
-        "learning_rate": 5e-3,
+        "steps": 200,
+        "learning_rate": 3e-3,
     },
     "env": {"top_k": 2, "max_steps": 4, "max_tokens": 448, "max_action_tokens": 64},
     "train": {
