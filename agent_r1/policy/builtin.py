@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 END_OF_TEXT = "<|endoftext|>"
 MESSAGE_START, MESSAGE_END = "<|im_start|>", "<|im_end|>"
@@ -25,10 +26,17 @@ SLOW = 0.01  # radians per token
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of `vocab_size` ids with the Hermes tags and a ChatML template.
 
-    As in Qwen2.5, the message marks are special tokens and the tags are added tokens that decode as text.
+    As in Qwen2.5, the message marks are special tokens and the tags are added tokens that decode as text. Words are cut
+    as Qwen2 cuts them, because transformers reads the tokenizer of a Qwen2 model in no other way.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     added = [END_OF_TEXT, MESSAGE_START, MESSAGE_END, *TAGS, *ANSWER_TAGS]
     trainer = trainers.BpeTrainer(

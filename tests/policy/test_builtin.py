@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,14 @@ def test_marks_are_left_out_of_plain_text_and_tags_are_not(tiny_tokenizer: PreTr
 
 @given(st.text())
 def test_any_text_comes_back(text: str) -> None:
-    assert BYTES.decode(BYTES.encode(text, add_special_tokens=False)) == text
+    """But for Unicode's composed form, into which Qwen2's tokenizer brings it."""
+    assert BYTES.decode(BYTES.encode(text, add_special_tokens=False)) == unicodedata.normalize("NFC", text)
 
 
 def test_the_vocabulary_is_as_large_as_asked_for_where_the_text_gives_it(
     tiny_tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    text = [f"word{i} name{i * 7919}" for i in range(2000)]
+    text = ["".join(chr(97 + int(digit)) for digit in str(i * 7919)) for i in range(2000)]
     assert len(train_tokenizer(text, vocab_size=700)) == 700
     assert len(tiny_tokenizer) <= 512
 
@@ -83,3 +85,11 @@ def test_heads_the_engine_cannot_have_are_refused(
     """64 over 3 is no whole number; 64 over 4 is 16, and the engine on a CPU needs a multiple of 32."""
     with pytest.raises(ValueError, match=f"hidden_size 64 over {heads} heads gives heads of"):
         new_model(tiny_tokenizer, hidden_size=hidden_size, layers=1, heads=heads, max_tokens=64, seed=0)
+
+
+def test_the_saved_tokenizer_cuts_text_as_the_trained_one(
+    tiny_model: Path, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """transformers rebuilds a Qwen2 model's tokenizer with Qwen2's own word cutting, whatever the file says."""
+    text = "Mara Quill was born in 1968, it's said: <think>a\n\n b</think> \u00e9"
+    assert AutoTokenizer.from_pretrained(tiny_model)(text).input_ids == tiny_tokenizer(text).input_ids
