@@ -18,8 +18,8 @@ ANSWER_TAGS = ("<answer>", "</answer>")
 
 ROPE_THETA = 1e6  # as in Qwen2.5: leaves most rotary pairs slow enough to compare contents over hundreds of tokens
 EMBEDDING_STD = 0.05
-PREVIOUS_SHARPNESS = 5.0
-MATCH_SHARPNESS = 3.0
+PREVIOUS_SHARPNESS = 4.0
+MATCH_SHARPNESS = 2.0
 SLOW = 0.01  # radians per token
 
 
