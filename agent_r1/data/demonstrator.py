@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Collection, Sequence
+from itertools import pairwise, takewhile
 
 from agent_r1.data.plans import Facts, Hop, Plan, look_up
 from agent_r1.records import Question
@@ -22,7 +22,8 @@ def demonstrate(
 ) -> list[str]:
     """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
 
-    All that an action copies can be read by then in the question or in the result of the previous search.
+    The first thought names all that the question asks for, whatever the habits make of it. All that an action copies
+    can be read by then in the question or in the result of the previous search.
 
     Args:
         facts: the world's, to follow wrong relations to what they truly lead to. Without any, a wrong
@@ -33,8 +34,11 @@ def demonstrate(
             what that leads to, or to answer with it where the plan does not apply to it.
     """
     made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
-    searches = [_search(hop, before) for before, hop in zip([None, *made], made, strict=False)]
-    return [*searches, _answer(_conclusion(plan, question, made, rng), made[-1:])]
+    compares = question.kind == "comparison"
+    first = _comparison(plan) if compares else _chain(plan)
+    later = [f"{_found([before])}Next {hop.entity if compares else _target(hop)}." for before, hop in pairwise(made)]
+    searches = [_search(thought, hop) for thought, hop in zip([first, *later], made, strict=True)]
+    return [*searches, _answer(_conclusion(plan, question, made, rng), made if compares else made[-1:])]
 
 
 def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], rng: random.Random) -> str:
@@ -43,7 +47,7 @@ def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], r
     Args:
         titles: of the passages that are shown; hops count as made up to the first whose passage is not.
     """
-    made = list(itertools.takewhile(lambda hop: hop.entity in titles, plan.hops))
+    made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
     text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
     return _answer(text, made)
 
@@ -79,9 +83,22 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
     return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
 
 
-def _search(hop: Hop, before: Hop | None) -> str:
-    target = f"the {hop.relation}" if hop.relation else hop.entity
-    thought = f"First {target}." if before is None else f"{_found([before])}Next {target}."
+def _chain(plan: Plan) -> str:
+    """Names the relations that lead to the answer, or the first entity where relations are not known."""
+    hops = plan.hops if plan.hops[0].relation else plan.hops[:1]
+    return f"I need {', then '.join(map(_target, hops))}."
+
+
+def _comparison(plan: Plan) -> str:
+    entities = " and ".join(hop.entity for hop in plan.hops)
+    return f"I compare {_target(plan.hops[0])} of {entities}." if plan.hops[0].relation else f"I compare {entities}."
+
+
+def _target(hop: Hop) -> str:
+    return f"the {hop.relation}" if hop.relation else hop.entity
+
+
+def _search(thought: str, hop: Hop) -> str:
     call = json.dumps({"name": "search", "arguments": {"query": hop.query}}, ensure_ascii=False)
     return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
 

@@ -56,12 +56,20 @@ def answer(actions: list[str]) -> str:
 
 def test_without_habits_it_follows_the_plan_to_the_letter() -> None:
     assert act(BRIDGE, "bridge") == [
-        "<think>First the director.</think>\n<tool_call>\n"
+        "<think>I need the director, then the birth city.</think>\n<tool_call>\n"
         '{"name": "search", "arguments": {"query": "director of The Silent Harbor"}}\n</tool_call>',
         "<think>Found the director Mara Quill. Next the birth city.</think>\n<tool_call>\n"
         '{"name": "search", "arguments": {"query": "birth city of Mara Quill"}}\n</tool_call>',
         "<think>Found the birth city Tesk. That answers it.</think>\n<answer> Tesk </answer>",
     ]
+
+
+def test_a_comparison_ends_with_both_findings_side_by_side() -> None:
+    first, second, last = act(SAME, "comparison")
+    assert first.startswith("<think>I compare the employer of Mara Quill and Jon Hale.</think>")
+    assert second.startswith("<think>Found the employer Orlen Group. Next Jon Hale.</think>")
+    found = "Found the employer Orlen Group. Found the employer Orlen Group. "
+    assert last == f"<think>{found}That answers it.</think>\n<answer> yes </answer>"
 
 
 def test_stopping_early_answers_with_the_entity_at_hand_but_never_before_a_search() -> None:
