@@ -13,6 +13,7 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",  # vLLM, Prefect and Hugging Face
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DVC_NO_ANALYTICS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers draws one for every checkpoint it reads or writes
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "OMP_NUM_THREADS": str(CPUS),  # without it a vLLM engine cuts torch to one thread in this process
     "MALLOC_MMAP_MAX_": "0",  # the next two are for child processes; this one calls keep_freed_memory

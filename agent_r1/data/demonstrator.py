@@ -22,8 +22,8 @@ def demonstrate(
 ) -> list[str]:
     """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
 
-    The first thought names all that the question asks for, whatever the habits make of it. All that an action copies
-    can be read by then in the question or in the result of the previous search.
+    Its thoughts name what the plan still needs, whatever the habits make of it. All that an action copies can be read
+    by then in the question, in an earlier thought or in the result of the previous search.
 
     Args:
         facts: the world's, to follow wrong relations to what they truly lead to. Without any, a wrong
@@ -34,11 +34,10 @@ def demonstrate(
             what that leads to, or to answer with it where the plan does not apply to it.
     """
     made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
-    compares = question.kind == "comparison"
-    first = _comparison(plan) if compares else _chain(plan)
-    later = [f"{_found([before])}Next {hop.entity if compares else _target(hop)}." for before, hop in pairwise(made)]
-    searches = [_search(thought, hop) for thought, hop in zip([first, *later], made, strict=True)]
-    return [*searches, _answer(_conclusion(plan, question, made, rng), made if compares else made[-1:])]
+    thoughts = _compare(plan, made) if question.kind == "comparison" else _follow(plan, made)
+    searches = [_search(thought, hop) for thought, hop in zip(thoughts, made, strict=True)]
+    found = made if question.kind == "comparison" else made[-1:]
+    return [*searches, _answer(_conclusion(plan, question, made, rng), found)]
 
 
 def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], rng: random.Random) -> str:
@@ -83,19 +82,24 @@ def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Ran
     return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
 
 
-def _chain(plan: Plan) -> str:
-    """Names the relations that lead to the answer, or the first entity where relations are not known."""
-    hops = plan.hops if plan.hops[0].relation else plan.hops[:1]
-    return f"I need {', then '.join(map(_target, hops))}."
+def _follow(plan: Plan, made: Sequence[Hop]) -> list[str]:
+    """A thought before each search along a chain: what was found, and all that is still needed."""
+    found = ["", *(_found([hop]) for hop in made[:-1])]
+    return [before + _need(plan.hops[done:]) for done, before in enumerate(found)]
 
 
-def _comparison(plan: Plan) -> str:
+def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
+    """A thought before each search of a comparison: what is compared, then what was found and whose turn it is."""
     entities = " and ".join(hop.entity for hop in plan.hops)
-    return f"I compare {_target(plan.hops[0])} of {entities}." if plan.hops[0].relation else f"I compare {entities}."
+    what = f"the {plan.hops[0].relation} of {entities}" if plan.hops[0].relation else entities
+    return [f"I compare {what}.", *(f"{_found([before])}Next {hop.entity}." for before, hop in pairwise(made))]
 
 
-def _target(hop: Hop) -> str:
-    return f"the {hop.relation}" if hop.relation else hop.entity
+def _need(hops: Sequence[Hop]) -> str:
+    """Names the relations that are left to follow, or the next entity where relations are not known."""
+    if not hops[0].relation:
+        return f"I need {hops[0].entity}."
+    return f"I need {', then '.join(f'the {hop.relation}' for hop in hops)}."
 
 
 def _search(thought: str, hop: Hop) -> str:

@@ -94,6 +94,7 @@ def start_as_induction(model: Qwen2ForCausalLM) -> None:
     Copying names out of passages is what the small agent must do, and from random weights attention takes millions of
     tokens to find out how. Layer 0 looks at the previous token through its query and key biases alone, which rotary
     embedding turns into a preference for one distance, and writes what it sees, rotated, into the residual stream.
+    Slow rotary pairs would tell no distances apart and only add a large number to every score, which costs precision.
     Layer 1 looks for places whose previous token is the current one, in the slow rotary pairs, which hardly depend on
     the distance, and copies what stands there. Training goes on from there freely.
 
@@ -106,8 +107,9 @@ def start_as_induction(model: Qwen2ForCausalLM) -> None:
 
     previous = model.model.layers[0].self_attn
     heads = model.config.num_attention_heads
-    previous.q_proj.bias.copy_(PREVIOUS_SHARPNESS * torch.cat([rotation.cos(), -rotation.sin()]).repeat(heads))
-    previous.k_proj.bias.copy_(PREVIOUS_SHARPNESS * (torch.arange(width) < width // 2).repeat(heads))
+    fast = PREVIOUS_SHARPNESS * (rotation >= SLOW)  # [width / 2]
+    previous.q_proj.bias.copy_(torch.cat([fast * rotation.cos(), -fast * rotation.sin()]).repeat(heads))
+    previous.k_proj.bias.copy_(torch.cat([fast, torch.zeros_like(fast)]).repeat(heads))
     for projection in (previous.q_proj, previous.k_proj):
         projection.weight.mul_(0.1)
     previous.v_proj.weight.copy_(seen)

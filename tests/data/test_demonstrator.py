@@ -58,7 +58,7 @@ def test_without_habits_it_follows_the_plan_to_the_letter() -> None:
     assert act(BRIDGE, "bridge") == [
         "<think>I need the director, then the birth city.</think>\n<tool_call>\n"
         '{"name": "search", "arguments": {"query": "director of The Silent Harbor"}}\n</tool_call>',
-        "<think>Found the director Mara Quill. Next the birth city.</think>\n<tool_call>\n"
+        "<think>Found the director Mara Quill. I need the birth city.</think>\n<tool_call>\n"
         '{"name": "search", "arguments": {"query": "birth city of Mara Quill"}}\n</tool_call>',
         "<think>Found the birth city Tesk. That answers it.</think>\n<answer> Tesk </answer>",
     ]
