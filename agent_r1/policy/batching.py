@@ -59,7 +59,7 @@ def pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
     """
     padded = torch.zeros(len(rows), max(map(len, rows)), dtype=dtype)
     for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = torch.as_tensor(row, dtype=dtype)
+        target[: len(row)] = torch.tensor(row, dtype=dtype)  # a copy: rows read from Parquet are read-only
     return padded
 
 
