@@ -168,6 +168,7 @@ class CreditParams(Section):
 class UpdateParams(Section):
     learning_rate: Positive
     critic_learning_rate: Positive
+    learning_rate_decay: Literal["none", "linear"]
     critic_warmup_iterations: Natural
     epochs: Count
     minibatches: Count
@@ -185,6 +186,10 @@ class TrainParams(Section):
     rollout: RolloutParams
     credit: CreditParams
     update: UpdateParams
+
+    def rate(self, iteration: int) -> float:
+        """The share of the learning rates that an iteration's steps take: 1 at first, `1 / iterations` in the last."""
+        return 1.0 if self.update.learning_rate_decay == "none" else 1 - iteration / self.iterations
 
     @model_validator(mode="after")
     def _groups_where_needed(self) -> Self:

@@ -110,7 +110,8 @@ class Training:
     def update(self, iteration: int) -> Metrics:
         """Improves the policy and the critic."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
-        return self.learner.update(trajectories, read_rows(self.folder.credit(iteration), Credit), iteration)
+        credits_ = read_rows(self.folder.credit(iteration), Credit)
+        return self.learner.update(trajectories, credits_, iteration, rate=self.config.rate(iteration))
 
     def save(self, iteration: int) -> None:
         """Writes the checkpoint, which makes the iteration a finished one."""

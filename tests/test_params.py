@@ -233,6 +233,13 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
+def test_the_learning_rate_decays_linearly_over_the_iterations() -> None:
+    train = load(FILE).train.model_copy(update={"iterations": 4})
+    assert [train.rate(iteration) for iteration in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    constant = train.model_copy(update={"update": train.update.model_copy(update={"learning_rate_decay": "none"})})
+    assert [constant.rate(iteration) for iteration in range(4)] == [1.0] * 4
+
+
 def test_params_cannot_be_changed() -> None:
     params: Any = load(FILE)
     with pytest.raises(ValueError, match="frozen"):

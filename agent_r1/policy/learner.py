@@ -101,11 +101,14 @@ class Learner:
         """The learner's own logprob [L] of every token in nats, 0 at the first, which nothing predicts."""
         return self._logprobs_at(trajectories, [np.arange(len(each.token_ids)) > 0 for each in trajectories])
 
-    def update(self, trajectories: Sequence[Trajectory], credits: Sequence[Credit], iteration: int) -> Metrics:
+    def update(
+        self, trajectories: Sequence[Trajectory], credits: Sequence[Credit], iteration: int, *, rate: float = 1.0
+    ) -> Metrics:
         """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps.
 
         The first `critic_warmup_iterations` train the critic alone. Trajectories that are not kept cost nothing, yet
-        count in the denominators of the losses.
+        count in the denominators of the losses. `rate` is the share of the configured learning rates that the steps
+        take.
 
         Returns:
             Means over the optimiser steps, except that the mismatch of sampler and learner is the first step's: only
@@ -115,6 +118,9 @@ class Learner:
             FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
         """
         rows = self._rows(trajectories, credits)
+        _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
+        if self.critic_optimizer:
+            _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
         trains_policy = self.critic is None or iteration >= self.params.critic_warmup_iterations
         steps = [
             self._step([rows[index] for index in chosen], trains_policy)
@@ -127,6 +133,7 @@ class Learner:
         kept = [row for row in rows if row.credit.kept]
         return _summary(steps) | {
             "policy/kept_share": len(kept) / len(rows),
+            "policy/learning_rate": self.params.learning_rate * rate,
             "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in kept)),
         }
 
@@ -276,6 +283,11 @@ class Learner:
 
 def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
 
 
 def _require_finite(what: str, terms: Tensor, batch: MicroBatch, rows: Sequence[Row]) -> None:

@@ -23,6 +23,7 @@ def update_params() -> UpdateParams:
     return UpdateParams(
         learning_rate=1e-3,
         critic_learning_rate=1e-3,
+        learning_rate_decay="none",
         critic_warmup_iterations=0,
         epochs=1,
         minibatches=1,

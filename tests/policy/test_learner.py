@@ -93,7 +93,7 @@ def test_rows_that_are_not_kept_change_nothing(
     before = weights(learner.policy)
     metrics = learner.update(trajectories, [make_credit(each, kept=False) for each in trajectories], 0)
     assert same_bits(before, weights(learner.policy))
-    assert metrics == {"policy/kept_share": 0.0, "update/tokens": 0.0}
+    assert metrics == {"policy/kept_share": 0.0, "policy/learning_rate": 1e-3, "update/tokens": 0.0}
 
 
 def test_masked_tokens_change_no_weight_whatever_their_advantage(
@@ -192,6 +192,23 @@ def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[
     learner.update(trajectories, credits, 1)
     assert not same_bits(policy, weights(learner.policy))
     assert learner.policy_version == 1
+
+
+def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Adam's first step is proportional to its learning rate."""
+    credits = [make_credit(each) for each in trajectories]
+    steps = []
+    for rate in (1.0, 0.25):
+        learner = make_learner()
+        before = weights(learner.policy), weights(learner.critic)
+        learner.update(trajectories, credits, 0, rate=rate)
+        after = weights(learner.policy), weights(learner.critic)
+        steps.append([new[name] - old[name] for old, new in zip(before, after, strict=True) for name in old])
+    assert max(step.abs().max() for step in steps[0]) > 1e-4
+    for whole, quarter in zip(*steps, strict=True):
+        torch.testing.assert_close(quarter, whole / 4, atol=1e-7, rtol=1e-3)
 
 
 def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
