@@ -135,34 +135,65 @@ class RewardWeights(Section):
         return self
 
 
+Estimator = Literal[
+    "gae", "step_gae", "bi_level_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"
+]
+STEP_LEVEL = frozenset({"step_gae", "bi_level_gae"})  # work on steps, which hold action tokens and no others
+WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
+WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
+WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
+
+
 class CreditParams(Section):
-    estimator: Literal["gae", "grpo"]
+    estimator: Estimator
     gamma: Share
     lam: Share
+    step_gamma: Share
+    step_lam: Share
     loss_mask: bool
     advantage_mask: AdvantageMask
     rewards: RewardWeights
 
+    @property
+    def needs_critic(self) -> bool:
+        return self.estimator in WITH_CRITIC
+
+    @property
+    def needs_groups(self) -> bool:
+        return self.estimator in WITH_GROUPS
+
     @model_validator(mode="after")
     def _switches_have_an_effect(self) -> Self:
         mask = self.advantage_mask
+        if self.estimator in STEP_LEVEL and not (self.loss_mask and mask.recursion and mask.critic):
+            raise ValueError(
+                f"estimator {self.estimator} works on steps, which hold action tokens only: leave loss_mask, "
+                "advantage_mask.recursion and advantage_mask.critic true"
+            )
         if not self.loss_mask and mask.recursion:
             raise ValueError(
                 "loss_mask: false has no effect while advantage_mask.recursion is true: the advantage at every "
                 "observation token is 0; set advantage_mask.recursion: false as well"
             )
-        if self.estimator == "grpo":
-            if not (mask.whitening and mask.critic):
-                raise ValueError(
-                    "estimator grpo neither whitens over the batch nor trains a critic: leave "
-                    "advantage_mask.whitening and advantage_mask.critic true"
-                )
-            if self.loss_mask and not mask.recursion:
-                raise ValueError(
-                    "advantage_mask.recursion: false has no effect on estimator grpo while the loss mask is on: "
-                    "its advantage is the same at every token; set loss_mask: false or recursion: true"
-                )
+        if not self.needs_critic and not mask.critic:
+            raise ValueError(f"estimator {self.estimator} trains no critic: leave advantage_mask.critic true")
+        if self.estimator not in WITH_WHITENING and not mask.whitening:
+            raise ValueError(
+                f"estimator {self.estimator} does not whiten over the batch: leave advantage_mask.whitening true"
+            )
+        if self.loss_mask and mask.whitening and not mask.recursion and self._observations_cannot_matter():
+            raise ValueError(
+                f"advantage_mask.recursion: false has no effect on estimator {self.estimator} at gamma {self.gamma} "
+                f"and lam {self.lam} while the loss mask is on: the advantages at action tokens are the same either "
+                "way; set loss_mask: false or recursion: true"
+            )
         return self
+
+    def _observations_cannot_matter(self) -> bool:
+        """Whether action tokens get the same raw advantages when observation tokens are time steps too (DESIGN §6)."""
+        if self.estimator == "gae":
+            return self.gamma == self.lam == 1  # the deltas telescope
+        return self.needs_groups or self.gamma == 1
 
 
 class UpdateParams(Section):
@@ -193,10 +224,10 @@ class TrainParams(Section):
 
     @model_validator(mode="after")
     def _groups_where_needed(self) -> Self:
-        if self.credit.estimator == "grpo" and self.rollout.samples < 2:
+        if self.credit.needs_groups and self.rollout.samples < 2:
             raise ValueError(
-                f"estimator grpo compares the episodes of a group, and rollout.samples is {self.rollout.samples}; "
-                "set it to 2 or more"
+                f"estimator {self.credit.estimator} compares the episodes of a group, and rollout.samples is "
+                f"{self.rollout.samples}; set it to 2 or more"
             )
         return self
 

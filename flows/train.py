@@ -63,7 +63,7 @@ class Training:
         self.learner = Learner(
             WARM_START,
             config.update,
-            with_critic=config.credit.estimator == "gae",
+            with_critic=config.credit.needs_critic,
             seed=config.seed,
             dtype=settings.model.dtype,
         )

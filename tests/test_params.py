@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
-from agent_r1.params import Params, fingerprint, load
+from agent_r1.params import WITH_GROUPS, Estimator, Params, fingerprint, load
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 Write = Callable[[dict[str, Any]], Path]
@@ -75,6 +75,15 @@ def test_runs_override_only_what_they_name() -> None:
     assert params.run("grpo").credit.gamma == params.train.credit.gamma
 
 
+def test_every_estimator_has_a_run_of_its_name_or_is_ppo() -> None:
+    params = load(FILE)
+    for estimator in get_args(Estimator):
+        run = params.run("ppo" if estimator == "gae" else estimator)
+        assert run.credit.estimator == estimator
+        assert run.credit.advantage_mask == params.train.credit.advantage_mask
+        assert (run.rollout.samples > 1) == (estimator in WITH_GROUPS)
+
+
 def test_adding_a_run_is_adding_lines(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
@@ -134,6 +143,8 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.credit.estimator", "gea"),
         ("train.credit.gamma", 1.1),
         ("train.credit.lam", -0.1),
+        ("train.credit.step_gamma", 1.1),
+        ("train.credit.step_lam", -0.1),
         ("train.credit.rewards.agent_r1", -1.0),
         ("train.credit.rewards.progress", float("nan")),
         ("train.credit.rewards.progress", float("inf")),
@@ -161,9 +172,10 @@ def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) 
         load(write(put(content, "train.credit.rewards.agent_r1", 0.0)))
 
 
-def test_grpo_with_a_group_of_one_is_refused(content: dict[str, Any], write: Write) -> None:
-    with pytest.raises(ValueError, match=r"train: estimator grpo .*rollout\.samples is 1"):
-        load(write(put(content, "train.credit.estimator", "grpo")))
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"])
+def test_a_group_of_one_is_refused(content: dict[str, Any], write: Write, estimator: str) -> None:
+    with pytest.raises(ValueError, match=rf"train: estimator {estimator} .*rollout\.samples is 1"):
+        load(write(put(content, "train.credit.estimator", estimator)))
 
 
 @pytest.mark.parametrize(
@@ -175,20 +187,71 @@ def test_grpo_with_a_group_of_one_is_refused(content: dict[str, Any], write: Wri
         ("grpo", True, ["recursion"], "recursion"),  # a broadcast advantage is the same on action tokens
         ("grpo", True, ["whitening"], "whitening"),
         ("grpo", False, ["recursion", "critic"], "critic"),
+        ("dr_grpo", True, ["recursion"], "recursion"),
+        ("rloo", True, ["whitening"], "whitening"),
+        ("reinforce_pp", True, ["recursion"], "recursion"),  # gamma is 1: returns pass over observations unchanged
+        ("reinforce_pp", True, ["critic"], "critic"),
+        ("reinforce_pp_baseline", True, ["recursion"], "recursion"),
+        ("step_gae", True, ["recursion"], "recursion"),  # an observation belongs to no step
+        ("step_gae", True, ["critic"], "critic"),
+        ("bi_level_gae", False, ["recursion"], "recursion"),
     ],
 )
 def test_a_combination_without_effect_is_refused(
     content: dict[str, Any], write: Write, estimator: str, loss_mask: bool, off: list[str], named: str
 ) -> None:
-    credit = {
+    changed = put(put(content, "train.rollout.samples", 4), "train.credit", masked(content, estimator, loss_mask, off))
+    with pytest.raises(ValueError, match=rf"train\.credit: .*advantage_mask\.{named}"):
+        load(write(changed))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "gamma", "lam", "refused"),
+    [
+        ("gae", 1.0, 1.0, True),  # the deltas telescope
+        ("gae", 1.0, 0.95, False),
+        ("gae", 0.99, 1.0, False),
+        ("reinforce_pp", 1.0, 0.95, True),
+        ("reinforce_pp", 0.99, 0.95, False),
+    ],
+)
+def test_recursion_off_is_refused_where_the_discounts_leave_it_no_effect(
+    content: dict[str, Any], write: Write, estimator: str, gamma: float, lam: float, refused: bool
+) -> None:
+    credit = {**masked(content, estimator, True, ["recursion"]), "gamma": gamma, "lam": lam}
+    path = write(put(put(content, "train.credit", credit), "runs", {"ppo": {}}) | {"repro_runs": ["ppo"]})
+    if refused:
+        with pytest.raises(ValueError, match=rf"recursion: false has no effect on estimator {estimator} at gamma 1"):
+            load(path)
+    else:
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "loss_mask", "off"),
+    [
+        ("dr_grpo", False, ["recursion"]),
+        ("reinforce_pp", True, ["whitening"]),
+        ("reinforce_pp", False, ["recursion", "whitening"]),
+        ("reinforce_pp_baseline", True, ["recursion", "whitening"]),
+        ("bi_level_gae", True, ["whitening"]),
+    ],
+)
+def test_a_combination_with_an_effect_is_accepted(
+    content: dict[str, Any], write: Write, estimator: str, loss_mask: bool, off: list[str]
+) -> None:
+    changed = put(put(content, "train.rollout.samples", 4), "train.credit", masked(content, estimator, loss_mask, off))
+    load(write(put(changed, "runs", {"ppo": {}}) | {"repro_runs": ["ppo"]}))
+
+
+def masked(content: dict[str, Any], estimator: str, loss_mask: bool, off: list[str]) -> dict[str, Any]:
+    """The file's credit section with an estimator and masks of its own."""
+    return {
         **content["train"]["credit"],
         "estimator": estimator,
         "loss_mask": loss_mask,
         "advantage_mask": {name: name not in off for name in ("recursion", "whitening", "critic")},
     }
-    changed = put(put(content, "train.rollout.samples", 4), "train.credit", credit)
-    with pytest.raises(ValueError, match=rf"train\.credit: .*advantage_mask\.{named}"):
-        load(write(changed))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit import masks
-from agent_r1.credit.estimators import ESTIMATORS, Batch, Estimate
+from agent_r1.credit.batch import Batch, Estimate
+from agent_r1.credit.estimators import estimate
 from agent_r1.credit.metrics import advantage_metrics, reward_metrics, rollout_metrics, value_metrics
 from agent_r1.credit.rewards import Rewards, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit, Trajectory
+
+NO_STEP = -1
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +41,8 @@ def assign(
     rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
     totals = [total for total, _ in rewards]
     batch = _batch(trajectories, totals, values, params)
-    estimate = ESTIMATORS[params.estimator](batch, params)
-    credits_ = [_credit(i, trajectory, batch, estimate, params) for i, trajectory in enumerate(trajectories)]
+    estimated = estimate(batch, params)
+    credits_ = [_credit(i, trajectory, batch, estimated, params) for i, trajectory in enumerate(trajectories)]
     metrics = {
         **rollout_metrics(trajectories),
         **reward_metrics(totals, [parts for _, parts in rewards], batch.groups),
@@ -64,10 +67,19 @@ def token_rewards(trajectory: Trajectory, step_totals: Rewards) -> Rewards:
     return rewards
 
 
-def pad(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """[B, L] the rows side by side, filled with 0 on the right up to the longest."""
+def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
+    """[L] the index of the step that an action token belongs to, -1 at every other token."""
+    steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)
+    for k, step in enumerate(trajectory.steps):
+        steps[step.action_start : step.action_stop] = k
+    assert np.array_equal(steps >= 0, trajectory.action_mask), f"{trajectory.trajectory_id}: steps are not the actions"
+    return steps
+
+
+def pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
+    """[B, L] the rows side by side, filled on the right up to the longest."""
     lengths = np.array([len(row) for row in rows])
-    padded = np.zeros((len(rows), lengths.max()), dtype=rows[0].dtype)
+    padded = np.full((len(rows), lengths.max()), fill, dtype=rows[0].dtype)
     padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
     return padded
 
@@ -80,29 +92,29 @@ def _batch(
 ) -> Batch:
     switches = params.advantage_mask
     sources = [trajectory.source for trajectory in trajectories]
-    critic = pad([masks.critic_mask(source, switches.critic) for source in sources])
     return Batch(
         rewards=pad([token_rewards(t, total) for t, total in zip(trajectories, totals, strict=True)]),
         values=None if values is None else pad(values).astype(np.float64),
+        steps=pad([token_steps(trajectory) for trajectory in trajectories], fill=NO_STEP),
         time_steps=pad([masks.time_steps(source, switches.recursion) for source in sources]),
         whitening_mask=pad([masks.whitening_mask(source, switches.whitening) for source in sources]),
-        critic_mask=critic if values is not None else np.zeros_like(critic),
+        critic_mask=pad([masks.critic_mask(source, switches.critic) for source in sources]),
         groups=np.array([trajectory.group for trajectory in trajectories], dtype=np.int64),
     )
 
 
-def _credit(i: int, trajectory: Trajectory, batch: Batch, estimate: Estimate, params: CreditParams) -> Credit:
+def _credit(i: int, trajectory: Trajectory, batch: Batch, estimated: Estimate, params: CreditParams) -> Credit:
     length = len(trajectory.token_ids)
-    advantages = estimate.advantages[i, :length].astype(np.float32)
+    advantages = estimated.advantages[i, :length].astype(np.float32)
     values = np.zeros(length) if batch.values is None else batch.values[i, :length]
     loss_mask = masks.loss_mask(trajectory.source, params.loss_mask)
-    critic_mask = batch.critic_mask[i, :length]
+    critic_mask = estimated.critic_mask[i, :length]
     return Credit(
         trajectory_id=trajectory.trajectory_id,
         return_=float(batch.rewards[i].sum()),
         advantages=advantages,
         values=values.astype(np.float32),
-        value_targets=estimate.value_targets[i, :length].astype(np.float32),
+        value_targets=estimated.value_targets[i, :length].astype(np.float32),
         loss_mask=loss_mask,
         critic_mask=critic_mask,
         kept=bool(advantages[loss_mask].any() or critic_mask.any()),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.estimators import group_statistics
+from agent_r1.credit.group import group_statistics
 from agent_r1.credit.rewards import PARTS, Rewards
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from agent_r1.credit import masks
+from agent_r1.credit.batch import Batch
 from agent_r1.params import CreditParams
 from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
 
@@ -17,6 +19,7 @@ LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T":
 
 MakeTrajectory = Callable[..., Trajectory]
 MakeParams = Callable[..., CreditParams]
+MakeBatch = Callable[..., Batch]
 
 # Properties draw the same examples in every run and are not timed: a busy machine must not fail them.
 settings.register_profile("reproducible", deadline=None, derandomize=True, database=None)
@@ -69,17 +72,71 @@ def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     names = ("agent_r1", "valid_call", "failed_call", "progress", "repeat_call", "no_answer")
     weights = {**dict.fromkeys(names, 0.0), **changes.pop("weights", {"progress": 1.0})}
-    content = {"gamma": 1.0, "lam": 1.0, "loss_mask": True, **changes}
+    content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, **changes}
     return CreditParams.model_validate(
         {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
     )
 
 
-@pytest.fixture
+def _tokens(letters: str) -> tuple[np.ndarray, np.ndarray]:
+    """[L] sources and [L] step indices; every run of As is a step, and a bar parts two steps with nothing between."""
+    sources, steps, step, before = [], [], -1, ""
+    for letter in letters:
+        step += letter == "A" != before
+        if letter != "|":
+            sources.append(LETTERS[letter])
+            steps.append(step if letter == "A" else -1)
+        before = letter
+    return np.array(sources, dtype=np.uint8), np.array(steps, dtype=np.int32)
+
+
+def _batch(
+    rows: Sequence[tuple[Any, ...]],
+    *,
+    groups: Sequence[int] = (),
+    with_values: bool = False,
+    recursion: bool = True,
+    whitening: bool = True,
+    critic: bool = True,
+    length: int = 0,
+) -> Batch:
+    """Rows of (letters, rewards of the steps, values of the tokens), what is left out being 0.
+
+    There may be more rewards than steps and more values than tokens, so that they can be drawn before the letters.
+    """
+    tokens = [_tokens(letters) for letters, *_ in rows]
+    shape = (len(rows), max(length, *(len(source) for source, _ in tokens)))
+    rewards, values, steps = np.zeros(shape), np.zeros(shape), np.full(shape, -1, dtype=np.int32)
+    acting, after = np.zeros((2, *shape), dtype=np.bool_)
+    for i, ((source, index), (_, step_rewards, *given)) in enumerate(zip(tokens, rows, strict=True)):
+        tokens_of_row = slice(len(source))
+        steps[i, tokens_of_row] = index
+        acting[i, tokens_of_row], after[i, tokens_of_row] = masks.action_tokens(source), masks.after_prompt(source)
+        for k, reward in zip(range(index.max() + 1), step_rewards, strict=False):
+            rewards[i, np.flatnonzero(index == k)[-1]] = reward
+        for of_row in given:
+            values[i, tokens_of_row] = of_row[: len(source)]
+    return Batch(
+        rewards=rewards,
+        values=values if with_values else None,
+        steps=steps,
+        time_steps=acting if recursion else after,
+        whitening_mask=acting if whitening else after,
+        critic_mask=acting if critic else after,
+        groups=np.array(groups or [0] * len(rows), dtype=np.int64),
+    )
+
+
+@pytest.fixture(scope="session")
 def trajectory() -> MakeTrajectory:
     return _trajectory
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def params() -> MakeParams:
     return _params
+
+
+@pytest.fixture(scope="session")
+def batch() -> MakeBatch:
+    return _batch

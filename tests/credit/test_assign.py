@@ -6,15 +6,17 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.credit.assign import assign
-from agent_r1.params import CreditParams
+from agent_r1.credit.estimators import ESTIMATORS
+from agent_r1.params import WITH_CRITIC, CreditParams
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -97,16 +99,35 @@ def test_a_reward_lands_on_the_last_action_token_whatever_comes_after(
     assert credit.value_targets.tolist() == [0, 0, 5, 0, 0, 0]
 
 
+@pytest.mark.parametrize("estimator", ["gae", "step_gae", "bi_level_gae", "reinforce_pp"])
 @pytest.mark.parametrize("outcome", [Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT])
 def test_an_episode_cut_by_a_limit_keeps_its_rewards(
-    trajectory: MakeTrajectory, params: MakeParams, outcome: Outcome
+    trajectory: MakeTrajectory, params: MakeParams, outcome: Outcome, estimator: str
 ) -> None:
     # 1 for the first search; the last step searches too (1) and ends without an answer (-1 * 0.5).
+    # Returns to go 1.5 and 0.5: mean 1, std 1/2.
     episode = trajectory("PAOA", progress(1, 1), outcome=outcome)
-    chosen = params(weights={"progress": 1.0, "no_answer": 0.5})
-    [credit], _ = assign([episode], [np.zeros(4, np.float32)], chosen)
+    chosen = params(estimator, weights={"progress": 1.0, "no_answer": 0.5})
+    critic = estimator in WITH_CRITIC
+    [credit], _ = assign([episode], [np.zeros(4, np.float32)] if critic else None, chosen)
     assert credit.return_ == 1.5
-    assert credit.value_targets.tolist() == [0, 1.5, 0, 0.5]
+    assert credit.value_targets.tolist() == ([0, 1.5, 0, 0.5] if critic else [0, 0, 0, 0])
+    np.testing.assert_allclose(credit.advantages, [0, 1, 0, -1], atol=1e-6)
+
+
+def test_step_gae_trains_its_critic_before_acting_alone(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    # With gamma = lambda = 1 per step the target of a step is the return to go, 1 + 2 and 2.
+    [credit], metrics = assign([trajectory("PAAOTA", progress(1, 2))], [VALUES], params("step_gae"))
+    assert credit.critic_mask.tolist() == [False, True, False, False, False, True]
+    assert credit.value_targets.tolist() == [0, 3, 0, 0, 0, 2]
+    # Values 1/2 and 1/2 explain nothing of it.
+    assert metrics["value/explained_variance"] == 0
+
+
+def test_steps_that_are_not_the_actions_are_a_bug(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    whole = trajectory("PAAOA")
+    with pytest.raises(AssertionError, match="steps are not the actions"):
+        assign([replace(whole, steps=whole.steps[1:])], None, params("reinforce_pp"))
 
 
 def test_grpo_credits_groups(trajectory: MakeTrajectory, params: MakeParams) -> None:
@@ -170,8 +191,8 @@ episodes = st.lists(
 )
 
 
-@pytest.mark.parametrize("estimator", ["gae", "grpo"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(max_examples=40)
 @given(drawn=episodes, data=st.data())
 def test_permuting_trajectories_permutes_credits(
     trajectory: MakeTrajectory, params: MakeParams, estimator: str, drawn: list[Any], data: st.DataObject
@@ -182,7 +203,7 @@ def test_permuting_trajectories_permutes_credits(
     ]
     order = data.draw(st.permutations(range(len(rows))))
     values = [np.linspace(0, 1 + i, len(row.token_ids), dtype=np.float32) for i, row in enumerate(rows)]
-    some = values if estimator == "gae" else None
+    some = values if estimator in WITH_CRITIC else None
     straight, metrics = assign(rows, some, params(estimator))
     permuted, permuted_metrics = assign([rows[i] for i in order], some and [some[i] for i in order], params(estimator))
     for i, credit in zip(order, permuted, strict=True):

@@ -1,0 +1,181 @@
+"""GAE over tokens, over steps and over both, against numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.credit.batch import Batch
+from agent_r1.credit.gae import bi_level_gae, gae, step_gae, step_spans, token_advantages
+from agent_r1.params import CreditParams
+
+MakeBatch = Callable[..., Batch]
+MakeParams = Callable[..., CreditParams]
+
+# One trajectory: prompt, two action tokens, two observation tokens, one action token.
+ACTIONS = np.array([[False, True, True, False, False, True]])
+AFTER_PROMPT = np.array([[False, True, True, True, True, True]])
+REWARDS = np.array([[0.0, 0.0, 1.0, 0.0, 0.0, 2.0]])
+VALUES = np.array([[9.0, 0.5, 1.0, 2.0, -1.0, 0.5]])  # the prompt's 9 must not matter
+EPISODE = ("PAAOOA", [1, 2], VALUES[0])
+
+
+def test_gae_over_action_tokens() -> None:
+    # gamma = 1/2, gamma lambda = 1/4, time steps t1, t2, t5:
+    #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
+    #   t2: delta = 1 + 1/2 * 1/2 - 1 = 1/4      A = 1/4 + 1/4 * 3/2 = 5/8
+    #   t1: delta = 0 + 1/2 * 1 - 1/2 = 0        A = 1/4 * 5/8 = 5/32
+    advantages = token_advantages(REWARDS, VALUES, ACTIONS, gamma=0.5, lam=0.5)
+    assert advantages.tolist() == [[0, 5 / 32, 5 / 8, 0, 0, 3 / 2]]
+
+
+def test_gae_over_all_tokens_after_the_prompt() -> None:
+    #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
+    #   t4: delta = 1/2 * 1/2 + 1 = 5/4          A = 5/4 + 1/4 * 3/2 = 13/8
+    #   t3: delta = -1/2 - 2 = -5/2              A = -5/2 + 1/4 * 13/8 = -67/32
+    #   t2: delta = 1 + 1/2 * 2 - 1 = 1          A = 1 - 1/4 * 67/32 = 61/128
+    #   t1: delta = 1/2 * 1 - 1/2 = 0            A = 1/4 * 61/128 = 61/512
+    advantages = token_advantages(REWARDS, VALUES, AFTER_PROMPT, gamma=0.5, lam=0.5)
+    assert advantages.tolist() == [[0, 61 / 512, 61 / 128, -67 / 32, 13 / 8, 3 / 2]]
+
+
+def test_step_gae(batch: MakeBatch, params: MakeParams) -> None:
+    # Values at first tokens, 1/2 and 1/2. gamma = 1/2, gamma lambda = 1/4, per step:
+    #   step 2: delta = 2 + 0 - 1/2 = 3/2              A = 3/2                     target 2
+    #   step 1: delta = 1 + 1/2 * 1/2 - 1/2 = 3/4      A = 3/4 + 1/4 * 3/2 = 9/8   target 13/8
+    # Tokens 9/8, 9/8, 12/8: mean 10/8, variance (1/64 + 1/64 + 4/64) / 3 = 1/32.
+    estimate = step_gae(batch([EPISODE], with_values=True), params("step_gae", step_gamma=0.5, step_lam=0.5))
+    root = math.sqrt(2)
+    np.testing.assert_allclose(estimate.advantages, [[0, -root / 2, -root / 2, 0, 0, root]], atol=1e-6)
+    assert estimate.value_targets.tolist() == [[0, 13 / 8, 0, 0, 0, 2]]
+    assert estimate.critic_mask.tolist() == [[False, True, False, False, False, True]]
+
+
+def test_bi_level_gae(batch: MakeBatch, params: MakeParams) -> None:
+    # Over steps, values at last tokens 1 and 1/2, gamma = 1, lambda = 1/2:
+    #   step 2: delta = 2 - 1/2 = 3/2                  A = 3/2                     return 2
+    #   step 1: delta = 1 + 1/2 - 1 = 1/2              A = 1/2 + 1/2 * 3/2 = 5/4   return 9/4
+    # Over the tokens of a step, gamma = 1/2, gamma lambda = 1/4:
+    #   t5: delta = 2 - 1/2                            A = 3/2                     target 2
+    #   t2: delta = 9/4 - 1                            A = 5/4                     target 9/4
+    #   t1: delta = 1/2 * 1 - 1/2 = 0                  A = 1/4 * 5/4 = 5/16        target 13/16
+    # 5, 20, 24 sixteenths: sum 49, squares 1001; n^2 var = 3 * 1001 - 49^2 = 602.
+    chosen = params("bi_level_gae", gamma=0.5, lam=0.5, step_gamma=1.0, step_lam=0.5)
+    estimate = bi_level_gae(batch([EPISODE], with_values=True), chosen)
+    whitened = (np.array([5, 20, 24]) - 49 / 3) / (math.sqrt(602) / 3)
+    np.testing.assert_allclose(estimate.advantages[ACTIONS], whitened, atol=1e-6)
+    assert not estimate.advantages[~ACTIONS].any()
+    assert estimate.value_targets.tolist() == [[0, 13 / 16, 9 / 4, 0, 0, 2]]
+    assert estimate.critic_mask.tolist() == ACTIONS.tolist()
+
+
+def test_bi_level_gae_discounts_over_steps_alone(batch: MakeBatch, params: MakeParams) -> None:
+    # V = 0, so a target is the advantage before whitening: -0.1 + 0.95 * 10.9 = 10.255, at every token of the step.
+    made = batch([("PAAAOAA", [-0.1, 10.9])], with_values=True)
+    targets = bi_level_gae(made, params("bi_level_gae", step_gamma=0.95)).value_targets[0]
+    np.testing.assert_allclose(targets, [0, 10.255, 10.255, 10.255, 0, 10.9, 10.9], atol=1e-12)
+
+
+@pytest.mark.parametrize(("estimator", "targets"), [(step_gae, [1, 0, 2, 2]), (bi_level_gae, [1, 1, 2, 2])])
+def test_a_step_ends_without_a_reward_or_an_observation(
+    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], targets: list[float]
+) -> None:
+    # Three steps, AA, A and A. V = 0, discount 1/2 per step: 2; 1 + 2/2 = 2; 0 + 2/2 = 1.
+    made = batch([("PAA|AOA", [0, 1, 2])], with_values=True)
+    estimate = estimator(made, params("bi_level_gae", step_gamma=0.5))
+    assert estimate.value_targets[0, [1, 2, 3, 5]].tolist() == targets
+
+
+@pytest.mark.parametrize("estimator", [step_gae, bi_level_gae])
+def test_a_reward_outside_the_steps_is_a_bug(
+    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any]
+) -> None:
+    made = batch([("PAO", [1])], with_values=True)
+    made.rewards[0, 2] = 1
+    with pytest.raises(AssertionError, match="would be lost"):
+        estimator(made, params("step_gae"))
+
+
+def test_a_reward_outside_the_time_steps_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="would be lost"):
+        token_advantages(np.ones((1, 6)), VALUES, ACTIONS, gamma=1, lam=1)
+
+
+def test_step_spans(batch: MakeBatch) -> None:
+    spans = step_spans(batch([("PAA|AOA", []), ("PP", []), ("A", [])]).steps)
+    assert spans.first.astype(int).tolist() == [[0, 1, 0, 1, 0, 1], [0] * 6, [1, 0, 0, 0, 0, 0]]
+    assert spans.starts.tolist() == [0, 2, 3, 4]
+    assert spans.tokens.tolist() == [2, 1, 1, 1]
+    assert spans.per_trajectory.tolist() == [3, 0, 1]
+
+
+# Properties. Eighths add and multiply exactly, so equality can be exact.
+eighths = st.integers(-16, 16).map(lambda n: n / 8)
+episodes = st.lists(
+    st.tuples(
+        st.sampled_from(["PA", "PAAOTA", "PPAOA|AAO", "AA|A|A", "PO"]),
+        st.lists(eighths, min_size=3, max_size=3),
+        st.lists(eighths, min_size=9, max_size=9),
+    ),
+    min_size=1,
+    max_size=5,
+)
+share = st.floats(0, 1)
+
+
+@given(rows=episodes)
+def test_at_gamma_and_lambda_1_gae_is_the_same_on_actions_with_and_without_observations(
+    batch: MakeBatch, rows: list[Any]
+) -> None:
+    # The deltas telescope: A_n is the return to go minus V_n, whatever stands in between.
+    on, off = batch(rows, with_values=True), batch(rows, with_values=True, recursion=False)
+    assert on.values is not None
+    masked = token_advantages(on.rewards, on.values, on.time_steps, gamma=1, lam=1)
+    unmasked = token_advantages(on.rewards, on.values, off.time_steps, gamma=1, lam=1)
+    assert np.array_equal(masked[on.time_steps], unmasked[on.time_steps])
+    assert not masked[~on.time_steps].any()
+
+
+@given(rows=episodes)
+def test_with_every_discount_1_the_levels_change_nothing(batch: MakeBatch, params: MakeParams, rows: list[Any]) -> None:
+    # At every level A is the return to go minus V, so the targets are the returns to go.
+    made = batch([("PA", [1]), *rows], with_values=True)
+    tokens, both, steps = (estimator(made, params()) for estimator in (gae, bi_level_gae, step_gae))
+    assert np.array_equal(tokens.value_targets, both.value_targets)
+    assert np.array_equal(tokens.advantages, both.advantages)
+    assert np.array_equal(tokens.value_targets[steps.critic_mask], steps.value_targets[steps.critic_mask])
+
+
+@given(rows=episodes, gamma=share, lam=share, step_gamma=share, step_lam=share)
+def test_bi_level_gae_is_the_published_loop_with_boundaries_made_explicit(
+    batch: MakeBatch, params: MakeParams, rows: list[Any], gamma: float, lam: float, step_gamma: float, step_lam: float
+) -> None:
+    made = batch([("PA", [1]), *rows], with_values=True)
+    assert made.values is not None
+    chosen = params("bi_level_gae", gamma=gamma, lam=lam, step_gamma=step_gamma, step_lam=step_lam)
+    targets = bi_level_gae(made, chosen).value_targets
+    for rewards, values, steps, found in zip(made.rewards, made.values, made.steps, targets, strict=True):
+        np.testing.assert_allclose(found, looped_targets(rewards, values, steps, chosen), atol=1e-12)
+
+
+def looped_targets(rewards: np.ndarray, values: np.ndarray, steps: np.ndarray, chosen: CreditParams) -> np.ndarray:
+    """[L] A + V of one trajectory's action tokens, from the last to the first; 0 elsewhere."""
+    targets = np.zeros(len(steps))
+    step_advantage = step_value = advantage = value = 0.0
+    above = None
+    for t in reversed(np.flatnonzero(steps >= 0)):
+        if steps[t] == above:
+            advantage = chosen.gamma * value - values[t] + chosen.gamma * chosen.lam * advantage
+        else:  # the last token of a step
+            delta = rewards[t] + chosen.step_gamma * step_value - values[t]
+            advantage = step_advantage = delta + chosen.step_gamma * chosen.step_lam * step_advantage
+            step_value, above = values[t], steps[t]
+        value = values[t]
+        targets[t] = advantage + value
+    return targets

@@ -1,0 +1,105 @@
+"""Group-relative estimators, against numbers worked by hand."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.credit.batch import Batch
+from agent_r1.credit.group import dr_grpo, group_statistics, grpo, rloo
+from agent_r1.params import CreditParams
+
+MakeBatch = Callable[..., Batch]
+MakeParams = Callable[..., CreditParams]
+ROOT = math.sqrt(2)
+ESTIMATORS = pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo])
+
+
+def advantages(estimator: Callable[..., Any], made: Batch, chosen: CreditParams) -> np.ndarray:
+    """[B] each trajectory's advantage, at its first action token."""
+    estimate = estimator(made, chosen)
+    assert not estimate.value_targets.any()
+    assert not estimate.critic_mask.any()
+    found: np.ndarray = estimate.advantages[np.arange(len(made.rewards)), made.time_steps.argmax(axis=1)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        # Group 7: returns 0, 0, 0, 1, mean 1/4, sample std sqrt((3/16 + 9/16) / 3) = 1/2.
+        # Group 2: returns 2, 4, mean 3, sample std sqrt(2).
+        (grpo, [-1 / 2, -1 / ROOT, -1 / 2, -1 / 2, 1 / ROOT, 3 / 2]),
+        (dr_grpo, [-1 / 4, -1, -1 / 4, -1 / 4, 1, 3 / 4]),
+        # Against the mean of the others: 0 - 1/3 three times, 1 - 0; 2 - 4, 4 - 2.
+        (rloo, [-1 / 3, -2, -1 / 3, -1 / 3, 2, 1]),
+    ],
+)
+def test_numbers(batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], expected: list[float]) -> None:
+    made = batch([("PAOA", [reward]) for reward in (0, 2, 0, 0, 4, 1)], groups=[7, 2, 7, 7, 2, 7])
+    np.testing.assert_allclose(advantages(estimator, made, params("grpo")), expected, atol=1e-5)
+
+
+def test_grpo_divides_by_the_std_plus_1e_6(batch: MakeBatch, params: MakeParams) -> None:
+    # Returns 0 and 2e-6: deviation 1e-6, sample std sqrt(2) 1e-6, advantage 1 / (sqrt 2 + 1).
+    made = batch([("PA", [0]), ("PA", [2e-6])])
+    np.testing.assert_allclose(advantages(grpo, made, params("grpo")), [1 - ROOT, ROOT - 1], rtol=1e-9)
+
+
+@ESTIMATORS
+def test_a_group_of_one_gets_nothing_and_a_warning(
+    batch: MakeBatch, params: MakeParams, caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
+) -> None:
+    made = batch([("PA", [3]), ("PA", [0]), ("PA", [1])], groups=[5, 6, 6])
+    with caplog.at_level(logging.WARNING):
+        alone, low, high = advantages(estimator, made, params("grpo"))
+    assert alone == 0
+    assert low < 0 < high
+    assert "1 of 3 trajectories are alone" in caplog.text
+
+
+@ESTIMATORS
+def test_equal_returns_get_exactly_nothing(batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any]) -> None:
+    # The mean of three times 0.1 is not 0.1 in floating point.
+    assert not advantages(estimator, batch([("PA", [0.1])] * 3), params("grpo")).any()
+
+
+@ESTIMATORS
+@pytest.mark.parametrize("recursion", [True, False])
+def test_an_advantage_is_the_same_at_all_time_steps(
+    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], recursion: bool
+) -> None:
+    made = batch([("PAAOTA", [1, 2]), ("PAAOTA", [])], recursion=recursion)
+    found = estimator(made, params("grpo")).advantages
+    high, low = advantages(estimator, made, params("grpo"))
+    assert high == -low > 0
+    assert np.array_equal(found, np.where(made.time_steps, [[high], [low]], 0))
+
+
+members = st.lists(st.tuples(st.integers(0, 3), st.integers(-16, 16)), min_size=2, max_size=16)  # group, return
+
+
+@ESTIMATORS
+@given(rows=members)
+def test_advantages_sum_to_nothing_within_every_group(
+    batch: MakeBatch, params: MakeParams, estimator: Callable[..., Any], rows: list[tuple[int, int]]
+) -> None:
+    made = batch([("PA", [reward]) for _, reward in rows], groups=[group for group, _ in rows])
+    found = advantages(estimator, made, params("grpo"))
+    for group in set(made.groups):
+        assert abs(found[made.groups == group].sum()) < 1e-9
+
+
+def test_group_statistics() -> None:
+    # Group 4: 1 and 5, mean 3, sample std sqrt(8). Group 1: alone.
+    deviations, stds, sizes = group_statistics(np.array([1.0, 7, 5]), np.array([4, 1, 4]))
+    assert deviations.tolist() == [-2, 0, 2]
+    np.testing.assert_allclose(stds, [math.sqrt(8), 0, math.sqrt(8)])
+    assert sizes.tolist() == [2, 1, 2]
