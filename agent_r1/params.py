@@ -152,6 +152,7 @@ class CreditParams(Section):
     step_lam: Share
     loss_mask: bool
     advantage_mask: AdvantageMask
+    kl_reward: Weight
     rewards: RewardWeights
 
     @property
@@ -161,6 +162,16 @@ class CreditParams(Section):
     @property
     def needs_groups(self) -> bool:
         return self.estimator in WITH_GROUPS
+
+    @model_validator(mode="after")
+    def _penalty_keeps_its_scale(self) -> Self:
+        if self.estimator == "grpo" and self.kl_reward:
+            raise ValueError(
+                f"kl_reward {self.kl_reward} with estimator grpo: where a group's rewards are equal, the penalty alone "
+                "would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
+                "train.update.kl_loss instead"
+            )
+        return self
 
     @model_validator(mode="after")
     def _switches_have_an_effect(self) -> Self:
@@ -203,12 +214,42 @@ class UpdateParams(Section):
     critic_warmup_iterations: Natural
     epochs: Count
     minibatches: Count
+    ratio: Literal["token", "step", "sequence"]
     clip_low: Annotated[float, Field(gt=0, lt=1)]
     clip_high: Positive
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    importance_cap: Weight
+    kl_loss: Weight
+    entropy_bonus: Weight
+    aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
+    constant_length: Natural
     value_clip: Positive
     max_grad_norm: Positive
     max_tokens_per_microbatch: Count
     canary_tolerance: Positive
+
+    @property
+    def regularised(self) -> bool:
+        """Whether the policy loss has terms that give a gradient where the advantage is 0."""
+        return self.kl_loss > 0 or self.entropy_bonus > 0
+
+    @model_validator(mode="after")
+    def _cap_lets_agreement_pass(self) -> Self:
+        if 0 < self.importance_cap < 1:
+            raise ValueError(
+                f"importance_cap {self.importance_cap} cuts the weight even where sampler and learner agree, which "
+                "only scales the loss; set it to 1 or more, or to 0 to switch it off"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _length_goes_with_its_aggregation(self) -> Self:
+        if (self.aggregation == "constant_length") != (self.constant_length > 0):
+            raise ValueError(
+                f"constant_length {self.constant_length} with aggregation {self.aggregation}: it is the tokens that "
+                "aggregation constant_length divides a trajectory's sum by, above 0 there and 0 with the others"
+            )
+        return self
 
 
 class TrainParams(Section):
@@ -221,6 +262,11 @@ class TrainParams(Section):
     def rate(self, iteration: int) -> float:
         """The share of the learning rates that an iteration's steps take: 1 at first, `1 / iterations` in the last."""
         return 1.0 if self.update.learning_rate_decay == "none" else 1 - iteration / self.iterations
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the policy is held near the model it started from."""
+        return self.credit.kl_reward > 0 or self.update.kl_loss > 0
 
     @model_validator(mode="after")
     def _groups_where_needed(self) -> Self:

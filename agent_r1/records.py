@@ -146,13 +146,14 @@ class Credit:
     advantages: NDArray[np.float32]  # [L] exactly 0 where the advantage mask drops the token
     values: NDArray[np.float32]  # [L] the critic's, before the update; 0 without a critic
     value_targets: NDArray[np.float32]  # [L] what the critic is trained towards
+    reference_logprobs: NDArray[np.float32]  # [L] the reference's over the loss mask, nats; 0 elsewhere or without one
     loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
     critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
     kept: bool  # false: filtered out of the update
 
     def __post_init__(self) -> None:
         length = len(self.advantages)
-        for name in ("values", "value_targets", "loss_mask", "critic_mask"):
+        for name in ("values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"):
             if len(getattr(self, name)) != length:
                 raise ValueError(
                     f"credit of {self.trajectory_id!r}: field {name!r} has {len(getattr(self, name))} "

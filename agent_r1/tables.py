@@ -74,6 +74,7 @@ SCHEMAS: dict[type, pa.Schema] = {
         advantages=pa.list_(pa.float32()),
         values=pa.list_(pa.float32()),
         value_targets=pa.list_(pa.float32()),
+        reference_logprobs=pa.list_(pa.float32()),
         loss_mask=pa.list_(pa.bool_()),
         critic_mask=pa.list_(pa.bool_()),
         kept=pa.bool_(),
@@ -100,6 +101,7 @@ _ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "advantages": np.float32,
     "values": np.float32,
     "value_targets": np.float32,
+    "reference_logprobs": np.float32,
     "loss_mask": np.bool_,
     "critic_mask": np.bool_,
 }

@@ -10,13 +10,18 @@ from functools import wraps
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent_r1 import params, tracking
 from agent_r1.credit.assign import assign
+from agent_r1.credit.masks import loss_mask
 from agent_r1.data.draw import draw
 from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.reference import Reference
 from agent_r1.records import Credit, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
@@ -67,6 +72,9 @@ class Training:
             seed=config.seed,
             dtype=settings.model.dtype,
         )
+        self.reference = (
+            Reference(WARM_START, config.update, dtype=settings.model.dtype) if config.needs_reference else None
+        )
         if folder.finished:
             checkpoint.load(folder.checkpoint, self.learner)
         self.chat = Chat(self.learner.tokenizer)
@@ -103,7 +111,13 @@ class Training:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
-        credits_, metrics = assign(trajectories, values, self.config.credit)
+        credits_, metrics = assign(
+            trajectories,
+            values,
+            self.config.credit,
+            reference=self._reference_logprobs(trajectories),
+            regularised=self.config.update.regularised,
+        )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics
 
@@ -117,6 +131,13 @@ class Training:
         """Writes the checkpoint, which makes the iteration a finished one."""
         finished = iteration + 1
         checkpoint.save(self.folder.checkpoint, self.learner, iterations=finished, fingerprint=self.folder.fingerprint)
+
+    def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
+        """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""
+        if self.reference is None:
+            return None
+        masks = [loss_mask(each.source, self.config.credit.loss_mask) for each in trajectories]
+        return self.reference.logprobs(trajectories, masks)
 
     def _prove(self, trajectories: list[Trajectory]) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""

@@ -58,11 +58,14 @@ def trajectory(**changes: Any) -> Trajectory:
     return Trajectory(**{**fields, **changes})
 
 
+FLOATS = ("advantages", "values", "value_targets", "reference_logprobs")
+
+
 def credit(**changes: Any) -> Credit:
     fields: dict[str, Any] = {
         "trajectory_id": "0/q1/0",
         "return_": 1.0,
-        **{name: np.zeros(4, dtype=np.float32) for name in ("advantages", "values", "value_targets")},
+        **{name: np.zeros(4, dtype=np.float32) for name in FLOATS},
         **{name: np.zeros(4, dtype=np.bool_) for name in ("loss_mask", "critic_mask")},
         "kept": True,
     }
@@ -98,7 +101,7 @@ def test_a_step_beyond_the_last_token_is_refused() -> None:
         trajectory(steps=[step(1, 5)])
 
 
-@pytest.mark.parametrize("name", ["values", "value_targets", "loss_mask", "critic_mask"])
+@pytest.mark.parametrize("name", ["values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"])
 def test_a_credit_of_uneven_arrays_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"credit of '0/q1/0': field '{name}' has 5 entries"):
         credit(**{name: np.zeros(5)})

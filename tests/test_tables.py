@@ -84,6 +84,7 @@ def credits(length: int) -> st.SearchStrategy[Credit]:
         advantages=array(np.float32, length, SMALL),
         values=array(np.float32, length, SMALL),
         value_targets=array(np.float32, length, SMALL),
+        reference_logprobs=array(np.float32, length, SMALL),
         loss_mask=array(np.bool_, length, st.booleans()),
         critic_mask=array(np.bool_, length, st.booleans()),
         kept=st.booleans(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from agent_r1.credit import masks
 from agent_r1.credit.batch import Batch, Estimate
 from agent_r1.credit.estimators import estimate
 from agent_r1.credit.metrics import advantage_metrics, reward_metrics, rollout_metrics, value_metrics
+from agent_r1.credit.reference import kl_rewards, reference_metrics
 from agent_r1.credit.rewards import Rewards, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit, Trajectory
@@ -23,31 +25,51 @@ logger = logging.getLogger(__name__)
 
 
 def assign(
-    trajectories: Sequence[Trajectory], values: Sequence[NDArray[np.float32]] | None, params: CreditParams
+    trajectories: Sequence[Trajectory],
+    values: Sequence[NDArray[np.float32]] | None,
+    params: CreditParams,
+    *,
+    reference: Sequence[NDArray[np.float32]] | None = None,
+    regularised: bool = False,
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
-
-    `values` holds the critic's value [L] at every token of every trajectory, or is None without a critic.
 
     A trajectory is not `kept` where it has no gradient to give: its advantage is 0 at every token of its loss mask
     and no critic is trained on it. The update may skip it, and must still count its loss mask in the number of
     tokens that normalises the loss: then skipping changes nothing but the time it takes.
 
+    Args:
+        trajectories: of one iteration.
+        values: the critic's value [L] at every token of every trajectory, or None without a critic.
+        params: the estimator, its masks and the weights of the rewards.
+        reference: the frozen reference's logprob [L] of every token of the loss mask, or None without one. With
+            `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
+            `Credit.return_` and the reward metrics stay those of the episode.
+        regularised: whether the policy loss has terms beside the advantage's, so that every trajectory has a
+            gradient to give.
+
     Raises:
-        ValueError: there is nothing to credit, a reward or value is not finite, or the values do not suit the
-            estimator.
+        ValueError: there is nothing to credit, a reward, value or logprob is not finite, the values do not suit the
+            estimator, or `kl_reward` has no reference.
     """
     _check(trajectories, values)
+    if reference is None and params.kl_reward:
+        raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
     totals = [total for total, _ in rewards]
     batch = _batch(trajectories, totals, values, params)
-    estimated = estimate(batch, params)
-    credits_ = [_credit(i, trajectory, batch, estimated, params) for i, trajectory in enumerate(trajectories)]
+    kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
+    estimated = estimate(_penalised(batch, kl, params.kl_reward), params)
+    credits_ = [
+        _credit(i, trajectory, batch, estimated, params, None if reference is None else reference[i], regularised)
+        for i, trajectory in enumerate(trajectories)
+    ]
     metrics = {
         **rollout_metrics(trajectories),
         **reward_metrics(totals, [parts for _, parts in rewards], batch.groups),
         **advantage_metrics(trajectories, credits_),
         **value_metrics(credits_),
+        **({} if kl is None else reference_metrics(trajectories, kl)),
     }
     logger.info(
         "credit: %d trajectories, mean return %.3f, %d kept",
@@ -103,7 +125,20 @@ def _batch(
     )
 
 
-def _credit(i: int, trajectory: Trajectory, batch: Batch, estimated: Estimate, params: CreditParams) -> Credit:
+def _penalised(batch: Batch, kl: Sequence[NDArray[np.float64]] | None, coefficient: float) -> Batch:
+    """The batch with the KL penalty in its rewards."""
+    return batch if kl is None or not coefficient else replace(batch, rewards=batch.rewards + coefficient * pad(kl))
+
+
+def _credit(
+    i: int,
+    trajectory: Trajectory,
+    batch: Batch,
+    estimated: Estimate,
+    params: CreditParams,
+    reference: NDArray[np.float32] | None,
+    regularised: bool,
+) -> Credit:
     length = len(trajectory.token_ids)
     advantages = estimated.advantages[i, :length].astype(np.float32)
     values = np.zeros(length) if batch.values is None else batch.values[i, :length]
@@ -115,9 +150,10 @@ def _credit(i: int, trajectory: Trajectory, batch: Batch, estimated: Estimate, p
         advantages=advantages,
         values=values.astype(np.float32),
         value_targets=estimated.value_targets[i, :length].astype(np.float32),
+        reference_logprobs=np.zeros(length, np.float32) if reference is None else np.where(loss_mask, reference, 0),
         loss_mask=loss_mask,
         critic_mask=critic_mask,
-        kept=bool(advantages[loss_mask].any() or critic_mask.any()),
+        kept=bool(advantages[loss_mask].any() or critic_mask.any() or (regularised and loss_mask.any())),
     )
 
 

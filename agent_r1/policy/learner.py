@@ -4,56 +4,32 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from agent_r1.params import UpdateParams
 from agent_r1.policy import losses
-from agent_r1.policy.batching import MicroBatch, batches, minibatches
+from agent_r1.policy.batching import minibatches
 from agent_r1.policy.critic import Critic
 from agent_r1.policy.model import (
     DtypeName,
-    chosen_logprobs,
     compute_dtype,
     default_device,
     load_policy,
     load_tokenizer,
     precision,
     selected_logits,
-    token_logprobs,
 )
+from agent_r1.policy.objective import Metrics, Tokens, concatenate, normaliser, policy_metrics, token_losses
+from agent_r1.policy.rows import Floats, Row, asked_of_learner, make_row, not_finite, require_finite, select
+from agent_r1.policy.scoring import Compute, logprobs, micro_batches, scores
 from agent_r1.records import Credit, Trajectory
-
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float32]
-Metrics = dict[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One trajectory as an update sees it; L = its tokens."""
-
-    trajectory: Trajectory
-    credit: Credit
-    old_logprobs: Floats  # [L] the sampler's at action tokens, the learner's own before the update at others
-
-
-class PolicyTokens(NamedTuple):
-    """What the policy loss of some tokens is made of; N = tokens."""
-
-    logprobs: Tensor  # [N] the learner's, nats, detached
-    old_logprobs: Tensor  # [N] nats
-    advantages: Tensor  # [N]
-    sampled: Tensor  # [N] true at action tokens
-    entropy: Tensor  # [N] of the distribution the token was drawn from, nats
 
 
 class Learner:
@@ -81,11 +57,13 @@ class Learner:
         self.params = params
         self.seed = seed
         self.policy_version = 0  # updates of the policy's weights since `path`
-        self.device = device or default_device()
-        self.dtype = compute_dtype(dtype, self.device)
+        device = device or default_device()
+        self.compute = Compute(
+            device=device, dtype=compute_dtype(dtype, device), max_tokens=params.max_tokens_per_microbatch
+        )
         self.tokenizer = load_tokenizer(path)
-        self.policy = load_policy(path, device=self.device)
-        self.critic = Critic(path, self.device) if with_critic else None
+        self.policy = load_policy(path, device=device)
+        self.critic = Critic(path, device) if with_critic else None
         self.policy_optimizer = _adamw(self.policy, params.learning_rate)
         self.critic_optimizer = _adamw(self.critic, params.critic_learning_rate) if self.critic else None
 
@@ -95,11 +73,12 @@ class Learner:
         if critic is None:
             return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
         everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
-        return self._scores(lambda ids, mask: critic(ids)[mask], trajectories, everywhere)
+        return scores(lambda ids, mask: critic(ids)[mask], trajectories, everywhere, self.compute)
 
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """The learner's own logprob [L] of every token in nats, 0 at the first, which nothing predicts."""
-        return self._logprobs_at(trajectories, [np.arange(len(each.token_ids)) > 0 for each in trajectories])
+        predicted = [np.arange(len(each.token_ids)) > 0 for each in trajectories]
+        return logprobs(self.policy, trajectories, predicted, self.compute)
 
     def update(
         self, trajectories: Sequence[Trajectory], credits: Sequence[Credit], iteration: int, *, rate: float = 1.0
@@ -116,6 +95,7 @@ class Learner:
 
         Raises:
             FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
+            ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
         """
         rows = self._rows(trajectories, credits)
         _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
@@ -166,25 +146,24 @@ class Learner:
         random.setstate(state["python_random"])
 
     def _rows(self, trajectories: Sequence[Trajectory], credits: Sequence[Credit]) -> list[Row]:
-        pairs = list(zip(trajectories, credits, strict=True))
-        assert all(trajectory.trajectory_id == credit.trajectory_id for trajectory, credit in pairs)
-        not_sampled = [credit.kept & credit.loss_mask & ~trajectory.action_mask for trajectory, credit in pairs]
-        own = self._logprobs_at(trajectories, not_sampled)
-        return [
-            Row(
-                trajectory=trajectory,
-                credit=credit,
-                old_logprobs=np.where(trajectory.action_mask, trajectory.logprobs, before),
+        if self.params.kl_loss and not any(credit.reference_logprobs.any() for credit in credits):
+            raise ValueError(
+                f"kl_loss {self.params.kl_loss} needs a reference, and the credits hold no logprobs of one; "
+                "assign credit with a reference, or set kl_loss: 0"
             )
-            for (trajectory, credit), before in zip(pairs, own, strict=True)
-        ]
+        pairs = list(zip(trajectories, credits, strict=True))
+        own = logprobs(
+            self.policy, trajectories, [asked_of_learner(*pair, self.params) for pair in pairs], self.compute
+        )
+        return [make_row(*pair, before, self.params) for pair, before in zip(pairs, own, strict=True)]
 
     def _step(self, rows: Sequence[Row], trains_policy: bool) -> Metrics:
         """One optimiser step of what trains in this iteration."""
         kept = [row for row in rows if row.credit.kept]
         if not kept:
             return {}
-        metrics = self._policy_pass(kept, sum(int(row.credit.loss_mask.sum()) for row in rows), learn=trains_policy)
+        divisor = normaliser([row.loss_tokens for row in rows], self.params)
+        metrics = self._policy_pass(kept, divisor, learn=trains_policy)
         training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
         if trains_policy:
             training.append(("policy", self.policy, self.policy_optimizer))
@@ -199,52 +178,33 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
         return metrics
 
-    def _policy_pass(self, rows: Sequence[Row], tokens: int, *, learn: bool) -> Metrics:
-        """Adds up the policy's gradient of one optimiser step over `tokens` tokens, or only measures."""
-        seen: list[PolicyTokens] = []
-        for batch in self._batches([row.trajectory for row in rows], [row.credit.loss_mask for row in rows]):
-            with torch.set_grad_enabled(learn), precision(self.device, self.dtype):
+    def _policy_pass(self, rows: Sequence[Row], divisor: int, *, learn: bool) -> Metrics:
+        """Adds up the policy's gradient of one optimiser step, or only measures."""
+        seen: list[Tokens] = []
+        trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
+        for batch in micro_batches(trajectories, masks, self.compute):
+            with torch.set_grad_enabled(learn), precision(self.compute.device, self.compute.dtype):
                 logits = selected_logits(self.policy, batch.ids, batch.mask)
-            logprobs = chosen_logprobs(logits, batch.ids[batch.mask])
-            old_logprobs = batch.take([row.old_logprobs for row in rows])
-            advantages = batch.take([row.credit.advantages for row in rows])
-            _require_finite("policy loss", (logprobs - old_logprobs) * advantages, batch, rows)
+            tokens = select(batch, rows, logits, self.params)
+            terms = token_losses(tokens, self.params)
+            require_finite("policy loss", batch, rows, terms, tokens.logprobs - tokens.old_logprobs)
             if learn:
-                (self._policy_loss(logprobs, old_logprobs, advantages) / tokens).backward()
-            sampled = batch.take([row.trajectory.action_mask for row in rows])
-            seen.append(
-                PolicyTokens(logprobs.detach(), old_logprobs, advantages, sampled, losses.entropy(logits.detach()))
-            )
-        return self._policy_metrics(PolicyTokens(*map(torch.cat, zip(*seen, strict=True))), tokens)
-
-    def _policy_loss(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> Tensor:
-        clip_low, clip_high = self.params.clip_low, self.params.clip_high
-        return losses.clipped_policy_loss(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high)
-
-    def _policy_metrics(self, seen: PolicyTokens, tokens: int) -> Metrics:
-        clip_low, clip_high = self.params.clip_low, self.params.clip_high
-        clipped = losses.clipped_tokens(
-            seen.logprobs, seen.old_logprobs, seen.advantages, clip_low=clip_low, clip_high=clip_high
-        )
-        ours, samplers = seen.logprobs[seen.sampled], seen.old_logprobs[seen.sampled]
-        return {
-            "policy/loss": self._policy_loss(seen.logprobs, seen.old_logprobs, seen.advantages).item() / tokens,
-            "policy/clip_fraction": clipped.item() / len(seen.logprobs),
-            "policy/entropy": seen.entropy.mean().item(),
-            "policy/mismatch_kl": losses.mismatch_kl(ours, samplers).item() / len(ours),
-            "policy/mismatch_max": (ours - samplers).abs().max().item(),
-        }
+                ((terms * tokens.weights).sum() / divisor).backward()
+            seen.append(tokens.detach())
+        return policy_metrics(concatenate(seen), self.params, divisor)
 
     def _critic_pass(self, critic: Critic, rows: Sequence[Row], tokens: int) -> float:
         """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
         total = 0.0
-        for batch in self._batches([row.trajectory for row in rows], [row.credit.critic_mask for row in rows]):
-            with precision(self.device, self.dtype):
+        trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
+        for batch in micro_batches(trajectories, masks, self.compute):
+            with precision(self.compute.device, self.compute.dtype):
                 values = critic(batch.ids)[batch.mask]
             old_values = batch.take([row.credit.values for row in rows])
             targets = batch.take([row.credit.value_targets for row in rows])
-            _require_finite("critic loss", values - old_values - targets, batch, rows)
-            loss = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.value_clip) / tokens
+            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.value_clip)
+            require_finite("critic loss", batch, rows, terms, old_values)
+            loss = terms.sum() / tokens
             loss.backward()
             total += loss.item()
         return total
@@ -253,32 +213,8 @@ class Learner:
         """Scales the gradient down to `max_grad_norm` at most; returns the norm it had."""
         norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
         if not math.isfinite(norm):
-            raise _not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
+            raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
         return norm
-
-    def _logprobs_at(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats]:
-        return self._scores(lambda ids, mask: token_logprobs(self.policy, ids, mask), trajectories, masks)
-
-    def _scores(
-        self, score: Callable[[Tensor, Tensor], Tensor], trajectories: Sequence[Trajectory], masks: Sequence[Mask]
-    ) -> list[Floats]:
-        """What `score(ids, mask)` gives for the selected tokens, as [L] per trajectory with 0 elsewhere."""
-        results = [np.zeros(len(mask), np.float32) for mask in masks]
-        with torch.no_grad(), precision(self.device, self.dtype):
-            for batch in self._batches(trajectories, masks):
-                pieces = batch.split(score(batch.ids, batch.mask).cpu())
-                for row, mask, piece in zip(batch.rows, batch.masks, pieces, strict=True):
-                    results[row][mask] = piece.numpy()
-        return results
-
-    def _batches(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> Iterator[MicroBatch]:
-        assert all(trajectory.context_starts == [0] for trajectory in trajectories), "the learner reads one context"
-        return batches(
-            [trajectory.token_ids for trajectory in trajectories],
-            masks,
-            max_tokens=self.params.max_tokens_per_microbatch,
-            device=self.device,
-        )
 
 
 def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
@@ -288,21 +224,6 @@ def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
 def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
-
-
-def _require_finite(what: str, terms: Tensor, batch: MicroBatch, rows: Sequence[Row]) -> None:
-    """Checks the per-token terms [N] of a loss."""
-    if not terms.isfinite().all():
-        pieces = zip(batch.rows, batch.split(terms), strict=True)
-        culprits = [rows[row].trajectory.trajectory_id for row, piece in pieces if not piece.isfinite().all()]
-        raise _not_finite(what, culprits)
-
-
-def _not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
-    return FloatingPointError(
-        f"the {what} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
-        "look at their rewards and advantages, or lower the learning rate and start again from the checkpoint"
-    )
 
 
 def _summary(steps: Sequence[Metrics]) -> Metrics:

@@ -72,7 +72,8 @@ def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     names = ("agent_r1", "valid_call", "failed_call", "progress", "repeat_call", "no_answer")
     weights = {**dict.fromkeys(names, 0.0), **changes.pop("weights", {"progress": 1.0})}
-    content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, **changes}
+    content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, "kl_reward": 0.0}
+    content |= changes
     return CreditParams.model_validate(
         {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
     )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agent_r1.params import UpdateParams
 from agent_r1.policy.learner import Learner
-from agent_r1.records import Credit, Outcome, Source, Trajectory
+from agent_r1.records import CallStatus, Credit, Outcome, Source, Step, StopReason, Trajectory
 
 MakeLearner = Callable[..., Learner]
 
@@ -27,8 +27,15 @@ def update_params() -> UpdateParams:
         critic_warmup_iterations=0,
         epochs=1,
         minibatches=1,
+        ratio="token",
         clip_low=0.2,
         clip_high=0.28,
+        dual_clip=3.0,
+        importance_cap=0.0,
+        kl_loss=0.0,
+        entropy_bonus=0.0,
+        aggregation="token_mean",
+        constant_length=0,
         value_clip=0.5,
         max_grad_norm=1.0,
         max_tokens_per_microbatch=64,
@@ -41,14 +48,28 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
     """Builds a learner over the tiny model on the CPU; keyword arguments override update parameters."""
 
     def build(*, with_critic: bool = True, dtype: Any = "float32", **changes: Any) -> Learner:
-        params = update_params.model_copy(update=changes)
+        params = UpdateParams.model_validate(update_params.model_dump() | changes)
         return Learner(tiny_model, params, with_critic=with_critic, seed=3, dtype=dtype, device=torch.device("cpu"))
 
     return build
 
 
+def step(start: int, stop: int) -> Step:
+    return Step(
+        action_start=start,
+        action_stop=stop,
+        stop_reason=StopReason.END,
+        tool="",
+        arguments="",
+        call_status=CallStatus.NONE,
+        latency_s=0.0,
+        rewards={},
+    )
+
+
 def trajectory(index: int, source: Sequence[int], logprobs: NDArray[np.float32] | None = None) -> Trajectory:
-    """A trajectory of random tokens with the given sources."""
+    """A trajectory of random tokens with the given sources; every run of actions is a step."""
+    edges = np.flatnonzero(np.diff([0, *(np.array(source) == Source.ACTION), 0])).tolist()
     tokens = np.random.default_rng(index).integers(20, 400, len(source)).astype(np.int32)
     return Trajectory(
         trajectory_id=f"0/q{index}/0",
@@ -62,23 +83,24 @@ def trajectory(index: int, source: Sequence[int], logprobs: NDArray[np.float32] 
         source=np.array(source, np.uint8),
         logprobs=np.zeros(len(source), np.float32) if logprobs is None else logprobs,
         context_starts=[0],
-        steps=[],
+        steps=[step(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)],
         outcome=Outcome.ANSWERED,
         answer="",
     )
 
 
 def credit(of: Trajectory, *, loss_mask: Any = None, kept: bool = True) -> Credit:
-    """Random advantages and value targets on the loss mask, which is the action mask when not given."""
+    """Random advantages, targets and reference on the loss mask, which is the action mask when not given."""
     mask = of.action_mask if loss_mask is None else np.asarray(loss_mask, np.bool_)
     generator = np.random.default_rng([of.group, 1])
-    advantages, targets = generator.normal(size=(2, len(mask))).astype(np.float32)
+    advantages, targets, reference = generator.normal(size=(3, len(mask))).astype(np.float32)
     return Credit(
         trajectory_id=of.trajectory_id,
         return_=0.0,
         advantages=np.where(mask, advantages, 0).astype(np.float32),
         values=np.zeros(len(mask), np.float32),
         value_targets=targets,
+        reference_logprobs=np.where(mask, reference / 4 - 6, 0).astype(np.float32),
         loss_mask=mask,
         critic_mask=mask,
         kept=kept,

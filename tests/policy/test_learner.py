@@ -257,7 +257,7 @@ def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
     learner = make_learner()
     before = weights(learner.policy) | weights(learner.critic)
     credits = [make_credit(each) for each in trajectories]
-    huge = np.full_like(credits[0].value_targets, 1e38)
+    huge = np.full_like(credits[0].value_targets, 1.8e19)  # its square is a float32, that of the gradient is not
     credits[0] = dataclasses.replace(credits[0], value_targets=huge, values=huge / 2)
     with pytest.raises(FloatingPointError, match=r"critic gradient is not finite in trajectories .*0/q0/0"):
         learner.update(trajectories, credits, 0)
@@ -315,6 +315,7 @@ def bandit_credit(episode: Trajectory, reward: float, values: np.ndarray, sign: 
         advantages=np.where(mask, sign * (reward - values), 0).astype(np.float32),
         values=values,
         value_targets=np.where(mask, reward, 0).astype(np.float32),
+        reference_logprobs=np.zeros(len(mask), np.float32),
         loss_mask=mask,
         critic_mask=mask,
         kept=True,

@@ -1,0 +1,121 @@
+"""Trajectories with their credit, as an update sees them, and the tokens of a micro-batch of them.
+
+Legend for shapes: L = tokens of a trajectory, N = loss tokens of a micro-batch, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agent_r1.params import UpdateParams
+from agent_r1.policy import losses
+from agent_r1.policy.batching import MicroBatch
+from agent_r1.policy.model import chosen_logprobs
+from agent_r1.policy.objective import Tokens, token_weight
+from agent_r1.records import Credit, Trajectory
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One trajectory in an update."""
+
+    trajectory: Trajectory
+    credit: Credit
+    sampler_logprobs: Floats  # [L] nats; where the token was not sampled, the learner's own before the update
+    old_logprobs: Floats  # [L] the sampler's, or with an importance cap the learner's own before the update
+    spans: list[int] | None  # loss tokens of each span that shares a ratio; None where every token has its own
+    weights: Floats  # [L] of its loss tokens in the step's sum
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many tokens the policy loss runs over."""
+        return int(self.credit.loss_mask.sum())
+
+
+def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParams) -> Mask:
+    """[L] the loss tokens whose logprob before the update must be the learner's own.
+
+    The sampler has none for tokens that it did not sample; with an importance cap, the ratio of every token starts
+    from the learner's.
+    """
+    by_learner = np.ones_like(credit.loss_mask) if params.importance_cap else ~trajectory.action_mask
+    return credit.kept & credit.loss_mask & by_learner
+
+
+def make_row(trajectory: Trajectory, credit: Credit, own: Floats, params: UpdateParams) -> Row:
+    """A row of an update; `own` [L] holds the learner's logprobs before it, where `asked_of_learner` is true."""
+    assert trajectory.trajectory_id == credit.trajectory_id
+    samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
+    weight = token_weight(int(credit.loss_mask.sum()), params)
+    return Row(
+        trajectory=trajectory,
+        credit=credit,
+        sampler_logprobs=samplers,
+        old_logprobs=own if params.importance_cap else samplers,
+        spans=span_lengths(trajectory, credit.loss_mask, params),
+        weights=np.full(len(own), weight, np.float32),
+    )
+
+
+def span_lengths(trajectory: Trajectory, loss_mask: Mask, params: UpdateParams) -> list[int] | None:
+    """How many loss tokens each span of `params.ratio` holds, in order; None for single tokens.
+
+    A step reaches from its action to the next one: with the loss mask off, what came back belongs to it.
+    """
+    if params.ratio == "token":
+        return None
+    if params.ratio == "sequence":
+        return [int(loss_mask.sum())]
+    starts = [step.action_start for step in trajectory.steps]
+    step_of_token = np.searchsorted(starts, np.flatnonzero(loss_mask), side="right")
+    lengths: list[int] = np.unique(step_of_token, return_counts=True)[1].tolist()
+    return lengths
+
+
+def select(batch: MicroBatch, rows: Sequence[Row], logits: Tensor, params: UpdateParams) -> Tokens:
+    """The tokens of a micro-batch over the rows' loss masks, from the logits [N, V] that predict them."""
+    chosen = [rows[row] for row in batch.rows]
+    return Tokens(
+        logprobs=chosen_logprobs(logits, batch.ids[batch.mask]),
+        entropy=losses.entropy(logits if params.entropy_bonus else logits.detach()),
+        old_logprobs=batch.take([row.old_logprobs for row in rows]),
+        sampler_logprobs=batch.take([row.sampler_logprobs for row in rows]),
+        reference_logprobs=batch.take([row.credit.reference_logprobs for row in rows]),
+        advantages=batch.take([row.credit.advantages for row in rows]),
+        weights=batch.take([row.weights for row in rows]),
+        sampled=batch.take([row.trajectory.action_mask for row in rows]),
+        spans=None if params.ratio == "token" else [span for row in chosen for span in row.spans or []],
+    )
+
+
+def require_finite(what: str, batch: MicroBatch, rows: Sequence[Row], *terms: Tensor) -> None:
+    """Checks the terms of a loss, each [N].
+
+    Raises:
+        FloatingPointError: one is not finite; names the trajectories.
+    """
+    culprits = {
+        rows[row].trajectory.trajectory_id
+        for term in terms
+        if not term.isfinite().all()
+        for row, piece in zip(batch.rows, batch.split(term), strict=True)
+        if not piece.isfinite().all()
+    }
+    if culprits:
+        raise not_finite(what, sorted(culprits))
+
+
+def not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
+    """The error of an optimiser step that found something not finite in these trajectories."""
+    return FloatingPointError(
+        f"the {what} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
+        "look at their rewards and advantages, or lower the learning rate and start again from the checkpoint"
+    )
