@@ -122,6 +122,10 @@ class AdvantageMask(Section):
 
 class RewardWeights(Section):
     agent_r1: Weight
+    em: Weight
+    f1: Weight
+    grounded: Weight
+    think: Weight
     valid_call: Weight
     failed_call: Weight
     progress: Weight

@@ -216,6 +216,10 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
         {
             "reward/agent_r1": (1 - 1 + 0) / 3,
+            "reward/em": 1 / 3,
+            "reward/f1": 1.5 / 3,
+            "reward/grounded": 0,
+            "reward/think": 0,
             "reward/valid_call": 3 / 3,
             "reward/failed_call": -1 / 3,
             "reward/progress": 0,
