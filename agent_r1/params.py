@@ -139,6 +139,22 @@ class RewardWeights(Section):
         return self
 
 
+class FilterParams(Section):
+    """Which groups are trained on; see `agent_r1.credit.filters`."""
+
+    kind: Literal["none", "top_p", "top_fraction"]
+    share: Annotated[float, Field(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _share_has_an_effect(self) -> Self:
+        if self.kind == "none" and self.share < 1:
+            raise ValueError(
+                f"share {self.share} has no effect with kind: none, which keeps every group; "
+                "choose kind: top_p or top_fraction, or set share: 1.0"
+            )
+        return self
+
+
 class CreditParams(Section):
     estimator: Literal["gae", "grpo"]
     gamma: Share
@@ -146,6 +162,7 @@ class CreditParams(Section):
     loss_mask: bool
     advantage_mask: AdvantageMask
     rewards: RewardWeights
+    filter: FilterParams
 
     @model_validator(mode="after")
     def _switches_have_an_effect(self) -> Self:
@@ -196,6 +213,23 @@ class TrainParams(Section):
             raise ValueError(
                 f"estimator grpo compares the episodes of a group, and rollout.samples is {self.rollout.samples}; "
                 "set it to 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_to_filter(self) -> Self:
+        kind, samples = self.credit.filter.kind, self.rollout.samples
+        if kind == "none":
+            return self
+        if samples < 2:
+            raise ValueError(
+                f"credit.filter {kind} looks at how returns differ within a group, and rollout.samples is {samples}; "
+                "set it to 2 or more"
+            )
+        if samples < self.update.minibatches:
+            raise ValueError(
+                f"credit.filter {kind} may keep a single group, whose {samples} trajectories do not fill "
+                f"update.minibatches {self.update.minibatches}; lower it or raise rollout.samples"
             )
         return self
 

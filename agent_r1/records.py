@@ -148,7 +148,7 @@ class Credit:
     value_targets: NDArray[np.float32]  # [L] what the critic is trained towards
     loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
     critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
-    kept: bool  # false: filtered out of the update
+    kept: bool  # false: filtered out, no part of the update in any way; its masks are empty
 
     def __post_init__(self) -> None:
         length = len(self.advantages)

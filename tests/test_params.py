@@ -75,6 +75,20 @@ def test_runs_override_only_what_they_name() -> None:
     assert params.run("grpo").credit.gamma == params.train.credit.gamma
 
 
+def test_starpos_runs_differ_in_what_they_are_named_after() -> None:
+    params = load(FILE)
+    starpo, filtered, online = (params.run(name) for name in ("starpo", "starpo_s", "starpo_online_4"))
+    assert starpo.credit.estimator == "gae"
+    assert starpo.credit.gamma == starpo.credit.lam == 1
+    assert starpo.update.clip_low == starpo.update.clip_high < filtered.update.clip_high
+    assert (filtered.credit.filter.kind, filtered.credit.filter.share) == ("top_fraction", 0.25)
+    assert filtered.rollout == starpo.rollout
+    assert params.run("starpo_grpo").rollout == starpo.rollout
+    assert online.update.epochs * online.update.minibatches == 4
+    shaped = params.run("starpo_32x4").rollout
+    assert shaped.questions * shaped.samples == starpo.rollout.questions * starpo.rollout.samples
+
+
 def test_adding_a_run_is_adding_lines(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
@@ -134,6 +148,9 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.credit.estimator", "gea"),
         ("train.credit.gamma", 1.1),
         ("train.credit.lam", -0.1),
+        ("train.credit.filter.kind", "top_k"),
+        ("train.credit.filter.share", 0.0),
+        ("train.credit.filter.share", 1.1),
         ("train.credit.rewards.agent_r1", -1.0),
         ("train.credit.rewards.progress", float("nan")),
         ("train.credit.rewards.progress", float("inf")),
@@ -159,6 +176,31 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], write: Write, 
 def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) -> None:
     with pytest.raises(ValueError, match=r"train\.credit\.rewards: all reward weights are 0"):
         load(write(put(content, "train.credit.rewards.agent_r1", 0.0)))
+
+
+def test_an_unknown_reward_part_is_refused_with_the_nearest_name(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"unknown key 'train\.credit\.rewards\.grounding'; did you mean 'grounded'\?"):
+        load(write(put(content, "train.credit.rewards.grounding", 0.1)))
+
+
+def test_a_share_without_a_filter_is_refused(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"train\.credit\.filter: share 0\.9 has no effect with kind: none"):
+        load(write(put(content, "train.credit.filter.share", 0.9)))
+
+
+@pytest.mark.parametrize(
+    ("samples", "minibatches", "message"),
+    [
+        (1, 1, r"credit\.filter top_p .*rollout\.samples is 1; set it to 2"),
+        (2, 3, r"a single group, whose 2 trajectories do not fill update\.minibatches 3; lower it"),
+    ],
+)
+def test_a_filter_with_groups_too_small_is_refused(
+    content: dict[str, Any], write: Write, samples: int, minibatches: int, message: str
+) -> None:
+    changed = put(put(content, "train.rollout.samples", samples), "train.update.minibatches", minibatches)
+    with pytest.raises(ValueError, match=f"train: .*{message}"):
+        load(write(put(changed, "train.credit.filter", {"kind": "top_p", "share": 0.9})))
 
 
 def test_grpo_with_a_group_of_one_is_refused(content: dict[str, Any], write: Write) -> None:
@@ -201,6 +243,7 @@ def test_a_combination_without_effect_is_refused(
         ({"credit": {"estimator": "grpo"}}, r"runs\.new: estimator grpo .*rollout\.samples is 1"),
         ({"credit": {"loss_mask": False}}, r"runs\.new: credit: loss_mask: false has no effect"),
         ({"credit": {"rewards": {"progress": -1}}}, r"runs\.new: credit\.rewards\.progress"),
+        ({"credit": {"rewards": {"anwser": 1}}}, r"'credit\.rewards\.anwser'; did you mean 'no_answer'\?"),
         ({"update": 3}, r"runs\.new: update"),
     ],
 )

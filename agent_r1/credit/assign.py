@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ from numpy.typing import NDArray
 
 from agent_r1.credit import masks
 from agent_r1.credit.estimators import ESTIMATORS, Batch, Estimate
-from agent_r1.credit.metrics import advantage_metrics, reward_metrics, rollout_metrics, value_metrics
+from agent_r1.credit.filters import select
+from agent_r1.credit.metrics import (
+    advantage_metrics,
+    filter_metrics,
+    reward_metrics,
+    rollout_metrics,
+    value_metrics,
+)
 from agent_r1.credit.rewards import Rewards, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit, Trajectory
@@ -26,9 +34,9 @@ def assign(
 
     `values` holds the critic's value [L] at every token of every trajectory, or is None without a critic.
 
-    A trajectory is not `kept` where it has no gradient to give: its advantage is 0 at every token of its loss mask
-    and no critic is trained on it. The update may skip it, and must still count its loss mask in the number of
-    tokens that normalises the loss: then skipping changes nothing but the time it takes.
+    A trajectory that `params.filter` drops is not `kept` and has no influence: it is in no statistic of the estimator,
+    and its masks are empty, so that it is in no loss and no denominator either. A trajectory that is kept and whose
+    advantages are 0 is another matter: its loss mask counts among the tokens that normalise the loss.
 
     Raises:
         ValueError: there is nothing to credit, a reward or value is not finite, or the values do not suit the
@@ -37,12 +45,15 @@ def assign(
     _check(trajectories, values)
     rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
     totals = [total for total, _ in rewards]
-    batch = _batch(trajectories, totals, values, params)
-    estimate = ESTIMATORS[params.estimator](batch, params)
-    credits_ = [_credit(i, trajectory, batch, estimate, params) for i, trajectory in enumerate(trajectories)]
+    groups = np.array([trajectory.group for trajectory in trajectories], dtype=np.int64)
+    selection = select(np.array([total.sum() for total in totals]), groups, params.filter)
+    if not selection.kept.any():
+        logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
+    credits_ = _credits(trajectories, totals, values, selection.kept, params)
     metrics = {
         **rollout_metrics(trajectories),
-        **reward_metrics(totals, [parts for _, parts in rewards], batch.groups),
+        **reward_metrics(totals, [parts for _, parts in rewards], groups),
+        **filter_metrics(selection, params.filter),
         **advantage_metrics(trajectories, credits_),
         **value_metrics(credits_),
     }
@@ -50,7 +61,7 @@ def assign(
         "credit: %d trajectories, mean return %.3f, %d kept",
         len(credits_),
         metrics["reward/total"],
-        sum(credit.kept for credit in credits_),
+        selection.kept.sum(),
     )
     return credits_, metrics
 
@@ -70,6 +81,56 @@ def pad(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     padded = np.zeros((len(rows), lengths.max()), dtype=rows[0].dtype)
     padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
     return padded
+
+
+def _credits(
+    trajectories: Sequence[Trajectory],
+    totals: Sequence[Rewards],
+    values: Sequence[NDArray[np.float32]] | None,
+    kept: masks.Mask,
+    params: CreditParams,
+) -> list[Credit]:
+    """Credit of all; the estimator sees the kept trajectories alone."""
+    estimated = iter(
+        _estimated(
+            list(compress(trajectories, kept)),
+            list(compress(totals, kept)),
+            None if values is None else list(compress(values, kept)),
+            params,
+        )
+    )
+    return [
+        next(estimated) if keep else _filtered_out(trajectory, total)
+        for trajectory, total, keep in zip(trajectories, totals, kept, strict=True)
+    ]
+
+
+def _estimated(
+    trajectories: Sequence[Trajectory],
+    totals: Sequence[Rewards],
+    values: Sequence[NDArray[np.float32]] | None,
+    params: CreditParams,
+) -> list[Credit]:
+    if not trajectories:
+        return []
+    batch = _batch(trajectories, totals, values, params)
+    estimate = ESTIMATORS[params.estimator](batch, params)
+    return [_credit(i, trajectory, batch, estimate, params) for i, trajectory in enumerate(trajectories)]
+
+
+def _filtered_out(trajectory: Trajectory, total: Rewards) -> Credit:
+    zeros = np.zeros(len(trajectory.token_ids), np.float32)
+    nowhere = np.zeros(len(trajectory.token_ids), np.bool_)
+    return Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=float(total.sum()),
+        advantages=zeros,
+        values=zeros,
+        value_targets=zeros,
+        loss_mask=nowhere,
+        critic_mask=nowhere,
+        kept=False,
+    )
 
 
 def _batch(
@@ -93,19 +154,16 @@ def _batch(
 
 def _credit(i: int, trajectory: Trajectory, batch: Batch, estimate: Estimate, params: CreditParams) -> Credit:
     length = len(trajectory.token_ids)
-    advantages = estimate.advantages[i, :length].astype(np.float32)
     values = np.zeros(length) if batch.values is None else batch.values[i, :length]
-    loss_mask = masks.loss_mask(trajectory.source, params.loss_mask)
-    critic_mask = batch.critic_mask[i, :length]
     return Credit(
         trajectory_id=trajectory.trajectory_id,
         return_=float(batch.rewards[i].sum()),
-        advantages=advantages,
+        advantages=estimate.advantages[i, :length].astype(np.float32),
         values=values.astype(np.float32),
         value_targets=estimate.value_targets[i, :length].astype(np.float32),
-        loss_mask=loss_mask,
-        critic_mask=critic_mask,
-        kept=bool(advantages[loss_mask].any() or critic_mask.any()),
+        loss_mask=masks.loss_mask(trajectory.source, params.loss_mask),
+        critic_mask=batch.critic_mask[i, :length],
+        kept=True,
     )
 
 

@@ -68,7 +68,7 @@ def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on."""
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
-    content = {"gamma": 1.0, "lam": 1.0, "loss_mask": True, **changes}
+    content = {"gamma": 1.0, "lam": 1.0, "loss_mask": True, "filter": {"kind": "none", "share": 1.0}, **changes}
     return CreditParams.model_validate(
         {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
     )
