@@ -32,8 +32,13 @@ def f1(answer: str, golds: Sequence[str]) -> float:
 
 def contains(answer: str, golds: Sequence[str]) -> float:
     """1.0 where the words of a gold answer stand in the answer in a row, else 0.0. Not exact match."""
-    words = f" {normalize(answer)} "
-    return float(any(f" {normalize(gold)} " in words for gold in golds if normalize(gold)))
+    return float(any(occurs(gold, answer) for gold in golds))
+
+
+def occurs(phrase: str, text: str) -> bool:
+    """Whether the words of the phrase, normalised, stand in the text in a row; false for a phrase without words."""
+    words = normalize(phrase)
+    return bool(words) and f" {words} " in f" {normalize(text)} "
 
 
 def _f1(answer: str, gold: str) -> float:

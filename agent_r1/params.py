@@ -122,6 +122,10 @@ class AdvantageMask(Section):
 
 class RewardWeights(Section):
     agent_r1: Weight
+    em: Weight
+    f1: Weight
+    grounded: Weight
+    think: Weight
     valid_call: Weight
     failed_call: Weight
     progress: Weight
@@ -144,6 +148,22 @@ WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  #
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
 
 
+class FilterParams(Section):
+    """Which groups are trained on; see `agent_r1.credit.filters`."""
+
+    kind: Literal["none", "top_p", "top_fraction"]
+    share: Annotated[float, Field(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _share_has_an_effect(self) -> Self:
+        if self.kind == "none" and self.share < 1:
+            raise ValueError(
+                f"share {self.share} has no effect with kind: none, which keeps every group; "
+                "choose kind: top_p or top_fraction, or set share: 1.0"
+            )
+        return self
+
+
 class CreditParams(Section):
     estimator: Estimator
     gamma: Share
@@ -154,6 +174,7 @@ class CreditParams(Section):
     advantage_mask: AdvantageMask
     kl_reward: Weight
     rewards: RewardWeights
+    filter: FilterParams
 
     @property
     def needs_critic(self) -> bool:
@@ -274,6 +295,23 @@ class TrainParams(Section):
             raise ValueError(
                 f"estimator {self.credit.estimator} compares the episodes of a group, and rollout.samples is "
                 f"{self.rollout.samples}; set it to 2 or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_to_filter(self) -> Self:
+        kind, samples = self.credit.filter.kind, self.rollout.samples
+        if kind == "none":
+            return self
+        if samples < 2:
+            raise ValueError(
+                f"credit.filter {kind} looks at how returns differ within a group, and rollout.samples is {samples}; "
+                "set it to 2 or more"
+            )
+        if samples < self.update.minibatches:
+            raise ValueError(
+                f"credit.filter {kind} may keep a single group, whose {samples} trajectories do not fill "
+                f"update.minibatches {self.update.minibatches}; lower it or raise rollout.samples"
             )
         return self
 

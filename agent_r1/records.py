@@ -149,7 +149,7 @@ class Credit:
     reference_logprobs: NDArray[np.float32]  # [L] the reference's over the loss mask, nats; 0 elsewhere or without one
     loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
     critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
-    kept: bool  # false: filtered out of the update
+    kept: bool  # false: filtered out, no part of the update in any way; its masks are empty
 
     def __post_init__(self) -> None:
         length = len(self.advantages)

@@ -116,7 +116,6 @@ class Training:
             values,
             self.config.credit,
             reference=self._reference_logprobs(trajectories),
-            regularised=self.config.update.regularised,
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics

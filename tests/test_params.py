@@ -84,6 +84,20 @@ def test_every_estimator_has_a_run_of_its_name_or_is_ppo() -> None:
         assert (run.rollout.samples > 1) == (estimator in WITH_GROUPS)
 
 
+def test_starpos_runs_differ_in_what_they_are_named_after() -> None:
+    params = load(FILE)
+    starpo, filtered, online = (params.run(name) for name in ("starpo", "starpo_s", "starpo_online_4"))
+    assert starpo.credit.estimator == "gae"
+    assert starpo.credit.gamma == starpo.credit.lam == 1
+    assert starpo.update.clip_low == starpo.update.clip_high < filtered.update.clip_high
+    assert (filtered.credit.filter.kind, filtered.credit.filter.share) == ("top_fraction", 0.25)
+    assert filtered.rollout == starpo.rollout
+    assert params.run("starpo_grpo").rollout == starpo.rollout
+    assert online.update.epochs * online.update.minibatches == 4
+    shaped = params.run("starpo_32x4").rollout
+    assert shaped.questions * shaped.samples == starpo.rollout.questions * starpo.rollout.samples
+
+
 def test_adding_a_run_is_adding_lines(tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
@@ -145,6 +159,9 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.credit.lam", -0.1),
         ("train.credit.step_gamma", 1.1),
         ("train.credit.step_lam", -0.1),
+        ("train.credit.filter.kind", "top_k"),
+        ("train.credit.filter.share", 0.0),
+        ("train.credit.filter.share", 1.1),
         ("train.credit.rewards.agent_r1", -1.0),
         ("train.credit.rewards.progress", float("nan")),
         ("train.credit.rewards.progress", float("inf")),
@@ -264,6 +281,7 @@ def masked(content: dict[str, Any], estimator: str, loss_mask: bool, off: list[s
         ({"credit": {"estimator": "grpo"}}, r"runs\.new: estimator grpo .*rollout\.samples is 1"),
         ({"credit": {"loss_mask": False}}, r"runs\.new: credit: loss_mask: false has no effect"),
         ({"credit": {"rewards": {"progress": -1}}}, r"runs\.new: credit\.rewards\.progress"),
+        ({"credit": {"rewards": {"anwser": 1}}}, r"'credit\.rewards\.anwser'; did you mean 'no_answer'\?"),
         ({"update": 3}, r"runs\.new: update"),
     ],
 )

@@ -5,38 +5,46 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit import masks
 from agent_r1.credit.batch import Batch, Estimate
+from agent_r1.credit.collate import collate
 from agent_r1.credit.estimators import estimate
-from agent_r1.credit.metrics import advantage_metrics, reward_metrics, rollout_metrics, value_metrics
+from agent_r1.credit.filters import select
+from agent_r1.credit.metrics import (
+    advantage_metrics,
+    filter_metrics,
+    reward_metrics,
+    rollout_metrics,
+    value_metrics,
+)
 from agent_r1.credit.reference import kl_rewards, reference_metrics
 from agent_r1.credit.rewards import Rewards, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit, Trajectory
 
-NO_STEP = -1
+Floats = NDArray[np.float32]
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
 def assign(
     trajectories: Sequence[Trajectory],
-    values: Sequence[NDArray[np.float32]] | None,
+    values: Sequence[Floats] | None,
     params: CreditParams,
     *,
-    reference: Sequence[NDArray[np.float32]] | None = None,
-    regularised: bool = False,
+    reference: Sequence[Floats] | None = None,
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
-    A trajectory is not `kept` where it has no gradient to give: its advantage is 0 at every token of its loss mask
-    and no critic is trained on it. The update may skip it, and must still count its loss mask in the number of
-    tokens that normalises the loss: then skipping changes nothing but the time it takes.
+    A trajectory that `params.filter` drops is not `kept` and has no influence: it is in no statistic of the estimator,
+    and its masks are empty, so that it is in no loss and no denominator either. A trajectory that is kept and whose
+    advantages are 0 is another matter: its loss mask counts among the tokens that normalise the loss.
 
     Args:
         trajectories: of one iteration.
@@ -44,9 +52,7 @@ def assign(
         params: the estimator, its masks and the weights of the rewards.
         reference: the frozen reference's logprob [L] of every token of the loss mask, or None without one. With
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
-            `Credit.return_` and the reward metrics stay those of the episode.
-        regularised: whether the policy loss has terms beside the advantage's, so that every trajectory has a
-            gradient to give.
+            `Credit.return_`, the filter and the reward metrics stay with those of the episode.
 
     Raises:
         ValueError: there is nothing to credit, a reward, value or logprob is not finite, the values do not suit the
@@ -57,16 +63,18 @@ def assign(
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
     totals = [total for total, _ in rewards]
-    batch = _batch(trajectories, totals, values, params)
+    groups = np.array([trajectory.group for trajectory in trajectories], dtype=np.int64)
+    selection = select(np.array([total.sum() for total in totals]), groups, params.filter)
+    if not selection.kept.any():
+        logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    estimated = estimate(_penalised(batch, kl, params.kl_reward), params)
-    credits_ = [
-        _credit(i, trajectory, batch, estimated, params, None if reference is None else reference[i], regularised)
-        for i, trajectory in enumerate(trajectories)
-    ]
+    credits_ = _credits(trajectories, totals, values, kl, selection.kept, params)
+    if reference is not None:
+        credits_ = [_with_reference(credit, row) for credit, row in zip(credits_, reference, strict=True)]
     metrics = {
         **rollout_metrics(trajectories),
-        **reward_metrics(totals, [parts for _, parts in rewards], batch.groups),
+        **reward_metrics(totals, [parts for _, parts in rewards], groups),
+        **filter_metrics(selection, params.filter),
         **advantage_metrics(trajectories, credits_),
         **value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
@@ -75,86 +83,73 @@ def assign(
         "credit: %d trajectories, mean return %.3f, %d kept",
         len(credits_),
         metrics["reward/total"],
-        sum(credit.kept for credit in credits_),
+        selection.kept.sum(),
     )
     return credits_, metrics
 
 
-def token_rewards(trajectory: Trajectory, step_totals: Rewards) -> Rewards:
-    """[L] every step's reward at its last action token, whatever comes after it (law 4)."""
-    rewards = np.zeros(len(trajectory.token_ids))
-    last_tokens = [step.action_stop - 1 for step in trajectory.steps]
-    assert trajectory.action_mask[last_tokens].all(), f"{trajectory.trajectory_id}: a step ends on an unsampled token"
-    rewards[last_tokens] = step_totals
-    return rewards
-
-
-def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
-    """[L] the index of the step that an action token belongs to, -1 at every other token."""
-    steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)
-    for k, step in enumerate(trajectory.steps):
-        steps[step.action_start : step.action_stop] = k
-    assert np.array_equal(steps >= 0, trajectory.action_mask), f"{trajectory.trajectory_id}: steps are not the actions"
-    return steps
-
-
-def pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
-    """[B, L] the rows side by side, filled on the right up to the longest."""
-    lengths = np.array([len(row) for row in rows])
-    padded = np.full((len(rows), lengths.max()), fill, dtype=rows[0].dtype)
-    padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
-    return padded
-
-
-def _batch(
+def _credits(
     trajectories: Sequence[Trajectory],
     totals: Sequence[Rewards],
-    values: Sequence[NDArray[np.float32]] | None,
+    values: Sequence[Floats] | None,
+    kl: Sequence[NDArray[np.float64]] | None,
+    kept: masks.Mask,
     params: CreditParams,
-) -> Batch:
-    switches = params.advantage_mask
-    sources = [trajectory.source for trajectory in trajectories]
-    return Batch(
-        rewards=pad([token_rewards(t, total) for t, total in zip(trajectories, totals, strict=True)]),
-        values=None if values is None else pad(values).astype(np.float64),
-        steps=pad([token_steps(trajectory) for trajectory in trajectories], fill=NO_STEP),
-        time_steps=pad([masks.time_steps(source, switches.recursion) for source in sources]),
-        whitening_mask=pad([masks.whitening_mask(source, switches.whitening) for source in sources]),
-        critic_mask=pad([masks.critic_mask(source, switches.critic) for source in sources]),
-        groups=np.array([trajectory.group for trajectory in trajectories], dtype=np.int64),
+) -> list[Credit]:
+    """Credit of all; the estimator sees the kept trajectories alone."""
+    credits_ = [_filtered_out(trajectory, total) for trajectory, total in zip(trajectories, totals, strict=True)]
+    rows = np.flatnonzero(kept).tolist()
+    if not rows:
+        return credits_
+    batch = collate(
+        [trajectories[i] for i in rows], [totals[i] for i in rows], _chosen(values, rows), _chosen(kl, rows), params
     )
+    estimated = estimate(batch, params)
+    for row, i in enumerate(rows):
+        credits_[i] = _credit(row, trajectories[i], totals[i], batch, estimated, params)
+    return credits_
 
 
-def _penalised(batch: Batch, kl: Sequence[NDArray[np.float64]] | None, coefficient: float) -> Batch:
-    """The batch with the KL penalty in its rewards."""
-    return batch if kl is None or not coefficient else replace(batch, rewards=batch.rewards + coefficient * pad(kl))
+def _chosen(items: Sequence[T] | None, rows: Sequence[int]) -> list[T] | None:
+    return None if items is None else [items[i] for i in rows]
 
 
 def _credit(
-    i: int,
-    trajectory: Trajectory,
-    batch: Batch,
-    estimated: Estimate,
-    params: CreditParams,
-    reference: NDArray[np.float32] | None,
-    regularised: bool,
+    row: int, trajectory: Trajectory, total: Rewards, batch: Batch, estimated: Estimate, params: CreditParams
 ) -> Credit:
     length = len(trajectory.token_ids)
-    advantages = estimated.advantages[i, :length].astype(np.float32)
-    values = np.zeros(length) if batch.values is None else batch.values[i, :length]
-    loss_mask = masks.loss_mask(trajectory.source, params.loss_mask)
-    critic_mask = estimated.critic_mask[i, :length]
+    values = np.zeros(length) if batch.values is None else batch.values[row, :length]
     return Credit(
         trajectory_id=trajectory.trajectory_id,
-        return_=float(batch.rewards[i].sum()),
-        advantages=advantages,
+        return_=float(total.sum()),
+        advantages=estimated.advantages[row, :length].astype(np.float32),
         values=values.astype(np.float32),
-        value_targets=estimated.value_targets[i, :length].astype(np.float32),
-        reference_logprobs=np.zeros(length, np.float32) if reference is None else np.where(loss_mask, reference, 0),
-        loss_mask=loss_mask,
-        critic_mask=critic_mask,
-        kept=bool(advantages[loss_mask].any() or critic_mask.any() or (regularised and loss_mask.any())),
+        value_targets=estimated.value_targets[row, :length].astype(np.float32),
+        reference_logprobs=np.zeros(length, np.float32),
+        loss_mask=masks.loss_mask(trajectory.source, params.loss_mask),
+        critic_mask=estimated.critic_mask[row, :length],
+        kept=True,
     )
+
+
+def _filtered_out(trajectory: Trajectory, total: Rewards) -> Credit:
+    zeros = np.zeros(len(trajectory.token_ids), np.float32)
+    nowhere = np.zeros(len(trajectory.token_ids), np.bool_)
+    return Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=float(total.sum()),
+        advantages=zeros,
+        values=zeros,
+        value_targets=zeros,
+        reference_logprobs=zeros,
+        loss_mask=nowhere,
+        critic_mask=nowhere,
+        kept=False,
+    )
+
+
+def _with_reference(credit: Credit, logprobs: Floats) -> Credit:
+    return replace(credit, reference_logprobs=np.where(credit.loss_mask, logprobs, np.float32(0)))
 
 
 def _check(trajectories: Sequence[Trajectory], values: Sequence[NDArray[np.float32]] | None) -> None:

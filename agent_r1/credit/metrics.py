@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.credit.filters import Selection
 from agent_r1.credit.group import group_statistics
 from agent_r1.credit.rewards import PARTS, Rewards
+from agent_r1.params import FilterParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
 
 
@@ -40,9 +42,18 @@ def reward_metrics(
     }
 
 
+def filter_metrics(selection: Selection, params: FilterParams) -> dict[str, float]:
+    """The share of groups that a filter keeps and the smallest std among them; nothing without a filter."""
+    if params.kind == "none":
+        return {}
+    return {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
+
+
 def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
-    """Over all action tokens of the iteration, as the loss sees them."""
-    rows = zip(trajectories, credits_, strict=True)
+    """Over the action tokens of all trajectories that are kept, as the loss sees them; nothing where none is."""
+    rows = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
+    if not rows:
+        return {}
     advantages = np.concatenate([credit.advantages[t.action_mask] for t, credit in rows]).astype(np.float64)
     return {
         "advantage/mean": float(advantages.mean()),
@@ -54,7 +65,7 @@ def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Cre
 def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
     """The share of the value targets' variance that the values explain, over the critic mask.
 
-    Nothing without a critic; 0 where all targets are equal.
+    Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.
     """
     targets = np.concatenate([credit.value_targets[credit.critic_mask] for credit in credits_]).astype(np.float64)
     values = np.concatenate([credit.values[credit.critic_mask] for credit in credits_])

@@ -1,7 +1,8 @@
 """Rewards: numbers on steps, made of named parts.
 
-The environment states facts on a step (`em` on the answering one, `progress` on a search); every other part
-follows from the record. Each part is an array [K], K = steps of the trajectory, before its weight.
+The environment states facts on a step: `em`, `f1` and `grounded` on the answering one, `progress` on a search, `think`
+on every one. Every other part follows from the record. Each part is an array [K], K = steps of the trajectory, before
+its weight. What a policy that is paid for one part alone would do is in the tests.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Reward
         among them and adds nothing to the sum.
 
     Raises:
-        ValueError: a reward is not finite, or an answered trajectory carries no `em`; names the trajectory.
+        ValueError: a reward is not finite, or a fact that a weighted part is made of is not stated; names the
+            trajectory.
     """
-    _check_facts(trajectory)
+    _check_finite(trajectory)
+    _check_stated(trajectory, weights)
     parts = {name: part(trajectory) for name, part in PARTS.items()}
     totals = np.zeros(len(trajectory.steps))
     for name, weight in weights.model_dump().items():
@@ -44,8 +47,31 @@ def agent_r1(trajectory: Trajectory) -> Rewards:
     answered = trajectory.outcome is Outcome.ANSWERED
     well_formed_calls = all(step.call_status is not CallStatus.MALFORMED for step in trajectory.steps)
     if answered and well_formed_calls:
-        return _on_last_step(trajectory, trajectory.steps[-1].rewards["em"])
+        return em(trajectory)
     return _on_last_step(trajectory, (answered + well_formed_calls) / 2 - 1)
+
+
+def em(trajectory: Trajectory) -> Rewards:
+    """The answer's exact match on the answering step, whatever the format of the calls before."""
+    return _stated(trajectory, "em")
+
+
+def f1(trajectory: Trajectory) -> Rewards:
+    """The answer's word overlap with the nearest gold answer on the answering step, in [0, 1]."""
+    return _stated(trajectory, "f1")
+
+
+def grounded(trajectory: Trajectory) -> Rewards:
+    """1 on the answering step where the answer, right or wrong, occurs in an observation of the episode.
+
+    A yes or no that follows from what was found is not grounded.
+    """
+    return _stated(trajectory, "grounded")
+
+
+def think(trajectory: Trajectory) -> Rewards:
+    """1 / K on every step whose well-formed action opens with a thought: at most 1 in all, however many the steps."""
+    return _stated(trajectory, "think") / max(len(trajectory.steps), 1)
 
 
 def valid_call(trajectory: Trajectory) -> Rewards:
@@ -61,7 +87,7 @@ def failed_call(trajectory: Trajectory) -> Rewards:
 
 def progress(trajectory: Trajectory) -> Rewards:
     """The gold passages that a step brought up for the first time, as the environment counted them."""
-    return _per_step(step.rewards.get("progress", 0.0) for step in trajectory.steps)
+    return _stated(trajectory, "progress")
 
 
 def repeat_call(trajectory: Trajectory) -> Rewards:
@@ -80,6 +106,10 @@ def no_answer(trajectory: Trajectory) -> Rewards:
 
 PARTS: dict[str, Callable[[Trajectory], Rewards]] = {
     "agent_r1": agent_r1,
+    "em": em,
+    "f1": f1,
+    "grounded": grounded,
+    "think": think,
     "valid_call": valid_call,
     "failed_call": failed_call,
     "progress": progress,
@@ -88,7 +118,7 @@ PARTS: dict[str, Callable[[Trajectory], Rewards]] = {
 }
 
 
-def _check_facts(trajectory: Trajectory) -> None:
+def _check_finite(trajectory: Trajectory) -> None:
     for k, step in enumerate(trajectory.steps):
         for name, value in step.rewards.items():
             if not np.isfinite(value):
@@ -96,11 +126,29 @@ def _check_facts(trajectory: Trajectory) -> None:
                     f"trajectory {trajectory.trajectory_id!r}: reward {name!r} of step {k} is {value}; "
                     "an environment must state finite numbers"
                 )
-    if trajectory.outcome is Outcome.ANSWERED and "em" not in trajectory.steps[-1].rewards:
-        raise ValueError(
-            f"trajectory {trajectory.trajectory_id!r} is answered, but its last step carries no reward 'em'; "
-            "the environment must state it on the answering step"
-        )
+
+
+def _check_stated(trajectory: Trajectory, weights: RewardWeights) -> None:
+    """Without its fact a weighted part would be 0 in silence. `progress` is let pass: not every step searches."""
+    answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
+    made_of = {
+        "agent_r1": ("em", answering),
+        "em": ("em", answering),
+        "f1": ("f1", answering),
+        "grounded": ("grounded", answering),
+        "think": ("think", trajectory.steps),
+    }
+    weighted = weights.model_dump()
+    for part, (fact, steps) in made_of.items():
+        if weighted[part] and any(fact not in step.rewards for step in steps):
+            raise ValueError(
+                f"trajectory {trajectory.trajectory_id!r}: a step{' that answers' * (steps is answering)} carries no "
+                f"reward {fact!r}, which {part} is made of; the environment must state it, or the weight must be 0"
+            )
+
+
+def _stated(trajectory: Trajectory, fact: str) -> Rewards:
+    return _per_step(step.rewards.get(fact, 0.0) for step in trajectory.steps)
 
 
 def _per_step(values: Iterable[float]) -> Rewards:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.answers import exact_match, f1
+from agent_r1.answers import exact_match, f1, occurs
 from agent_r1.envs.actions import ParsedAction, parse_action
 from agent_r1.envs.base import Transition
 from agent_r1.records import CallStatus, Outcome, Question
@@ -24,8 +24,9 @@ class ToolEnv:
     wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; else,
     out of steps, as TURN_LIMIT.
 
-    Rewards, unweighted: `em` and `f1` on the step that answers; on every step whose call succeeds `progress`, the
-    number of gold passages seen for the first time.
+    Rewards, unweighted: on every step `think`; on every step whose call succeeds `progress`, the number of gold
+    passages seen for the first time; on the step that answers `em`, `f1`, and `grounded` in the results of calls that
+    succeeded. An error message grounds nothing: it repeats what the policy wrote.
     """
 
     def __init__(self, question: Question, tools: Sequence[Tool], *, max_steps: int, system: str = SYSTEM) -> None:
@@ -36,6 +37,7 @@ class ToolEnv:
         self._question = question
         self._tools = {tool.name: tool for tool in tools}
         self._unseen = set(question.gold_titles)
+        self._shown: list[str] = []
         self._steps_left = max_steps
 
     def step(self, action: str) -> Transition:
@@ -44,7 +46,7 @@ class ToolEnv:
         self._steps_left -= 1
         parsed = parse_action(action)
         if parsed.answer is not None:
-            return answered(parsed.answer, self._question)
+            return answered(parsed.answer, self._question, self._shown, {"think": think(parsed)})
         started = time.perf_counter()
         result = self._call(parsed)
         latency_s = time.perf_counter() - started
@@ -56,7 +58,7 @@ class ToolEnv:
             arguments="" if parsed.arguments is None else canonical(parsed.arguments),
             call_status=result.call_status,
             latency_s=latency_s,
-            rewards={"progress": self._progress(result)} if result.call_status is CallStatus.OK else {},
+            rewards={"think": think(parsed), **self._take_in(result)},
         )
 
     def _call(self, parsed: ParsedAction) -> ToolResult:
@@ -69,20 +71,34 @@ class ToolEnv:
             )
         return self._tools[parsed.tool].call(parsed.arguments)
 
-    def _progress(self, result: ToolResult) -> float:
+    def _take_in(self, result: ToolResult) -> dict[str, float]:
+        """Remembers what a call that succeeded has shown; returns its `progress`."""
+        if result.call_status is not CallStatus.OK:
+            return {}
+        self._shown.append(result.text)
         found = self._unseen.intersection(result.titles)
         self._unseen -= found
-        return float(len(found))
+        return {"progress": float(len(found))}
 
 
-def answered(answer: str, question: Question, **facts: float) -> Transition:
-    """The end of an episode with an answer.
+def answered(answer: str, question: Question, shown: Sequence[str], facts: dict[str, float]) -> Transition:
+    """The end of an episode with an answer: `em`, `f1`, and `grounded`, 1.0 where the answer's words stand in a text.
 
     Args:
-        facts: reward parts besides `em` and `f1`.
+        shown: the texts that the answer may be grounded in.
+        facts: further reward parts.
     """
-    rewards = {"em": exact_match(answer, question.answers), "f1": f1(answer, question.answers), **facts}
-    return Transition(observation=None, outcome=Outcome.ANSWERED, answer=answer, rewards=rewards)
+    rewards = {
+        "em": exact_match(answer, question.answers),
+        "f1": f1(answer, question.answers),
+        "grounded": float(any(occurs(answer, text) for text in shown)),
+    }
+    return Transition(observation=None, outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
+
+
+def think(parsed: ParsedAction) -> float:
+    """1.0 for a well-formed action that opens with a thought which says something, else 0.0."""
+    return float(bool(parsed.thought) and not parsed.problem)
 
 
 def canonical(arguments: dict[str, Any]) -> str:

@@ -85,36 +85,37 @@ class Learner:
     ) -> Metrics:
         """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps.
 
-        The first `critic_warmup_iterations` train the critic alone. Trajectories that are not kept cost nothing, yet
+        The first `critic_warmup_iterations` train the critic alone. Trajectories that are not kept have no influence:
+        the minibatches are formed without them. Those that are kept and have no gradient to give cost nothing, yet
         count in the denominators of the losses. `rate` is the share of the configured learning rates that the steps
         take.
 
         Returns:
             Means over the optimiser steps, except that the mismatch of sampler and learner is the first step's: only
-            that one runs before any weight changes. A step in which nothing is kept changes nothing and is left out.
+            that one runs before any weight changes. A step without a gradient changes nothing and is left out.
 
         Raises:
             FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
             ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
         """
-        rows = self._rows(trajectories, credits)
+        rows = [row for row in self._rows(trajectories, credits) if row.credit.kept]
         _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
             _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
         trains_policy = self.critic is None or iteration >= self.params.critic_warmup_iterations
         steps = [
             self._step([rows[index] for index in chosen], trains_policy)
-            for epoch in range(self.params.epochs)
+            for epoch in range(self.params.epochs if rows else 0)
             for chosen in minibatches(
                 len(rows), self.params.minibatches, seed=self.seed, iteration=iteration, epoch=epoch
             )
         ]
         self.policy_version += trains_policy
-        kept = [row for row in rows if row.credit.kept]
+        teaching = [row for row in rows if _has_gradient(row, self.params)]
         return _summary(steps) | {
-            "policy/kept_share": len(kept) / len(rows),
+            "policy/kept_share": len(teaching) / len(trajectories),
             "policy/learning_rate": self.params.learning_rate * rate,
-            "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in kept)),
+            "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
         }
 
     def save_policy(self, folder: Path) -> None:
@@ -159,20 +160,20 @@ class Learner:
 
     def _step(self, rows: Sequence[Row], trains_policy: bool) -> Metrics:
         """One optimiser step of what trains in this iteration."""
-        kept = [row for row in rows if row.credit.kept]
-        if not kept:
+        teaching = [row for row in rows if _has_gradient(row, self.params)]
+        if not teaching:
             return {}
         divisor = normaliser([row.loss_tokens for row in rows], self.params)
-        metrics = self._policy_pass(kept, divisor, learn=trains_policy)
+        metrics = self._policy_pass(teaching, divisor, learn=trains_policy)
         training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
         if trains_policy:
             training.append(("policy", self.policy, self.policy_optimizer))
         if self.critic and self.critic_optimizer:
             tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
-            metrics["critic/loss"] = self._critic_pass(self.critic, kept, tokens)
+            metrics["critic/loss"] = self._critic_pass(self.critic, teaching, tokens)
             training.append(("critic", self.critic, self.critic_optimizer))
         for name, model, _ in training:
-            metrics[f"{name}/grad_norm"] = self._clip_gradient(name, model, kept)
+            metrics[f"{name}/grad_norm"] = self._clip_gradient(name, model, teaching)
         for _, _, optimizer in training:  # after both gradients proved finite, so that a failed step changes nothing
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -215,6 +216,13 @@ class Learner:
         if not math.isfinite(norm):
             raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
         return norm
+
+
+def _has_gradient(row: Row, params: UpdateParams) -> bool:
+    """Whether a loss of the row is more than a constant; without one, skipping it changes nothing but the time."""
+    credit = row.credit
+    regularised = params.regularised and credit.loss_mask.any()
+    return bool(regularised or credit.advantages[credit.loss_mask].any() or credit.critic_mask.any())
 
 
 def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:

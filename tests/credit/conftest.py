@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from agent_r1.credit import masks
 from agent_r1.credit.batch import Batch
-from agent_r1.params import CreditParams
+from agent_r1.params import CreditParams, RewardWeights
 from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
 
 LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T": Source.TEMPLATE}
@@ -70,10 +70,9 @@ def _trajectory(
 def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on."""
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
-    names = ("agent_r1", "valid_call", "failed_call", "progress", "repeat_call", "no_answer")
-    weights = {**dict.fromkeys(names, 0.0), **changes.pop("weights", {"progress": 1.0})}
+    weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
     content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, "kl_reward": 0.0}
-    content |= changes
+    content |= {"filter": {"kind": "none", "share": 1.0}, **changes}
     return CreditParams.model_validate(
         {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
     )

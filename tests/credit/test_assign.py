@@ -144,16 +144,16 @@ def test_grpo_credits_groups(trajectory: MakeTrajectory, params: MakeParams) -> 
     np.testing.assert_allclose(c.advantages, [0, -root, -root], atol=1e-6)
     assert not b.advantages.any()
     assert not d.advantages.any()
-    assert [credit.kept for credit in (a, b, c, d)] == [True, False, True, False]
-    assert b.loss_mask.tolist() == [False, True, True, False], "dropped tokens still count in the normaliser"
+    assert all(credit.kept for credit in (a, b, c, d)), "without a filter, groups of equal returns are kept"
+    assert b.loss_mask.tolist() == [False, True, True, False], "and count in the normaliser"
     assert not any(credit.critic_mask.any() or credit.values.any() for credit in (a, b, c, d))
 
 
-def test_gae_keeps_what_has_no_advantage_for_its_critic(trajectory: MakeTrajectory, params: MakeParams) -> None:
+def test_gae_trains_its_critic_where_there_is_no_advantage(trajectory: MakeTrajectory, params: MakeParams) -> None:
     [credit], _ = assign([trajectory("PA", progress(1))], [np.zeros(2, np.float32)], params())
     assert credit.advantages.tolist() == [0, 0], "one action token: whitening leaves nothing"
     assert credit.value_targets.tolist() == [0, 1]
-    assert credit.kept
+    assert credit.critic_mask.tolist() == [False, True]
 
 
 def test_grpo_warns_of_a_group_of_one(
@@ -162,7 +162,6 @@ def test_grpo_warns_of_a_group_of_one(
     with caplog.at_level(logging.WARNING):
         [credit], _ = assign([trajectory("PA", progress(1))], None, params("grpo"))
     assert not credit.advantages.any()
-    assert not credit.kept
     assert "alone in their group" in caplog.text
 
 
@@ -237,6 +236,10 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
         {
             "reward/agent_r1": (1 - 1 + 0) / 3,
+            "reward/em": 1 / 3,
+            "reward/f1": 1.5 / 3,
+            "reward/grounded": 0,
+            "reward/think": 0,
             "reward/valid_call": 3 / 3,
             "reward/failed_call": -1 / 3,
             "reward/progress": 0,
@@ -269,6 +272,64 @@ def test_explained_variance_is_absent_without_a_critic(trajectory: MakeTrajector
     assert "value/explained_variance" not in metrics
 
 
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_what_a_filter_drops_has_no_influence(trajectory: MakeTrajectory, params: MakeParams, estimator: str) -> None:
+    """The others get what they would get alone: whitening statistics, advantages and targets, bit for bit."""
+    kept = [trajectory("PAOA", progress(1, 2), name="a"), trajectory("PA", name="b")]
+    # Equal returns; a large one, so that a trace in the statistics would show.
+    dropped = [trajectory("PAAOTA", progress(50, 50), group=1, name=name) for name in ("c", "d")]
+    rows = [dropped[0], kept[0], dropped[1], kept[1]]
+    values = [np.linspace(0, 1, len(row.token_ids), dtype=np.float32) for row in rows]
+    some = values if estimator == "gae" else None
+    chosen = params(estimator, filter={"kind": "top_p", "share": 1.0})
+    together, metrics = assign(rows, some, chosen)
+    alone, _ = assign(kept, some and [values[1], values[3]], params(estimator))
+    assert [credit.kept for credit in together] == [False, True, False, True]
+    for left, right in zip([together[1], together[3]], alone, strict=True):
+        assert left.return_ == right.return_
+        for name in ("advantages", "values", "value_targets", "loss_mask", "critic_mask"):
+            assert getattr(left, name).tolist() == getattr(right, name).tolist(), name
+    for credit in (together[0], together[2]):
+        assert credit.return_ == 100
+        for row in (credit.loss_mask, credit.critic_mask, credit.advantages):
+            assert not row.any()
+    # Group 0: returns 3 and 0, sample std 3 / sqrt 2, one group of two. All episodes stay in the other metrics.
+    assert metrics["filter/kept_share"] == 0.5
+    assert metrics["filter/std_threshold"] == pytest.approx(3 / math.sqrt(2))
+    assert metrics["reward/total"] == 203 / 4
+    assert metrics["reward/std_in_groups"] == pytest.approx(3 / math.sqrt(2) / 2)
+    assert metrics["advantage/mean"] == pytest.approx(
+        np.concatenate([credit.advantages[row.action_mask] for row, credit in zip(kept, alone, strict=True)]).mean()
+    )
+
+
+def test_where_no_returns_differ_a_filter_keeps_nothing(
+    trajectory: MakeTrajectory, params: MakeParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [trajectory("PA", progress(1), name=name) for name in ("a", "b")]
+    values = [np.zeros(2, np.float32)] * 2
+    with caplog.at_level(logging.WARNING):
+        credits_, metrics = assign(rows, values, params(filter={"kind": "top_fraction", "share": 0.25}))
+    assert not any(credit.kept for credit in credits_)
+    assert (metrics["filter/kept_share"], metrics["filter/std_threshold"]) == (0, 0)
+    assert np.isfinite(list(metrics.values())).all()
+    assert "the returns of no group differ" in caplog.text
+
+
+def test_without_a_filter_there_are_no_metrics_of_one(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    _, metrics = assign([trajectory("PA")], [np.zeros(2, np.float32)], params())
+    assert not any(name.startswith("filter/") for name in metrics)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_reward_that_is_not_finite_stops_the_iteration_with_its_trajectory(
+    trajectory: MakeTrajectory, params: MakeParams, value: float
+) -> None:
+    rows = [trajectory("PA", progress(1), name="4/q1/0"), trajectory("PA", progress(value), name="4/q1/1")]
+    with pytest.raises(ValueError, match="'4/q1/1': reward 'progress' of step 0 is"):
+        assign(rows, None, params("grpo"))
+
+
 def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams) -> None:
     # gamma = lambda = 1, V = 0: every advantage before whitening is the return to go, kept in the target.
     rows = [trajectory("P" + "AO" * n, progress(*[1] * n), name=str(n)) for n in (1, 200, 30)]
@@ -280,10 +341,11 @@ def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams) -> 
 def test_an_episode_without_an_action_gets_no_credit(trajectory: MakeTrajectory, params: MakeParams) -> None:
     rows = [trajectory("PP", outcome=Outcome.ABORTED), trajectory("PA", progress(1))]
     aborted, _ = assign(rows, [np.ones(2, np.float32)] * 2, params())[0]
-    assert not aborted.kept
     assert aborted.return_ == 0
     assert not aborted.advantages.any()
     assert not aborted.value_targets.any()
+    assert not aborted.loss_mask.any()
+    assert not aborted.critic_mask.any()
 
 
 def test_gae_without_values_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:

@@ -24,8 +24,8 @@ def call(status: CallStatus, arguments: str = '{"query": "x"}', **rewards: float
     return {"tool": tool, "arguments": arguments if tool else "", "call_status": status, "rewards": rewards}
 
 
-def answer(em: float) -> dict[str, Any]:
-    return {"rewards": {"em": em, "f1": em}}
+def answer(em: float, **rewards: float) -> dict[str, Any]:
+    return {"rewards": {"em": em, "f1": em, **rewards}}
 
 
 def test_every_weight_has_a_part() -> None:
@@ -84,6 +84,26 @@ def test_process_parts_sit_on_their_steps(trajectory: MakeTrajectory) -> None:
     assert parts["agent_r1"].tolist() == [0, 0, 0, 0, 0, -1]  # neither the answer nor every call is well formed
 
 
+def test_parts_of_the_answer_are_what_the_environment_states(trajectory: MakeTrajectory) -> None:
+    """Unlike in agent_r1, a malformed call before does not touch them."""
+    steps = [call(CallStatus.MALFORMED), answer(0.0, f1=0.5, grounded=1.0)]
+    totals, parts = step_rewards(
+        trajectory("PAOA", steps, outcome=Outcome.ANSWERED), weights(em=4.0, f1=2.0, grounded=0.25)
+    )
+    assert parts["em"].tolist() == [0, 0]
+    assert parts["f1"].tolist() == [0, 0.5]
+    assert parts["grounded"].tolist() == [0, 1]
+    assert totals.tolist() == [0, 1.25]
+
+
+def test_thoughts_share_out_1_over_the_steps(trajectory: MakeTrajectory) -> None:
+    # Four steps, three of which think: a quarter each.
+    steps = [call(CallStatus.OK, think=thought) for thought in (1.0, 0.0, 1.0, 1.0)]
+    totals, parts = step_rewards(trajectory("PAOAOAOA", steps), weights(think=2.0))
+    assert parts["think"].tolist() == [0.25, 0, 0.25, 0.25]
+    assert totals.tolist() == [0.5, 0, 0.5, 0.5]
+
+
 def test_same_arguments_of_another_tool_are_no_repeat(trajectory: MakeTrajectory) -> None:
     calls = [call(CallStatus.OK), {**call(CallStatus.OK), "tool": "calculator"}]
     _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
@@ -129,9 +149,17 @@ def test_a_reward_that_is_not_finite_is_refused(trajectory: MakeTrajectory, valu
         step_rewards(episode, weights(agent_r1=1.0))
 
 
-def test_an_answer_without_em_is_refused(trajectory: MakeTrajectory) -> None:
-    with pytest.raises(ValueError, match=r"3/q7/1.*'em'"):
-        step_rewards(trajectory("PA", outcome=Outcome.ANSWERED, name="3/q7/1"), weights(agent_r1=1.0))
+@pytest.mark.parametrize(
+    ("part", "fact"), [("agent_r1", "em"), ("em", "em"), ("f1", "f1"), ("grounded", "grounded"), ("think", "think")]
+)
+def test_a_weighted_part_whose_fact_is_not_stated_is_refused(trajectory: MakeTrajectory, part: str, fact: str) -> None:
+    stated = {"em": 1.0, "f1": 1.0, "grounded": 1.0, "think": 1.0}
+    del stated[fact]
+    episode = trajectory("PA", [{"rewards": stated}], outcome=Outcome.ANSWERED, name="3/q7/1")
+    with pytest.raises(ValueError, match=rf"3/q7/1.*no reward '{fact}', which {part} is made of"):
+        step_rewards(episode, weights(**{part: 0.1}))
+    others = {"f1": 1.0} if fact == "em" else {"em": 1.0}
+    assert step_rewards(episode, weights(**others))[1][part].tolist() == [0.0]
 
 
 def test_an_episode_aborted_before_its_first_action_has_no_rewards(trajectory: MakeTrajectory) -> None:

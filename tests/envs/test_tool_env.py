@@ -23,17 +23,18 @@ def env(question: Question, index: Search) -> ToolEnv:
 
 def test_a_good_episode(env: ToolEnv) -> None:
     """Two searches find one new gold passage each, the second shows the first one again; then the answer."""
-    first = env.step(call("search", query="Low Tide"))
+    first = env.step(f"<think>The director.</think>{call('search', query='Low Tide')}")
     assert first.observation == "Low Tide: Low Tide is a film by Mara Quill."
     assert (first.tool, first.arguments, first.call_status) == ("search", '{"query": "Low Tide"}', CallStatus.OK)
-    assert first.rewards == {"progress": 1.0}
+    assert first.rewards == {"think": 1.0, "progress": 1.0}
     second = env.step(call("search", query="Mara Quill Low Tide"))
-    assert second.rewards == {"progress": 1.0}
+    assert second.rewards == {"think": 0.0, "progress": 1.0}
     last = env.step("<answer>in Tesk</answer>")
     assert last.outcome is Outcome.ANSWERED
     assert last.observation is None
     assert last.answer == "in Tesk"
-    assert last.rewards == {"em": 0.0, "f1": pytest.approx(2 / 3)}  # precision 1/2, recall 1
+    # F1: precision 1/2, recall 1. "Mara Quill was born in Tesk" holds the answer's words in a row.
+    assert last.rewards == {"em": 0.0, "f1": pytest.approx(2 / 3), "grounded": 1.0, "think": 0.0}
     assert last.call_status is CallStatus.NONE
 
 
@@ -41,7 +42,47 @@ def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
     transition = env.step(call("search", query="zzz"))
     assert transition.observation == "nothing found"
     assert transition.call_status is CallStatus.OK
-    assert transition.rewards == {"progress": 0.0}
+    assert transition.rewards == {"think": 0.0, "progress": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("action", "think"),
+    [
+        (f"<think>First the film.</think>{call('search', query='Low Tide')}", 1.0),
+        (f"<think>One more.</think>{call('seek', query='x')}", 1.0),  # well formed, though there is no such tool
+        ("<think>I know.</think><answer>Tesk</answer>", 1.0),
+        (f"<think> </think>{call('search', query='Low Tide')}", 0.0),  # says nothing
+        (call("search", query="Low Tide"), 0.0),
+        (f"{call('search', query='Low Tide')}<think>Afterwards.</think>", 0.0),
+        ("<think>Only a thought.</think>", 0.0),
+        ("<think>One.</think><think>Two.</think><answer>Tesk</answer>", 0.0),
+        ("<think>Open. <answer>Tesk</answer>", 0.0),
+    ],
+)
+def test_think_is_a_thought_before_a_well_formed_action(env: ToolEnv, action: str, think: float) -> None:
+    assert env.step(action).rewards["think"] == think
+
+
+@pytest.mark.parametrize(
+    ("before", "answer", "grounded"),
+    [
+        ([call("search", query="Low Tide")], "the MARA quill!", 1.0),  # normalised, right or wrong
+        ([call("search", query="Low Tide")], "Tesk", 0.0),  # right, and nowhere to be seen
+        ([call("search", query="Mara Quill"), call("search", query="zzz")], "Tesk", 1.0),  # in an earlier one
+        ([call("search", query="Low Tide")], "Tide Mara", 0.0),  # both words, not in a row
+        ([call("search", query="Low Tide")], "Qu", 0.0),  # half a word
+        ([call("search", query="Low Tide")], "the", 0.0),  # nothing is left of it
+        ([call("search", query="Low Tide")], "", 0.0),
+        ([call("Tesk")], "Tesk", 0.0),  # "there is no tool 'Tesk'": the policy's own word
+        ([], "Low Tide", 0.0),  # in the question only
+    ],
+)
+def test_an_answer_is_grounded_in_what_calls_have_shown(
+    env: ToolEnv, before: list[str], answer: str, grounded: float
+) -> None:
+    for action in before:
+        assert env.step(action).observation is not None
+    assert env.step(f"<answer>{answer}</answer>").rewards["grounded"] == grounded
 
 
 @pytest.mark.parametrize(
@@ -60,8 +101,8 @@ def test_faults_are_told_and_the_episode_goes_on(env: ToolEnv, action: str, stat
     assert transition.observation is not None
     assert transition.observation.startswith("Error: ")
     assert told in transition.observation
-    assert transition.rewards == {}
-    assert env.step("<answer>Tesk</answer>").rewards == {"em": 1.0, "f1": 1.0}
+    assert transition.rewards == {"think": 0.0}
+    assert env.step("<answer>Tesk</answer>").rewards == {"em": 1.0, "f1": 1.0, "grounded": 0.0, "think": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +122,7 @@ def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
 
 def test_the_last_call_still_counts(question: Question, index: Search) -> None:
     env = ToolEnv(question, [search_tool(index, top_k=2)], max_steps=1)
-    assert env.step(call("search", query="Low Tide")).rewards == {"progress": 1.0}
+    assert env.step(call("search", query="Low Tide")).rewards["progress"] == 1.0
 
 
 def test_equal_arguments_read_equal(question: Question) -> None:

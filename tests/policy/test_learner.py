@@ -76,17 +76,52 @@ def test_two_micro_batches_equal_one(
     assert_close(whole, parts)
 
 
-def test_the_loss_is_divided_by_the_tokens_of_the_whole_step_kept_or_not(
+def test_the_loss_is_divided_by_the_tokens_of_the_whole_step_gradient_or_not(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Alone, row 0 has 5 loss tokens. Beside rows that are not kept, with 2, 6 and 5, its gradient is 5/18 of that.
-    alone = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories[:1], [make_credit(trajectories[0])])
-    credits = [make_credit(each, kept=index == 0) for index, each in enumerate(trajectories)]
-    beside = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories, credits)
-    assert_close(alone, beside, factor=5 / 18)
+    # Alone, row 0 has 5 loss tokens. Beside rows of advantage 0, with 2, 6 and 5, its gradient is 5/18 of that.
+    first, *others = [make_credit(each) for each in trajectories]
+    silent = [
+        dataclasses.replace(each, advantages=0 * each.advantages, critic_mask=each.critic_mask & False)
+        for each in others
+    ]
+    alone = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories[:1], [first])
+    beside = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories, [first, *silent])
+    for part, factor in (("policy", 5 / 18), ("critic", 1.0)):
+        left, right = ({name: each[name] for name in each if name.startswith(part)} for each in (alone, beside))
+        assert_close(left, right, factor)
 
 
-def test_rows_that_are_not_kept_change_nothing(
+def test_rows_that_are_not_kept_have_no_influence(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Not in a denominator, not in the critic's training, not in the split into minibatches: bit for bit."""
+    alone, beside = make_learner(minibatches=2), make_learner(minibatches=2)
+    credits = [make_credit(each, kept=index in (1, 3)) for index, each in enumerate(trajectories)]
+    metrics = beside.update(trajectories, credits, 0)
+    expected = alone.update(trajectories[1::2], credits[1::2], 0)
+    assert same_bits(weights(alone.policy), weights(beside.policy))
+    assert same_bits(weights(alone.critic), weights(beside.critic))
+    assert metrics == expected | {"policy/kept_share": 0.5}
+
+
+@pytest.mark.parametrize("kept", [4, 2])
+def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
+    make_learner: Make,
+    trajectories: list[Trajectory],
+    make_credit: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: int,
+) -> None:
+    learner = make_learner(minibatches=2, epochs=3)
+    steps: list[str] = []
+    monkeypatch.setattr(learner.policy_optimizer, "step", lambda: steps.append("policy"))
+    monkeypatch.setattr(learner.critic_optimizer, "step", lambda: steps.append("critic"))
+    learner.update(trajectories, [make_credit(each, kept=i < kept) for i, each in enumerate(trajectories)], 0)
+    assert steps == ["policy", "critic"] * 6
+
+
+def test_where_nothing_is_kept_nothing_changes(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
     learner = make_learner()

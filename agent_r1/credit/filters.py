@@ -1,0 +1,91 @@
+"""The trajectory filter of StarPO-S (RAGEN, arXiv 2504.20073, §4.2): train on the groups whose returns differ most.
+
+What differs between attempts at one question is what the policy has yet to learn; where all attempts earn the same,
+a return says nothing. Legend for shapes: B = trajectories of an iteration, G = its groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.credit.group import group_statistics
+from agent_r1.credit.masks import Mask
+from agent_r1.params import FilterParams
+
+Floats = NDArray[np.float64]
+
+EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
+ROUNDING = 1e-9  # relative, of sums and products of shares
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """What a filter lets through."""
+
+    kept: Mask  # [B] whole groups
+    share: float  # of the groups
+    threshold: float  # the smallest in-group std that is kept; 0 where none is
+
+
+def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams) -> Selection:
+    """Keeps whole groups by the sample std of their returns.
+
+    Args:
+        returns: [B] raw: neither shifted nor scaled.
+        groups: [B] the group of each trajectory; one of a single trajectory has std 0.
+    """
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    stds = group_statistics(returns, groups)[1][first]
+    kept = FILTERS[params.kind](stds, params.share)
+    return Selection(
+        kept=kept[group],
+        share=float(kept.mean()),
+        threshold=float(stds[kept].min()) if kept.any() else 0.0,
+    )
+
+
+def everything(stds: Floats, share: float) -> Mask:
+    """[G] no filter: groups without differences are kept too."""
+    assert share == 1, share
+    return np.ones(len(stds), np.bool_)
+
+
+def top_p(stds: Floats, share: float) -> Mask:
+    """[G] as few groups as cover `share` of the stds' sum, those of largest std first; none of std 0.
+
+    The share is taken of the stds themselves ("linear"), not of their softmax.
+    """
+    order, ranked = _ranked(stds)
+    covered_before = ranked.cumsum() - ranked
+    return _chosen(order, (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL))
+
+
+def top_fraction(stds: Floats, share: float) -> Mask:
+    """[G] the `share` of groups (rounded down, at least one) with the largest std; none of std 0."""
+    order, ranked = _ranked(stds)
+    most = max(int(share * len(stds) + ROUNDING), 1)
+    return _chosen(order, (np.arange(len(stds)) < most) & (ranked > EQUAL))
+
+
+FILTERS: dict[str, Callable[[Floats, float], Mask]] = {
+    "none": everything,
+    "top_p": top_p,
+    "top_fraction": top_fraction,
+}
+
+
+def _ranked(stds: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """[G] indices from the largest std to the smallest, among equals the earlier group first; [G] the stds so."""
+    order = np.argsort(-stds, kind="stable")
+    return order, stds[order]
+
+
+def _chosen(order: NDArray[np.int64], ranked: Mask) -> Mask:
+    """[G] a choice among the ranked groups, back in the order of the groups."""
+    chosen = np.empty_like(ranked)
+    chosen[order] = ranked
+    return chosen

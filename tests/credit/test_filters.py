@@ -1,0 +1,164 @@
+"""The StarPO-S filter: worked examples, and what holds of every choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.credit.filters import Selection, select, top_fraction, top_p
+from agent_r1.params import FilterParams
+
+SIZE = 4  # trajectories of a group
+
+Rule = Callable[[np.ndarray, float], np.ndarray]
+
+
+def chosen(rule: Rule, stds: list[float], share: float) -> list[int]:
+    """The indices of the groups that are kept."""
+    return np.flatnonzero(rule(np.array(stds), share)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("stds", "share", "expected"),
+    [
+        # Sum 10. From the largest: 4 covers .4, 4 + 3 covers .7, 4 + 3 + 2 covers .9.
+        ([1, 4, 3, 2], 0.9, [1, 2, 3]),
+        ([1, 4, 3, 2], 0.91, [0, 1, 2, 3]),
+        ([1, 4, 3, 2], 0.7, [1, 2]),
+        ([1, 4, 3, 2], 0.4, [1]),
+        ([1, 4, 3, 2], 0.01, [1]),  # the group that reaches the share is kept
+        ([0, 4, 0, 2], 1.0, [1, 3]),  # all that differ, and no other
+        ([0.1] * 10, 0.9, list(range(9))),  # nine tenths, though .1 added up nine times is not .9
+        ([0, 0], 0.9, []),
+        ([1e-17, 1], 1.0, [1]),  # equal but for rounding
+    ],
+)
+def test_top_p_by_hand(stds: list[float], share: float, expected: list[int]) -> None:
+    assert chosen(top_p, stds, share) == expected
+
+
+@pytest.mark.parametrize(
+    ("stds", "share", "expected"),
+    [
+        ([1, 4, 3, 2, 5, 6, 8, 7], 0.25, [6, 7]),  # the paper's quarter
+        ([1, 4, 3, 2, 5, 6, 8], 0.25, [6]),  # 1.75 groups
+        ([1, 4, 3], 0.25, [1]),  # at least one
+        ([2, 2, 2, 2], 0.5, [0, 1]),  # among equals the earlier groups
+        ([0, 0, 3, 0], 0.5, [2]),  # two are allowed, one differs
+        ([0, 0, 3, 1], 1.0, [2, 3]),
+        ([float(n) for n in range(100, 0, -1)], 0.29, list(range(29))),  # .29 * 100 is a little less than 29
+        ([0, 0], 0.25, []),
+    ],
+)
+def test_top_fraction_by_hand(stds: list[float], share: float, expected: list[int]) -> None:
+    assert chosen(top_fraction, stds, share) == expected
+
+
+def test_groups_are_kept_whole_by_their_sample_std() -> None:
+    # Group 7: 0, 2: std sqrt 2. Group 3: 1, 1: 0. Group 5: 0, 1: 1 / sqrt 2. Group 9: one trajectory: 0.
+    returns, groups = np.array([0.0, 1, 0, 2, 1, 1, 9]), np.array([7, 3, 5, 7, 3, 5, 9])
+    selection = select(returns, groups, FilterParams(kind="top_fraction", share=0.25))
+    assert selection.kept.tolist() == [True, False, False, True, False, False, False]
+    assert selection.share == 1 / 4
+    assert selection.threshold == pytest.approx(2**0.5)
+    selection = select(returns, groups, FilterParams(kind="top_p", share=1.0))
+    assert selection.kept.tolist() == [True, False, True, True, False, True, False]
+    assert selection.share == 2 / 4
+    assert selection.threshold == pytest.approx(0.5**0.5)
+
+
+def test_no_filter_keeps_groups_without_differences_too() -> None:
+    selection = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0))
+    assert selection.kept.all()
+    assert selection.share == 1
+
+
+def test_equal_returns_added_up_in_another_order_do_not_differ() -> None:
+    returns = np.array([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1])
+    assert returns[0] != returns[1]
+    selection = select(returns, np.zeros(2, np.int64), FilterParams(kind="top_p", share=1.0))
+    assert not selection.kept.any()
+
+
+kinds = st.sampled_from(["top_p", "top_fraction"])
+shares = st.sampled_from([0.05, 0.25, 0.5, 0.9, 1.0])
+# Returns as rewards give them: small whole numbers, so that groups tie and groups without differences are common.
+iterations = st.lists(st.lists(st.integers(-2, 2), min_size=SIZE, max_size=SIZE), min_size=1, max_size=12)
+
+
+def selected(returns: np.ndarray, kind: str, share: float) -> Selection:
+    """[G, SIZE] returns -> what is kept of their trajectories."""
+    groups = np.repeat(np.arange(len(returns)), SIZE)
+    return select(returns.ravel(), groups, FilterParams.model_validate({"kind": kind, "share": share}))
+
+
+@given(iterations, kinds, shares)
+def test_a_kept_group_is_whole_differs_and_differs_no_less_than_a_dropped_one(
+    drawn: list[list[int]], kind: str, share: float
+) -> None:
+    returns = np.array(drawn, np.float64)
+    selection = selected(returns, kind, share)
+    stds, kept = returns.std(axis=1, ddof=1), selection.kept.reshape(-1, SIZE)
+    assert (kept.all(axis=1) == kept.any(axis=1)).all()
+    kept = kept[:, 0]
+    assert (stds[kept] > 0).all()
+    assert kept.any() == (stds > 0).any(), "where any group differs, one at least is kept"
+    if kept.any():
+        assert selection.threshold == pytest.approx(stds[kept].min())
+        assert stds[~kept].max(initial=0) <= stds[kept].min() + 1e-12
+    assert selection.share == kept.mean()
+
+
+@given(iterations, shares)
+def test_top_p_covers_its_share_and_with_one_group_less_would_not(drawn: list[list[int]], share: float) -> None:
+    returns = np.array(drawn, np.float64)
+    stds = returns.std(axis=1, ddof=1)
+    kept = selected(returns, "top_p", share).kept[::SIZE]
+    covered = stds[kept].sum()
+    assert covered >= share * stds.sum() - 1e-6
+    if kept.any():
+        assert covered - stds[kept].min() < share * stds.sum()
+
+
+@given(iterations, shares)
+def test_top_fraction_keeps_at_most_its_share(drawn: list[list[int]], share: float) -> None:
+    returns = np.array(drawn, np.float64)
+    kept = selected(returns, "top_fraction", share).kept[::SIZE]
+    varying = int((returns.std(axis=1) > 0).sum())
+    assert kept.sum() == min(max(int(share * len(drawn)), 1), varying)
+
+
+@given(iterations, kinds, shares, st.integers(-5, 5), st.sampled_from([0.5, 2.0, 8.0]))
+def test_shifting_a_group_or_scaling_all_returns_changes_no_choice(
+    drawn: list[list[int]], kind: str, share: float, shift: int, scale: float
+) -> None:
+    """Exactly: whole numbers shift and powers of two scale without rounding."""
+    returns = np.array(drawn, np.float64)
+    moved = returns.copy()
+    moved[0] += shift
+    expected = selected(returns, kind, share).kept.tolist()
+    assert selected(moved, kind, share).kept.tolist() == expected
+    assert selected(returns * scale, kind, share).kept.tolist() == expected
+
+
+@given(iterations, kinds, shares, st.data())
+def test_the_order_of_the_trajectories_changes_no_choice(
+    drawn: list[list[int]], kind: str, share: float, data: st.DataObject
+) -> None:
+    returns, groups = np.array(drawn, np.float64).ravel(), np.repeat(np.arange(len(drawn)), SIZE)
+    order = np.array(data.draw(st.permutations(range(len(returns)))))
+    params = FilterParams.model_validate({"kind": kind, "share": share})
+    straight, permuted = select(returns, groups, params), select(returns[order], groups[order], params)
+    assert permuted.kept.tolist() == straight.kept[order].tolist()
+
+
+@given(iterations, shares, st.integers(1, 5))
+def test_groups_without_differences_change_nothing_in_top_p(drawn: list[list[int]], share: float, more: int) -> None:
+    returns = np.array(drawn, np.float64)
+    padded = np.concatenate([returns, np.ones((more, SIZE))])
+    expected = [*selected(returns, "top_p", share).kept.tolist(), *[False] * (more * SIZE)]
+    assert selected(padded, "top_p", share).kept.tolist() == expected
