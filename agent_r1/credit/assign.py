@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from agent_r1.credit import masks
 from agent_r1.credit.estimators import ESTIMATORS, Batch, Estimate
 from agent_r1.credit.metrics import advantage_metrics, reward_metrics, rollout_metrics, value_metrics
+from agent_r1.credit.repetition import repetition_metrics
 from agent_r1.credit.rewards import Rewards, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit, Trajectory
@@ -42,6 +43,7 @@ def assign(
     credits_ = [_credit(i, trajectory, batch, estimate, params) for i, trajectory in enumerate(trajectories)]
     metrics = {
         **rollout_metrics(trajectories),
+        **repetition_metrics(trajectories),
         **reward_metrics(totals, [parts for _, parts in rewards], batch.groups),
         **advantage_metrics(trajectories, credits_),
         **value_metrics(credits_),
