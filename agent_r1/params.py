@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _off_or_above_one(multiple: float) -> float:
+    if 0 < multiple <= 1:
+        raise ValueError("a multiple that rises is above 1, or 0 to switch it off")
+    return multiple
+
+
+Multiple = Annotated[Weight, AfterValidator(_off_or_above_one)]
 
 
 class Section(BaseModel):
@@ -273,12 +282,46 @@ class UpdateParams(Section):
         return self
 
 
+class MonitorThresholds(Section):
+    """How far each sign of collapse may go; 0 switches it off. See `agent_r1.credit.collapse`."""
+
+    reward_std_fall: Share
+    entropy_fall: Share
+    entropy_rise: Multiple
+    grad_norm_spike: Multiple
+    valid_call_fall: Share
+    answer_repetition: Share
+    thought_repetition: Share
+
+
+class MonitorParams(Section):
+    on_collapse: Literal["warn", "stop", "rollback"]
+    max_rollbacks: Natural
+    patience: Count
+    first_iterations: Count
+    thresholds: MonitorThresholds
+
+    @model_validator(mode="after")
+    def _reactions_have_an_effect(self) -> Self:
+        if (self.on_collapse == "rollback") != (self.max_rollbacks > 0):
+            raise ValueError(
+                f"max_rollbacks {self.max_rollbacks} does not go with on_collapse: {self.on_collapse}; "
+                "it is at least 1 with rollback, and 0 without"
+            )
+        if self.on_collapse != "warn" and not any(self.thresholds.model_dump().values()):
+            raise ValueError(
+                f"on_collapse: {self.on_collapse} has no effect while every threshold is 0; set one above 0, or warn"
+            )
+        return self
+
+
 class TrainParams(Section):
     seed: Natural
     iterations: Count
     rollout: RolloutParams
     credit: CreditParams
     update: UpdateParams
+    monitor: MonitorParams
 
     def rate(self, iteration: int) -> float:
         """The share of the learning rates that an iteration's steps take: 1 at first, `1 / iterations` in the last."""
@@ -312,6 +355,15 @@ class TrainParams(Section):
             raise ValueError(
                 f"credit.filter {kind} may keep a single group, whose {samples} trajectories do not fill "
                 f"update.minibatches {self.update.minibatches}; lower it or raise rollout.samples"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _time_to_react(self) -> Self:
+        if self.monitor.on_collapse != "warn" and self.iterations <= self.monitor.patience:
+            raise ValueError(
+                f"monitor.on_collapse: {self.monitor.on_collapse} has no effect: with monitor.patience "
+                f"{self.monitor.patience} no alarm is possible in {self.iterations} iterations; lower the patience"
             )
         return self
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "agent_r1"
 IDENTITY_TAG = "identity"
+REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
 PARAMS_PER_CALL = 100  # MLflow's limit
 QUIET = {
     "DO_NOT_TRACK": "true",
@@ -59,6 +60,18 @@ class Run:
             self._log(metrics, step)
             self._steps_logged = step + 1
 
+    def rewind(self) -> None:
+        """Lets every iteration be logged again: the run goes back to an earlier one.
+
+        MLflow forgets nothing. A repeated iteration has two values at its step, the later one last.
+        """
+        self.tag(REWOUND_TAG, str(_now_ms()))
+        self._steps_logged = 0
+
+    def tag(self, name: str, value: str) -> None:
+        """Sets a tag, in place of the value it had."""
+        self._client.set_tag(self.run_id, name, value)
+
     def final(self, scores: Mapping[str, float]) -> None:
         """Adds each score as `final/<name>`, without a step: the UI shows those as bars."""
         self._log({f"final/{name}": value for name, value in scores.items()}, step=0)
@@ -87,7 +100,7 @@ class Run:
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
-        now = time.time_ns() // 1_000_000
+        now = _now_ms()
         self._client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in metrics.items()])
 
 
@@ -124,7 +137,9 @@ def resume(run_id: str) -> Run | None:
     if found.info.lifecycle_stage != "active":
         return None
     stepped = [name for name in found.data.metrics if not name.startswith("final/")]
-    steps = [point.step for name in stepped for point in client.get_metric_history(run_id, name)]
+    points = [point for name in stepped for point in client.get_metric_history(run_id, name)]
+    rewound_ms = int(found.data.tags.get(REWOUND_TAG, 0))
+    steps = [point.step for point in points if point.timestamp > rewound_ms]
     return Run(client, run_id, max(steps, default=-1) + 1)
 
 
@@ -218,6 +233,10 @@ def _open() -> tuple[MlflowClient, str]:
         if found is not None:
             return client, found.experiment_id
         return client, client.create_experiment(EXPERIMENT, None if server else (home / "artifacts").as_uri())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from agent_r1.policy import checkpoint
+from agent_r1.policy.learner import Learner
 from agent_r1.tables import replacing
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,9 @@ class RunFolder:
 
     DVC keeps it across reruns, also when parameters changed. A checkpoint that was trained under the same
     configuration, inputs and code is gone on from; with any other, the folder is emptied.
+
+    Beside the latest checkpoint there may be a good one, to go back to. A good one is the checkpoint that an iteration
+    without any sign of collapse began with.
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
@@ -26,9 +30,12 @@ class RunFolder:
         self.checkpoint = path / "checkpoint"
         self.metrics = path / "metrics.jsonl"
         self.mlflow_run_id = path / "mlflow_run_id"
+        self.good = path / "good"
         found = checkpoint.progress(self.checkpoint)
-        self.finished = found.iterations if found and found.fingerprint == fingerprint else 0
-        if self.finished:
+        self.resumed = found is not None and found.fingerprint == fingerprint
+        self.finished, self.rollbacks, self.stopped = 0, 0, False
+        if found and self.resumed:
+            self.finished, self.rollbacks, self.stopped = found.iterations, found.rollbacks, found.stopped
             logger.info("%s: going on after %d finished iterations", path, self.finished)
         elif path.exists():
             logger.info("%s: starting over, nothing there can be gone on from", path)
@@ -45,3 +52,41 @@ class RunFolder:
         lines = self.metrics.read_text().splitlines()[:iteration] if self.metrics.exists() else []
         with replacing(self.metrics) as temporary:
             temporary.write_text("\n".join([*lines, json.dumps({"iteration": iteration, **metrics})]) + "\n")
+
+    def history(self) -> list[dict[str, float]]:
+        """The metrics of the finished iterations."""
+        lines = self.metrics.read_text().splitlines()[: self.finished] if self.finished else []
+        return [json.loads(line) for line in lines]
+
+    def save(self, learner: Learner, *, finished: int, stopped: bool = False) -> None:
+        """Writes the checkpoint, which makes the iterations finished ones; `stopped` makes them the last."""
+        checkpoint.save(
+            self.checkpoint,
+            learner,
+            iterations=finished,
+            fingerprint=self.fingerprint,
+            rollbacks=self.rollbacks,
+            stopped=stopped,
+        )
+        self.finished, self.stopped = finished, stopped
+
+    def set_aside(self) -> None:
+        """Makes the latest checkpoint the good one as well."""
+        checkpoint.set_aside(self.checkpoint, self.good)
+
+    def go_back(self, learner: Learner) -> None:
+        """Makes the good checkpoint the latest one, and the learner what it was then.
+
+        The iterations after it are no longer finished, and their rows are removed. A process that is killed in here
+        comes to the same decision again, or finds the good checkpoint in its place.
+        """
+        found = checkpoint.load(self.good, learner)
+        for iteration in range(found.iterations, self.finished + 1):
+            self.trajectories(iteration).unlink(missing_ok=True)
+            self.credit(iteration).unlink(missing_ok=True)
+        self.rollbacks += 1
+        self.save(learner, finished=found.iterations)
+
+    def clear_good(self) -> None:
+        """Removes the good checkpoint: a run that has ended does not go back."""
+        shutil.rmtree(self.good, ignore_errors=True)

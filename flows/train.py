@@ -34,6 +34,7 @@ from flows.lock import accelerator
 from flows.paths import INDEX, QUESTIONS, WARM_START, train_dir
 from flows.run_folder import RunFolder
 from flows.stage import task
+from flows.watch import Decision, Verdict, announce, judge, reseeded
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,11 @@ PROVED = 16  # trajectories that show which weights the sampler runs
 
 
 def train(run: str) -> None:
-    """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted."""
+    """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted.
+
+    A run that its collapse monitor stops is a finished run with fewer iterations: the process ends like any other, and
+    the latest checkpoint is what is evaluated.
+    """
     settings = params.load()
     config = settings.run(run)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
@@ -50,12 +55,15 @@ def train(run: str) -> None:
         with _tracked(run, settings, folder) as tracked, Training(settings, config, folder) as training:
             verbs = (training.rollout, training.credit, training.update)
             rollout, credit, update = (task(timed(verb)) for verb in verbs)
-            save = task(training.save)
-            for iteration in range(folder.finished, config.iterations):
+            conclude = task(training.conclude)
+            while (iteration := folder.finished) < config.iterations and not folder.stopped:
                 metrics = rollout(iteration) | credit(iteration) | update(iteration)
-                folder.record(iteration, metrics)
-                tracked.log(metrics, step=iteration)
-                save(iteration)
+                verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
+                folder.record(iteration, metrics | verdict.metrics)
+                tracked.log(metrics | verdict.metrics, step=iteration)
+                announce(verdict, tracked, iteration)
+                conclude(iteration, verdict)
+            folder.clear_good()
 
 
 class Training:
@@ -69,17 +77,19 @@ class Training:
             WARM_START,
             config.update,
             with_critic=config.credit.needs_critic,
-            seed=config.seed,
+            seed=self.seed,
             dtype=settings.model.dtype,
         )
         self.reference = (
             Reference(WARM_START, config.update, dtype=settings.model.dtype) if config.needs_reference else None
         )
-        if folder.finished:
+        if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
+        elif self._may_roll_back:
+            folder.save(self.learner, finished=0)
         self.chat = Chat(self.learner.tokenizer)
         self.engine = Engine(
-            folder.checkpoint / "policy" if folder.finished else WARM_START,
+            folder.checkpoint / "policy" if folder.resumed else WARM_START,
             end_id=self.chat.end_id,
             max_tokens=self.env.max_tokens,
             temperature=config.rollout.temperature,
@@ -92,14 +102,14 @@ class Training:
         if self.engine.version != self.learner.policy_version:
             self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
         rollout = self.config.rollout
-        questions = draw(self.questions, rollout.questions, iteration=iteration, seed=self.config.seed)
+        questions = draw(self.questions, rollout.questions, iteration=iteration, seed=self.seed)
         trajectories = collect(
             self.engine,
             self.chat,
             tool_attempts(questions, self.index, self.env, samples=rollout.samples),
             max_tokens=self.env.max_tokens,
             max_action_tokens=self.env.max_action_tokens,
-            seed=self.config.seed,
+            seed=self.seed,
             iteration=iteration,
             policy_version=self.learner.policy_version,
         )
@@ -126,10 +136,24 @@ class Training:
         credits_ = read_rows(self.folder.credit(iteration), Credit)
         return self.learner.update(trajectories, credits_, iteration, rate=self.config.rate(iteration))
 
-    def save(self, iteration: int) -> None:
-        """Writes the checkpoint, which makes the iteration a finished one."""
-        finished = iteration + 1
-        checkpoint.save(self.folder.checkpoint, self.learner, iterations=finished, fingerprint=self.folder.fingerprint)
+    def conclude(self, iteration: int, verdict: Verdict) -> None:
+        """Writes the checkpoint, which makes the iteration a finished one, or goes back to the last good one."""
+        if verdict.decision is Decision.ROLL_BACK:
+            self.folder.go_back(self.learner)
+            self.learner.seed = self.seed
+            return
+        if self._may_roll_back and verdict.clean:
+            self.folder.set_aside()
+        self.folder.save(self.learner, finished=iteration + 1, stopped=verdict.decision is Decision.STOP)
+
+    @property
+    def seed(self) -> int:
+        """Of every draw: another one after each rollback."""
+        return reseeded(self.config.seed, self.folder.rollbacks)
+
+    @property
+    def _may_roll_back(self) -> bool:
+        return self.config.monitor.on_collapse == "rollback"
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
         """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""

@@ -169,6 +169,14 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.update.clip_low", 1.0),
         ("train.update.clip_low", 0.0),
         ("train.update.minibatches", 0),
+        ("train.monitor.on_collapse", "restart"),
+        ("train.monitor.patience", 0),
+        ("train.monitor.first_iterations", 0),
+        ("train.monitor.max_rollbacks", -1),
+        ("train.monitor.thresholds.reward_std_fall", 1.5),
+        ("train.monitor.thresholds.entropy_rise", 0.5),
+        ("train.monitor.thresholds.grad_norm_spike", 1.0),
+        ("train.monitor.thresholds.grad_norm_spike", float("inf")),
         ("train.iterations", "many"),
         ("prepare.dataset", "hotpot"),
         ("prepare.bm25.b", 1.5),
@@ -269,6 +277,30 @@ def masked(content: dict[str, Any], estimator: str, loss_mask: bool, off: list[s
         "loss_mask": loss_mask,
         "advantage_mask": {name: name not in off for name in ("recursion", "whitening", "critic")},
     }
+
+
+@pytest.mark.parametrize(
+    ("monitor", "message"),
+    [
+        ({"max_rollbacks": 2}, "monitor: max_rollbacks 2 does not go with on_collapse: warn"),
+        ({"on_collapse": "stop", "max_rollbacks": 2}, "monitor: max_rollbacks 2 does not go with on_collapse: stop"),
+        ({"on_collapse": "rollback"}, "monitor: max_rollbacks 0 does not go with on_collapse: rollback"),
+        ({"on_collapse": "stop", "patience": 20}, "train: monitor.on_collapse: stop has no effect: with monitor.pat"),
+    ],
+)
+def test_a_reaction_to_collapse_without_effect_is_refused(
+    content: dict[str, Any], write: Write, monitor: dict[str, Any], message: str
+) -> None:
+    monitored = {**content["train"]["monitor"], **monitor}
+    with pytest.raises(ValueError, match=message):
+        load(write(put(put(content, "train.iterations", 20), "train.monitor", monitored)))
+
+
+def test_a_monitor_that_looks_at_nothing_can_only_warn(content: dict[str, Any], write: Write) -> None:
+    nothing = put(content, "train.monitor.thresholds", dict.fromkeys(content["train"]["monitor"]["thresholds"], 0))
+    assert load(write(nothing)).train.monitor.on_collapse == "warn"
+    with pytest.raises(ValueError, match="on_collapse: stop has no effect while every threshold is 0"):
+        load(write(put(nothing, "train.monitor.on_collapse", "stop")))
 
 
 @pytest.mark.parametrize(

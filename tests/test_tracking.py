@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,37 @@ def test_a_resumed_run_logs_no_iteration_twice(project: Path) -> None:
         again.log({"rollout/em": em}, step)
     history = client(project).get_metric_history(first.run_id, "rollout/em")
     assert [point.step for point in history] == [0, 1, 2]
+
+
+def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
+    """Steps 0, 1, 2; back to 1; 1 again, killed, and 1 and 2 again: the store has the second 1 and lacks the second 2.
+
+    A kill right after going back, with nothing logged again, makes no difference.
+    """
+    first = tracking.start("rewound-seed0", {"variant": "rewound"}, TAGS)
+    for step in range(3):
+        first.log({"rollout/em": step / 10}, step)
+    first.rewind()
+    killed = tracking.resume(first.run_id)
+    assert killed is not None
+    time.sleep(0.002)  # the store's clock counts milliseconds
+    killed.log({"rollout/em": 0.5}, step=1)
+    again = tracking.resume(first.run_id)
+    assert again is not None
+    for step in (1, 2):
+        again.log({"rollout/em": 0.5}, step)
+    history = client(project).get_metric_history(first.run_id, "rollout/em")
+    assert sorted((point.timestamp, point.step) for point in history) == [
+        (point.timestamp, point.step) for point in history
+    ]
+    assert [point.step for point in history] == [0, 1, 2, 1, 2]
+
+
+def test_a_tag_is_replaced(project: Path) -> None:
+    run = tracking.start("tagged-seed0", {"variant": "tagged"}, TAGS)
+    for value in ("entropy_fall", "entropy_fall, reward_std_fall"):
+        run.tag("monitor/signs", value)
+    assert client(project).get_run(run.run_id).data.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
 
 
 def test_params_cannot_change_on_a_resumed_run(project: Path) -> None:

@@ -23,6 +23,7 @@ from agent_r1.credit.metrics import (
     value_metrics,
 )
 from agent_r1.credit.reference import kl_rewards, reference_metrics
+from agent_r1.credit.repetition import repetition_metrics
 from agent_r1.credit.rewards import Rewards, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit, Trajectory
@@ -73,6 +74,7 @@ def assign(
         credits_ = [_with_reference(credit, row) for credit, row in zip(credits_, reference, strict=True)]
     metrics = {
         **rollout_metrics(trajectories),
+        **repetition_metrics(trajectories),
         **reward_metrics(totals, [parts for _, parts in rewards], groups),
         **filter_metrics(selection, params.filter),
         **advantage_metrics(trajectories, credits_),

@@ -32,12 +32,15 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def reward_metrics(
     totals: Sequence[Rewards], parts: Sequence[dict[str, Rewards]], groups: NDArray[np.int64]
 ) -> dict[str, float]:
-    """Every part unweighted, the weighted total, and the mean over groups of the return's sample std."""
+    """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
     returns = np.array([total.sum() for total in totals])
     _, stds, sizes = group_statistics(returns, groups)
+    _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
     return {
         **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in PARTS},
         "reward/total": _mean(returns),
+        "reward/max": float(returns.max()),
+        "reward/std": float(std),
         "reward/std_in_groups": float((stds / sizes).sum() / len(np.unique(groups))),
     }
 

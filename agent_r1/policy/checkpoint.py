@@ -27,9 +27,13 @@ class Progress:
     iterations: int  # finished ones, which is the index of the next
     policy_version: int  # updates of the policy's weights since the warm start
     fingerprint: str  # of the parameters it was trained under
+    rollbacks: int = 0  # times the run went back to an earlier checkpoint
+    stopped: bool = False  # whether the run was ended here, before its last iteration
 
 
-def save(folder: Path, learner: Learner, *, iterations: int, fingerprint: str) -> None:
+def save(
+    folder: Path, learner: Learner, *, iterations: int, fingerprint: str, rollbacks: int = 0, stopped: bool = False
+) -> None:
     """Writes the checkpoint, whole or not at all.
 
     Raises:
@@ -41,7 +45,13 @@ def save(folder: Path, learner: Learner, *, iterations: int, fingerprint: str) -
     try:
         learner.save_policy(fresh / "policy")
         torch.save(learner.state(), fresh / "learner.pt")
-        record = Progress(iterations=iterations, policy_version=learner.policy_version, fingerprint=fingerprint)
+        record = Progress(
+            iterations=iterations,
+            policy_version=learner.policy_version,
+            fingerprint=fingerprint,
+            rollbacks=rollbacks,
+            stopped=stopped,
+        )
         (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
         _sync(fresh)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
@@ -51,6 +61,22 @@ def save(folder: Path, learner: Learner, *, iterations: int, fingerprint: str) -
             f"free some disk space and start again: {error}"
         ) from error
     _swap_in(fresh, folder)
+
+
+def set_aside(folder: Path, aside: Path) -> None:
+    """Keeps the checkpoint in `aside` too, in place of the one that is there; another `save` leaves it alone.
+
+    The files are shared, not copied: a checkpoint is replaced and never written into. So both lie on one file system,
+    and the second costs disk space only from the next `save` on.
+
+    Raises:
+        OSError: the file system has no hard links.
+    """
+    _finish_swap(aside)
+    fresh = aside.with_name(f".{aside.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(folder, fresh, copy_function=os.link)
+    _swap_in(fresh, aside)
 
 
 def progress(folder: Path) -> Progress | None:

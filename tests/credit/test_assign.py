@@ -231,6 +231,8 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "rollout/answered_share": 2 / 3,
             "rollout/tokens": 14 / 3,
             "rollout/action_tokens": 7 / 3,
+            "rollout/answer_repetition": 0,  # no episode gives a text
+            "rollout/thought_repetition": 0,  # no action is as long as an n-gram
         }
     )
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
@@ -246,6 +248,8 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "reward/repeat_call": 0,
             "reward/no_answer": -1 / 3,
             "reward/total": (1.5 - 0.5 + 0.5) / 3,
+            "reward/max": 1.5,
+            "reward/std": 1,  # mean 1/2, squared deviations 1, 1, 0, over 2
             # Group 0: returns 3/2 and -1/2, sample std sqrt 2. Group 1: one member, 0.
             "reward/std_in_groups": math.sqrt(2) / 2,
         }

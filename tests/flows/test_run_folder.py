@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from agent_r1.params import load
+from agent_r1.policy.learner import Learner
 from flows.run_folder import RunFolder
 
 
@@ -36,6 +39,15 @@ def test_a_repeated_iteration_takes_its_lines_place(path: Path) -> None:
     assert [(row["iteration"], row["reward/total"]) for row in rows] == [(0, 0.0), (1, 0.1), (2, 0.5), (3, 0.5)]
 
 
+def test_history_is_what_finished_iterations_measured(path: Path) -> None:
+    """The third line belongs to the iteration that was interrupted."""
+    assert [row["reward/total"] for row in RunFolder(path, "same").history()] == [0.0, 0.1]
+
+
+def test_a_new_run_has_no_history(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "ppo", "same").history() == []
+
+
 def test_another_fingerprint_starts_over(path: Path) -> None:
     assert RunFolder(path, "other").finished == 0
     assert not path.exists()
@@ -58,3 +70,87 @@ def test_files_sort_by_iteration(tmp_path: Path) -> None:
     names = [folder.trajectories(iteration).name for iteration in (2, 10, 100)]
     assert names == sorted(names) == ["002.parquet", "010.parquet", "100.parquet"]
     assert folder.credit(2).parent.name == "credit"
+
+
+@pytest.fixture
+def learner(tiny_model: Path) -> Learner:
+    update = load(Path(__file__).parents[2] / "params.yaml").train.update
+    return Learner(tiny_model, update, with_critic=False, seed=3, device=torch.device("cpu"))
+
+
+def change(learner: Learner) -> None:
+    """Stands for an update: other weights and one version more."""
+    learner.policy_version += 1
+    with torch.no_grad():
+        next(learner.policy.parameters()).add_(1.0)
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return next(learner.policy.parameters()).detach().clone()
+
+
+def rolled_back(path: Path, learner: Learner) -> tuple[RunFolder, torch.Tensor]:
+    """Three finished iterations and a fourth with its rows written; the second began with the good checkpoint.
+
+    Returns the folder after it has gone back, and the weights that were good.
+    """
+    folder = RunFolder(path, "same")
+    folder.save(learner, finished=0)
+    for iteration in range(4):
+        for rows in (folder.trajectories(iteration), folder.credit(iteration)):
+            rows.parent.mkdir(exist_ok=True)
+            rows.touch()
+        folder.record(iteration, {"reward/total": iteration / 10})
+        if iteration == 1:
+            folder.set_aside()
+            good = weights(learner)
+        if iteration < 3:
+            change(learner)
+            folder.save(learner, finished=iteration + 1)
+    change(learner)
+    folder.go_back(learner)
+    return folder, good
+
+
+def test_going_back_brings_back_the_good_checkpoint(tmp_path: Path, learner: Learner) -> None:
+    folder, good = rolled_back(tmp_path / "ppo", learner)
+    assert (folder.finished, folder.rollbacks, folder.stopped) == (1, 1, False)
+    assert learner.policy_version == 1
+    assert torch.equal(weights(learner), good)
+    assert [row["reward/total"] for row in folder.history()] == [0.0]
+    for kind in ("trajectories", "credit"):
+        assert [path.name for path in (folder.path / kind).iterdir()] == ["000.parquet"]
+
+
+def test_a_run_that_went_back_and_was_killed_goes_on_from_there(tmp_path: Path, learner: Learner) -> None:
+    _, good = rolled_back(tmp_path / "ppo", learner)
+    again = RunFolder(tmp_path / "ppo", "same")
+    assert (again.resumed, again.finished, again.rollbacks) == (True, 1, 1)
+    change(learner)
+    again.go_back(learner)
+    assert (again.finished, again.rollbacks) == (1, 2)
+    assert torch.equal(weights(learner), good)
+
+
+def test_a_run_that_went_back_to_its_beginning_does_not_start_over(tmp_path: Path, learner: Learner) -> None:
+    folder = RunFolder(tmp_path / "ppo", "same")
+    folder.save(learner, finished=0)
+    folder.set_aside()
+    folder.go_back(learner)
+    again = RunFolder(tmp_path / "ppo", "same")
+    assert (again.resumed, again.finished, again.rollbacks) == (True, 0, 1)
+
+
+def test_a_stopped_run_stays_stopped(tmp_path: Path, learner: Learner) -> None:
+    RunFolder(tmp_path / "ppo", "same").save(learner, finished=4, stopped=True)
+    again = RunFolder(tmp_path / "ppo", "same")
+    assert (again.finished, again.stopped) == (4, True)
+    assert not RunFolder(tmp_path / "ppo", "other").stopped
+
+
+def test_an_ended_run_keeps_no_second_checkpoint(tmp_path: Path, learner: Learner) -> None:
+    folder, _ = rolled_back(tmp_path / "ppo", learner)
+    assert folder.good.exists()
+    folder.clear_good()
+    assert not folder.good.exists()
+    assert folder.checkpoint.exists()

@@ -40,6 +40,20 @@ def disk_full_after(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def interrupted_after(renames: int) -> Callable[[Path, Path], Path]:
+    """`Path.rename` of a process that is killed after so many of them."""
+    done, rename = 0, Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        nonlocal done
+        if done == renames:
+            raise KeyboardInterrupt
+        done += 1
+        return rename(path, target)
+
+    return interrupted
+
+
 def test_a_resumed_training_ends_with_the_same_bits(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
 ) -> None:
@@ -67,6 +81,54 @@ def test_progress_is_what_was_saved(make_learner: Make, tmp_path: Path) -> None:
     expected = checkpoint.Progress(iterations=7, policy_version=5, fingerprint="abc")
     assert checkpoint.progress(tmp_path / "checkpoint") == expected
     assert checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False)) == expected
+
+
+def test_rollbacks_and_a_stop_are_part_of_progress(make_learner: Make, tmp_path: Path) -> None:
+    checkpoint.save(
+        tmp_path / "checkpoint",
+        make_learner(with_critic=False),
+        iterations=7,
+        fingerprint="abc",
+        rollbacks=2,
+        stopped=True,
+    )
+    expected = checkpoint.Progress(iterations=7, policy_version=0, fingerprint="abc", rollbacks=2, stopped=True)
+    assert checkpoint.progress(tmp_path / "checkpoint") == expected
+
+
+def test_a_checkpoint_set_aside_stays_what_it_was(make_learner: Make, tmp_path: Path) -> None:
+    learner, folder, aside = make_learner(with_critic=False), tmp_path / "checkpoint", tmp_path / "good"
+    for iterations in (1, 2):
+        checkpoint.save(folder, learner, iterations=iterations, fingerprint="f")
+        before = contents(folder)
+        checkpoint.set_aside(folder, aside)
+        assert contents(folder) == contents(aside) == before
+    weights = "policy/model.safetensors"
+    assert (folder / weights).stat().st_ino == (aside / weights).stat().st_ino, "no second copy on disk"
+    checkpoint.save(folder, learner, iterations=3, fingerprint="f")
+    assert contents(aside) == before != contents(folder)
+    assert checkpoint.load(aside, learner).iterations == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "good"]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_an_interrupt_while_setting_aside_loses_nothing(
+    make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    learner, folder, aside = make_learner(with_critic=False), tmp_path / "checkpoint", tmp_path / "good"
+    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    checkpoint.set_aside(folder, aside)
+    checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", interrupted_after(renames))
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.set_aside(folder, aside)
+    found = checkpoint.progress(aside)
+    assert found is not None
+    assert found.iterations == 1
+    checkpoint.set_aside(folder, aside)
+    assert contents(aside) == contents(folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "good"]
 
 
 def test_random_states_go_on(make_learner: Make, tmp_path: Path) -> None:
@@ -114,17 +176,9 @@ def test_an_interrupt_between_the_renames_loses_nothing(
     learner = make_learner(with_critic=False)
     folder = tmp_path / "checkpoint"
     checkpoint.save(folder, learner, iterations=1, fingerprint="f")
-    before, done, rename = contents(folder), 0, Path.rename
-
-    def interrupted(path: Path, target: Path) -> Path:
-        nonlocal done
-        if done == renames:
-            raise KeyboardInterrupt
-        done += 1
-        return rename(path, target)
-
+    before = contents(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", interrupted)
+        patch.setattr(Path, "rename", interrupted_after(renames))
         with pytest.raises(KeyboardInterrupt):
             checkpoint.save(folder, learner, iterations=2, fingerprint="f")
     found = checkpoint.progress(folder)

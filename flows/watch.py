@@ -1,0 +1,80 @@
+"""What the collapse monitor's alarms do to a training run."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agent_r1.credit.collapse import Alarm, alarms, is_clean
+from agent_r1.params import TrainParams
+from agent_r1.seeds import derive
+from agent_r1.tracking import Run
+
+logger = logging.getLogger(__name__)
+
+
+class Decision(enum.StrEnum):
+    """What becomes of a run after an iteration."""
+
+    GO_ON = "went on"
+    STOP = "stopped"
+    ROLL_BACK = "rolled back"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the monitor says of one iteration."""
+
+    alarms: list[Alarm]
+    clean: bool  # no sign has even begun to show: the weights that the iteration began with are good
+    decision: Decision
+    rollbacks: int  # before this verdict
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return {"monitor/alarms": len(self.alarms), "monitor/rollbacks": self.rollbacks}
+
+
+def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks: int) -> Verdict:
+    """What becomes of a run whose iterations so far have these metrics.
+
+    With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run.
+    """
+    samples = config.rollout.samples
+    seen = alarms(history, config.monitor, samples=samples)
+    return Verdict(
+        alarms=seen,
+        clean=is_clean(history, config.monitor, samples=samples),
+        decision=_decide(config, rollbacks) if seen else Decision.GO_ON,
+        rollbacks=rollbacks,
+    )
+
+
+def announce(verdict: Verdict, tracked: Run, iteration: int) -> None:
+    """Names what was seen, and what was done about it, in the log and in the tags of the MLflow run."""
+    if not verdict.alarms:
+        return
+    seen = "; ".join(map(str, verdict.alarms))
+    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, verdict.decision, seen)
+    tracked.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
+    tracked.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {seen}")
+    if verdict.decision is Decision.ROLL_BACK:
+        tracked.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
+        tracked.rewind()
+
+
+def reseeded(seed: int, rollbacks: int) -> int:
+    """The seed of a run that has gone back so often: with the old one it would draw and sample the same again."""
+    return derive(seed, "rollback", rollbacks) if rollbacks else seed
+
+
+def _decide(config: TrainParams, rollbacks: int) -> Decision:
+    match config.monitor.on_collapse:
+        case "warn":
+            return Decision.GO_ON
+        case "stop":
+            return Decision.STOP
+        case "rollback":
+            return Decision.ROLL_BACK if rollbacks < config.monitor.max_rollbacks else Decision.STOP

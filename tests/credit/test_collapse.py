@@ -1,0 +1,244 @@
+"""The collapse monitor on histories written by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.credit.collapse import SIGNS, Alarm, Row, alarms, is_clean
+from agent_r1.params import MonitorParams, load
+
+MONITOR = load(Path(__file__).parents[2] / "params.yaml").train.monitor
+
+# An iteration in which nothing is wrong. Returns are 0 or 1.
+CALM = {
+    "reward/total": 0.5,
+    "reward/max": 1.0,
+    "reward/std": 0.5,
+    "reward/std_in_groups": 0.4,
+    "policy/entropy": 0.3,
+    "policy/grad_norm": 0.2,
+    "rollout/valid_call_share": 0.9,
+    "rollout/answer_repetition": 0.1,
+    "rollout/thought_repetition": 0.4,
+}
+# One sign each: threshold, where it begins by hand, a value that shows it and one that just does not.
+WORKED: dict[str, tuple[str, float, float, float, float]] = {
+    "reward_std_fall": ("reward/std_in_groups", 0.5, 0.2, 0.19, 0.2),  # 0.5 x 0.4
+    "entropy_fall": ("policy/entropy", 0.1, 0.03, 0.02, 0.03),  # 0.1 x 0.3
+    "entropy_rise": ("policy/entropy", 4.0, 1.2, 1.3, 1.2),  # 4 x 0.3
+    "grad_norm_spike": ("policy/grad_norm", 5.0, 1.0, 1.1, 1.0),  # 5 x 0.2
+    "valid_call_fall": ("rollout/valid_call_share", 0.5, 0.45, 0.44, 0.45),  # 0.5 x 0.9
+    "answer_repetition": ("rollout/answer_repetition", 0.5, 0.55, 0.56, 0.55),  # 0.1 + 0.5 x (1 - 0.1)
+    "thought_repetition": ("rollout/thought_repetition", 0.5, 0.7, 0.71, 0.7),  # 0.4 + 0.5 x (1 - 0.4)
+}
+
+
+def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -> MonitorParams:
+    """Looks for the named signs only."""
+    off: dict[str, float] = dict.fromkeys(SIGNS, 0.0)
+    return MonitorParams.model_validate(
+        {
+            "on_collapse": "warn",
+            "max_rollbacks": 0,
+            "patience": patience,
+            "first_iterations": first_iterations,
+            "thresholds": off | thresholds,
+        }
+    )
+
+
+def history(metric: str, *values: float) -> list[Row]:
+    """Iterations that are calm but for one metric."""
+    return [{**CALM, metric: value} for value in values]
+
+
+def seen(rows: Sequence[Row], params: MonitorParams, samples: int = 4) -> list[str]:
+    return [alarm.sign for alarm in alarms(rows, params, samples=samples)]
+
+
+def without(row: Row, metric: str) -> Row:
+    return {name: value for name, value in row.items() if name != metric}
+
+
+def test_every_threshold_has_its_sign_and_every_sign_is_worked_here() -> None:
+    assert set(SIGNS) == set(MONITOR.thresholds.model_dump()) == set(WORKED)
+
+
+@pytest.mark.parametrize("sign", WORKED)
+def test_a_sign_by_hand(sign: str) -> None:
+    metric, threshold, limit, value, _ = WORKED[sign]
+    [alarm] = alarms(history(metric, CALM[metric], value), monitor(**{sign: threshold}), samples=4)
+    assert (alarm.sign, alarm.metric, alarm.value, alarm.reference) == (sign, metric, value, CALM[metric])
+    assert alarm.limit == pytest.approx(limit)
+
+
+@pytest.mark.parametrize("sign", WORKED)
+def test_at_its_limit_a_sign_does_not_show(sign: str) -> None:
+    metric, threshold, _, _, calm = WORKED[sign]
+    assert seen(history(metric, CALM[metric], calm), monitor(**{sign: threshold})) == []
+
+
+@pytest.mark.parametrize("sign", WORKED)
+def test_a_threshold_of_0_switches_a_sign_off(sign: str) -> None:
+    metric, _, _, value, _ = WORKED[sign]
+    assert seen(history(metric, CALM[metric], value), monitor()) == []
+
+
+@pytest.mark.parametrize("sign", WORKED)
+def test_an_alarm_needs_the_sign_as_often_in_a_row_as_patience_says(sign: str) -> None:
+    metric, threshold, _, value, calm = WORKED[sign]
+    patient = monitor(patience=3, **{sign: threshold})
+    values = [CALM[metric]] * 3 + [value, value, calm, value, value, value]
+    rows = history(metric, *values)
+    fired = [n - 1 for n in range(1, len(rows) + 1) if seen(rows[:n], patient)]
+    assert fired == [8]
+
+
+def test_an_alarm_names_what_it_saw() -> None:
+    shown = str(Alarm(sign="entropy_fall", metric="policy/entropy", value=0.02, reference=0.3, limit=0.03))
+    assert shown == "entropy_fall: policy/entropy 0.02 is below 0.03, and was 0.3"
+    risen = str(Alarm(sign="entropy_rise", metric="policy/entropy", value=2.0, reference=0.3, limit=1.2))
+    assert "2 is above 1.2" in risen
+
+
+def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() -> None:
+    """Iterations 1 to 6 are collapsed; two of them are among the first three, and the healthiest of those counts."""
+    rows = history("policy/entropy", 0.3, *[0.001] * 6)
+    patient = monitor(patience=3, entropy_fall=0.1)
+    assert [n for n in range(1, 8) if seen(rows[:n], patient)] == [4, 5, 6, 7]
+
+
+def test_later_iterations_are_no_reference() -> None:
+    """Entropy had risen to 2 since: 0.1 x 0.3 is the limit, not 0.1 x 2."""
+    assert seen(history("policy/entropy", 0.3, 0.3, 0.3, 2.0, 0.1), monitor(entropy_fall=0.1)) == []
+    assert seen(history("policy/entropy", 0.3, 2.0, 0.3, 0.3, 0.1), monitor(entropy_fall=0.1)) == ["entropy_fall"]
+
+
+def test_a_gradient_spikes_against_the_median_of_all_before() -> None:
+    """0.1 0.2 0.4 0.8: the lower median is 0.2, so 1.1 spikes at a threshold of 5. After 0.8 more it is 0.4."""
+    spikes = monitor(grad_norm_spike=5.0)
+    assert seen(history("policy/grad_norm", 0.1, 0.2, 0.4, 0.8, 1.1), spikes) == ["grad_norm_spike"]
+    assert seen(history("policy/grad_norm", 0.1, 0.2, 0.4, 0.8, 0.8, 1.1), spikes) == []
+
+
+def test_a_metric_that_is_missing_is_not_judged() -> None:
+    """The critic's warm-up has no gradient of the policy: two iterations without, one that is the first to have it."""
+    spikes, [spike] = monitor(grad_norm_spike=5.0), history("policy/grad_norm", 9.0)
+    warm_up = [without(CALM, "policy/grad_norm")] * 2
+    assert seen([*warm_up, spike], spikes) == []
+    assert seen([*warm_up, CALM, spike], spikes) == ["grad_norm_spike"]
+    assert seen([CALM, spike, *warm_up], spikes) == []
+
+
+def test_with_one_sample_the_std_of_the_batch_is_judged() -> None:
+    rows = [{**CALM, "reward/std": std, "reward/std_in_groups": 0.0} for std in (0.5, 0.1)]
+    [alarm] = alarms(rows, monitor(reward_std_fall=0.4), samples=1)
+    assert (alarm.metric, alarm.value) == ("reward/std", 0.1)
+    assert seen(history("reward/std", 0.5, 0.1), monitor(reward_std_fall=0.4), samples=4) == []
+
+
+def outcome(mean: float, std: float) -> Row:
+    return {**CALM, "reward/total": mean, "reward/std": std}
+
+
+def test_std_may_fall_as_the_return_nears_the_best() -> None:
+    """Mean .5 to .9 leaves a fifth of the distance to 1: the limit falls from 0.4 x 0.5 to 0.04."""
+    falls = monitor(reward_std_fall=0.4)
+    assert seen([outcome(0.5, 0.5), outcome(0.9, 0.041)], falls, samples=1) == []
+    assert seen([outcome(0.5, 0.5), outcome(0.9, 0.039)], falls, samples=1) == ["reward_std_fall"]
+    assert seen([outcome(0.5, 0.5), outcome(0.4, 0.19)], falls, samples=1) == ["reward_std_fall"]
+
+
+@pytest.mark.parametrize("mean", [1.0, 1.0 - 1e-16, 1.0 + 2e-16])
+def test_a_solved_batch_has_no_std_and_no_alarm(mean: float) -> None:
+    assert seen([outcome(0.5, 0.5), outcome(mean, 0.0)], monitor(reward_std_fall=1.0), samples=1) == []
+
+
+def test_a_run_that_is_best_from_the_start_has_no_std_to_lose() -> None:
+    assert seen([outcome(1.0, 0.0), outcome(1.0, 0.0)], monitor(reward_std_fall=1.0), samples=1) == []
+
+
+@given(start=st.floats(0.01, 0.99), progress=st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_success_alone_never_looks_like_a_fall(start: float, progress: list[float]) -> None:
+    """Returns of 0 and 1 with a mean p have the std sqrt(p (1 - p)); whatever the p above the first one."""
+    chances = [start, *(start + (1 - start) * share for share in progress)]
+    rows = [outcome(chance, math.sqrt(chance * (1 - chance))) for chance in chances]
+    assert seen(rows, monitor(reward_std_fall=0.999999, first_iterations=1), samples=1) == []
+
+
+def test_several_signs_are_all_named() -> None:
+    gone = {**CALM, "policy/entropy": 0.0, "rollout/thought_repetition": 1.0, "rollout/valid_call_share": 0.0}
+    assert seen([CALM, gone], MONITOR.model_copy(update={"patience": 1})) == [
+        "entropy_fall",
+        "valid_call_fall",
+        "thought_repetition",
+    ]
+
+
+def test_an_iteration_is_clean_where_no_sign_has_begun() -> None:
+    patient = monitor(patience=3, entropy_fall=0.1)
+    rows = history("policy/entropy", 0.3, 0.3, 0.01, 0.3)
+    assert [is_clean(rows[:n], patient, samples=4) for n in range(1, 5)] == [True, True, False, True]
+
+
+def test_no_iteration_of_a_streak_is_clean() -> None:
+    """1, then 10 forever: seen alone, the third 10 does not stand out from a median of 10; the streak does from 1."""
+    patient = monitor(patience=4, grad_norm_spike=5.0)
+    rows = history("policy/grad_norm", 1.0, 10.0, 10.0, 10.0, 10.0)
+    assert seen(rows[:4], monitor(patience=1, grad_norm_spike=5.0)) == []
+    assert [is_clean(rows[:n], patient, samples=4) for n in range(1, 6)] == [True, False, False, False, False]
+    assert seen(rows, patient) == ["grad_norm_spike"]
+
+
+# Numbers of healthy PPO runs on Atlas, the widest of several, one sample per question. The critic warms up in the
+# first two iterations.
+HEALTHY: dict[str, Sequence[float]] = {
+    "reward/total": (0.398, 0.406, 0.344, 0.582, 0.594, 0.609, 0.594, 0.660, 0.750, 0.793, 0.738),
+    "reward/std": (0.492, 0.493, 0.489, 0.501, 0.493, 0.517, 0.505, 0.498, 0.452, 0.414, 0.465),
+    "policy/entropy": (0.033, 0.032, 0.030, 0.029, 0.031, 0.032, 0.029, 0.029, 0.028, 0.021, 0.087),
+    "policy/grad_norm": (math.nan, math.nan, 0.149, 0.187, 0.233, 0.347, 0.241, 0.227, 0.261, 0.219, 0.811),
+    "rollout/valid_call_share": (1.0, 1.0, 0.994, 1.0, 1.0, 0.989, 0.992, 0.992, 0.996, 0.996, 0.966),
+    "rollout/answer_repetition": (0.039, 0.039, 0.055, 0.062, 0.039, 0.062, 0.070, 0.070, 0.078, 0.039, 0.086),
+    "rollout/thought_repetition": (0.397, 0.399, 0.409, 0.379, 0.367, 0.354, 0.362, 0.367, 0.366, 0.366, 0.358),
+}
+
+
+def healthy_rows() -> list[Row]:
+    rows = [dict(zip(HEALTHY, values, strict=True)) for values in zip(*HEALTHY.values(), strict=True)]
+    return [{"reward/max": 1.0, **{name: value for name, value in row.items() if value == value}} for row in rows]
+
+
+@pytest.mark.parametrize("patience", [1, MONITOR.patience])
+def test_a_healthy_run_shows_no_alarm(patience: int) -> None:
+    rows, params = healthy_rows(), MONITOR.model_copy(update={"patience": patience})
+    assert [seen(rows[:n], params, samples=1) for n in range(1, len(rows) + 1)] == [[]] * len(rows)
+    assert all(is_clean(rows[:n], params, samples=1) for n in range(1, len(rows) + 1))
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+def test_an_echo_trap_fires_while_the_reward_still_stands(samples: int) -> None:
+    """RAGEN's order of events: std falls and thoughts repeat, then entropy goes, and the reward last."""
+    trapped: dict[str, Any] = {
+        "reward/total": [0.5, 0.52, 0.55, 0.56, 0.55, 0.54, 0.53, 0.3, 0.1],
+        "reward/std": [0.5, 0.5, 0.48, 0.3, 0.15, 0.12, 0.1, 0.1, 0.1],
+        "rollout/thought_repetition": [0.4, 0.42, 0.45, 0.6, 0.75, 0.8, 0.9, 0.95, 1.0],
+        "policy/entropy": [0.3, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.01],
+    }
+    rows = [{**CALM, **dict(zip(trapped, values, strict=True))} for values in zip(*trapped.values(), strict=True)]
+    rows = [{**row, "reward/std_in_groups": row["reward/std"]} for row in rows]
+    first = next(n for n in range(1, len(rows) + 1) if seen(rows[:n], MONITOR, samples=samples))
+    assert first - 1 == 6, "two iterations before the reward is gone"
+    assert seen(rows[:first], MONITOR, samples=samples) == ["reward_std_fall", "thought_repetition"]
+
+
+def test_the_monitors_own_thresholds_fire_on_a_reward_that_is_gone() -> None:
+    """All answers wrong at once: no std, mean 0."""
+    rows = [outcome(0.5, 0.5), *[outcome(0.0, 0.0)] * 3]
+    assert seen(rows, MONITOR, samples=1) == ["reward_std_fall"]
