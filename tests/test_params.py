@@ -177,6 +177,15 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.monitor.thresholds.entropy_rise", 0.5),
         ("train.monitor.thresholds.grad_norm_spike", 1.0),
         ("train.monitor.thresholds.grad_norm_spike", float("inf")),
+        ("train.update.ratio", "trajectory"),
+        ("train.update.aggregation", "mean"),
+        ("train.update.dual_clip", 1.0),
+        ("train.update.dual_clip", float("inf")),
+        ("train.update.importance_cap", -1.0),
+        ("train.update.kl_loss", -0.1),
+        ("train.update.entropy_bonus", float("nan")),
+        ("train.update.constant_length", -1),
+        ("train.credit.kl_reward", float("inf")),
         ("train.iterations", "many"),
         ("prepare.dataset", "hotpot"),
         ("prepare.bm25.b", 1.5),
@@ -195,6 +204,45 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], write: Write, 
 def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) -> None:
     with pytest.raises(ValueError, match=r"train\.credit\.rewards: all reward weights are 0"):
         load(write(put(content, "train.credit.rewards.agent_r1", 0.0)))
+
+
+@pytest.mark.parametrize(("aggregation", "length"), [("token_mean", 512), ("sequence_mean", 1), ("constant_length", 0)])
+def test_constant_length_goes_with_its_aggregation(
+    content: dict[str, Any], write: Write, aggregation: str, length: int
+) -> None:
+    changed = put(put(content, "train.update.aggregation", aggregation), "train.update.constant_length", length)
+    with pytest.raises(ValueError, match=rf"train\.update: constant_length {length} with aggregation {aggregation}"):
+        load(write(changed))
+
+
+def test_a_cap_that_cuts_agreement_is_refused(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match=r"train\.update: importance_cap 0\.5 cuts .* set it to 1 or more"):
+        load(write(put(content, "train.update.importance_cap", 0.5)))
+
+
+def test_a_penalty_that_grpo_would_scale_up_is_refused(content: dict[str, Any], write: Write) -> None:
+    changed = put(put(content, "train.rollout.samples", 4), "train.credit.estimator", "grpo")
+    with pytest.raises(
+        ValueError, match=r"train\.credit: kl_reward 0\.1 with estimator grpo: .* train\.update\.kl_loss"
+    ):
+        load(write(put(changed, "train.credit.kl_reward", 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("key", "reference", "regularised"),
+    [
+        ("train.update.kl_loss", True, True),
+        ("train.credit.kl_reward", True, False),
+        ("train.update.entropy_bonus", False, True),
+        ("train.update.clip_low", False, False),
+    ],
+)
+def test_what_a_run_needs_follows_from_its_coefficients(
+    content: dict[str, Any], write: Write, key: str, reference: bool, regularised: bool
+) -> None:
+    only_ppo = {**content, "runs": {"ppo": {}}, "repro_runs": ["ppo"]}
+    train = load(write(put(only_ppo, key, 0.01))).train
+    assert (train.needs_reference, train.update.regularised) == (reference, regularised)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"])

@@ -50,6 +50,10 @@ def gradients_of(
     return found
 
 
+def part(name: str, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {key: gradient for key, gradient in found.items() if key.startswith(f"{name}.")}
+
+
 def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], factor: float = 1.0) -> None:
     """Equal up to float32's rounding, which is relative to the largest gradient that went through the sums."""
     assert left.keys() == right.keys()
@@ -59,15 +63,46 @@ def assert_close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], 
         assert gap <= 4e-6 * largest * factor, (name, gap, largest)
 
 
+def off_policy(trajectories: list[Trajectory]) -> list[Trajectory]:
+    """The same, sampled by a policy that differs at every token: no ratio is 1."""
+    noise = np.random.default_rng(0)
+    return [
+        dataclasses.replace(
+            each,
+            logprobs=np.where(each.action_mask, each.logprobs + noise.normal(0, 0.2, len(each.logprobs)), 0).astype(
+                np.float32
+            ),
+        )
+        for each in trajectories
+    ]
+
+
+EVERYTHING = {"kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5}
+RATIOS = ["token", "step", "sequence"]
+AGGREGATIONS = [("token_mean", 0), ("sequence_mean", 0), ("constant_length", 10)]
+
+
+@pytest.mark.parametrize("terms", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(("aggregation", "length"), AGGREGATIONS)
+@pytest.mark.parametrize("ratio", RATIOS)
 def test_two_micro_batches_equal_one(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
+    make_learner: Make,
+    trajectories: list[Trajectory],
+    make_credit: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    ratio: str,
+    aggregation: str,
+    length: int,
+    terms: dict[str, float],
 ) -> None:
-    credits = [make_credit(each) for each in trajectories]
+    stale = off_policy(trajectories)
+    credits = [make_credit(each, loss_mask=np.arange(len(each.token_ids)) > 1) for each in stale]
+    options = {"ratio": ratio, "aggregation": aggregation, "constant_length": length, **terms}
     whole, parts = (
         gradients_of(
             monkeypatch,
-            make_learner(max_tokens_per_microbatch=tokens, max_grad_norm=1e9),
-            trajectories,
+            make_learner(max_tokens_per_microbatch=tokens, max_grad_norm=1e9, **options),
+            stale,
             credits,
         )
         for tokens in (1000, 1)
@@ -76,20 +111,92 @@ def test_two_micro_batches_equal_one(
     assert_close(whole, parts)
 
 
-def test_the_loss_is_divided_by_the_tokens_of_the_whole_step_gradient_or_not(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("aggregation", "length", "share"),
+    [
+        ("token_mean", 0, 5 / 18),  # the others have 2, 6 and 5 loss tokens
+        ("sequence_mean", 0, 1 / 4),
+        ("constant_length", 10, 1 / 4),
+    ],
+)
+def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
+    make_learner: Make,
+    trajectories: list[Trajectory],
+    make_credit: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    aggregation: str,
+    length: int,
+    share: float,
 ) -> None:
-    # Alone, row 0 has 5 loss tokens. Beside rows of advantage 0, with 2, 6 and 5, its gradient is 5/18 of that.
+    """Beside three rows of advantage 0, the policy's gradient of row 0, with 5 loss tokens, shrinks to its share."""
+    options = {"aggregation": aggregation, "constant_length": length, "max_grad_norm": 1e9}
     first, *others = [make_credit(each) for each in trajectories]
     silent = [
         dataclasses.replace(each, advantages=0 * each.advantages, critic_mask=each.critic_mask & False)
         for each in others
     ]
-    alone = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories[:1], [first])
-    beside = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories, [first, *silent])
-    for part, factor in (("policy", 5 / 18), ("critic", 1.0)):
-        left, right = ({name: each[name] for name in each if name.startswith(part)} for each in (alone, beside))
-        assert_close(left, right, factor)
+    alone = gradients_of(monkeypatch, make_learner(**options), trajectories[:1], [first])
+    beside = gradients_of(monkeypatch, make_learner(**options), trajectories, [first, *silent])
+    assert_close(part("policy", alone), part("policy", beside), factor=share)
+    assert_close(part("critic", alone), part("critic", beside))
+
+
+def test_the_importance_cap_weighs_the_gradient(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler claims ln 2 less than the learner has: weight 2, capped at 1.5, over a ratio that starts at 1."""
+    stale = [
+        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - np.log(2), 0).astype(np.float32))
+        for each in trajectories
+    ]
+    credits = [make_credit(each) for each in trajectories]
+    fresh = gradients_of(monkeypatch, make_learner(max_grad_norm=1e9), trajectories, credits)
+    learner = make_learner(max_grad_norm=1e9, importance_cap=1.5)
+    assert_close(part("policy", fresh), part("policy", gradients_of(monkeypatch, learner, stale, credits)), factor=1.5)
+    metrics = make_learner(importance_cap=1.5).update(stale, credits, 0)
+    assert metrics["policy/clip_fraction"] == 0.0
+    assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
+
+
+def without_advantage(credits: list[Credit]) -> list[Credit]:
+    return [dataclasses.replace(each, advantages=np.zeros_like(each.advantages)) for each in credits]
+
+
+def test_the_kl_in_the_loss_pulls_the_policy_to_its_reference(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = without_advantage([make_credit(each) for each in trajectories])
+    learner = make_learner(with_critic=False, kl_loss=1.0, epochs=20)
+
+    def distance() -> float:
+        gaps = [
+            own[credit.loss_mask] - credit.reference_logprobs[credit.loss_mask]
+            for own, credit in zip(learner.logprobs(trajectories), credits, strict=True)
+        ]
+        return float(np.abs(np.concatenate(gaps)).mean())
+
+    before = distance()
+    learner.update(trajectories, credits, 0)
+    assert distance() < before / 2
+
+
+def test_the_entropy_bonus_raises_the_entropy(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = without_advantage([make_credit(each) for each in trajectories])
+    learner = make_learner(with_critic=False, entropy_bonus=1.0)
+    entropies = [learner.update(trajectories, credits, iteration)["policy/entropy"] for iteration in range(5)]
+    assert entropies == sorted(entropies)
+    assert entropies[-1] > entropies[0] + 1e-3
+
+
+def test_a_kl_in_the_loss_needs_a_reference(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    bare = [dataclasses.replace(each, reference_logprobs=np.zeros_like(each.advantages)) for each in credits]
+    with pytest.raises(ValueError, match=r"kl_loss 0\.1 needs a reference"):
+        make_learner(kl_loss=0.1).update(trajectories, bare, 0)
 
 
 def test_rows_that_are_not_kept_have_no_influence(
@@ -131,8 +238,9 @@ def test_where_nothing_is_kept_nothing_changes(
     assert metrics == {"policy/kept_share": 0.0, "policy/learning_rate": 1e-3, "update/tokens": 0.0}
 
 
-def test_masked_tokens_change_no_weight_whatever_their_advantage(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_masked_tokens_change_no_weight_whatever_their_credit(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, ratio: str
 ) -> None:
     credits = [make_credit(each) for each in trajectories]
     poisoned = [
@@ -140,10 +248,11 @@ def test_masked_tokens_change_no_weight_whatever_their_advantage(
             each,
             advantages=np.where(each.loss_mask, each.advantages, np.nan).astype(np.float32),
             value_targets=np.where(each.critic_mask, each.value_targets, np.inf).astype(np.float32),
+            reference_logprobs=np.where(each.loss_mask, each.reference_logprobs, np.nan).astype(np.float32),
         )
         for each in credits
     ]
-    clean, dirty = make_learner(), make_learner()
+    clean, dirty = (make_learner(ratio=ratio, **EVERYTHING) for _ in range(2))
     clean.update(trajectories, credits, 0)
     dirty.update(trajectories, poisoned, 0)
     assert same_bits(weights(clean.policy), weights(dirty.policy))

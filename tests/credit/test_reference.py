@@ -1,0 +1,113 @@
+"""What the reference adds to the rewards, worked by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.credit.assign import assign
+from agent_r1.credit.reference import kl_rewards, reference_metrics
+from agent_r1.params import CreditParams
+from agent_r1.records import Trajectory
+
+MakeTrajectory = Callable[..., Trajectory]
+MakeParams = Callable[..., CreditParams]
+
+# "PAAOA": sampled with -1, -2 and -3; the reference gives -1.5, -1.75 and -4 there, and -9 to the observation.
+LOGPROBS = np.array([0, -1, -2, 0, -3], np.float32)
+REFERENCE = np.array([0, -1.5, -1.75, -9, -4], np.float32)
+KL = [0, -0.5, 0.25, 0, -1]
+
+
+def progress(*rewards: float) -> list[dict[str, Any]]:
+    return [{"rewards": {"progress": reward}} for reward in rewards]
+
+
+@pytest.fixture
+def episode(trajectory: MakeTrajectory) -> Trajectory:
+    return replace(trajectory("PAAOA", progress(1, 2)), logprobs=LOGPROBS)
+
+
+def test_every_action_token_pays_what_it_is_likelier_by(episode: Trajectory) -> None:
+    assert kl_rewards(episode, REFERENCE).tolist() == KL
+
+
+def test_what_the_reference_says_elsewhere_is_not_read(episode: Trajectory) -> None:
+    assert kl_rewards(episode, np.where(episode.action_mask, REFERENCE, np.nan)).tolist() == KL
+
+
+@pytest.mark.parametrize("broken", ["sampler", "reference"])
+def test_a_logprob_that_is_not_finite_names_the_trajectory(episode: Trajectory, broken: str) -> None:
+    wrong = np.where(np.arange(5) == 2, -np.inf, REFERENCE).astype(np.float32)
+    of = replace(episode, logprobs=wrong) if broken == "sampler" else episode
+    with pytest.raises(ValueError, match=r"trajectory '0/q/0': a logprob .* is not finite"):
+        kl_rewards(of, REFERENCE if broken == "sampler" else wrong)
+
+
+def test_metrics_by_hand(episode: Trajectory, trajectory: MakeTrajectory) -> None:
+    # Sums -5/4 and 0 over two trajectories; k3 over their four action tokens, the last of which has x = 0.
+    other = trajectory("PA")
+    kl = [kl_rewards(episode, REFERENCE), kl_rewards(other, np.zeros(2, np.float32))]
+    k3 = [math.exp(x) - 1 - x for x in (-0.5, 0.25, -1.0, 0.0)]
+    found = reference_metrics([episode, other], kl)
+    assert found == pytest.approx({"reward/kl": -5 / 8, "policy/reference_kl": sum(k3) / 4})
+
+
+def test_the_penalty_joins_the_rewards_of_the_tokens(episode: Trajectory, params: MakeParams) -> None:
+    # kl_reward 2; rewards 1 and 2 at the steps' ends: 0, -1, 1 + 1/2, 0, 2 - 2. With V = 0 and gamma = lambda = 1 the
+    # value targets are the returns to go. The episode's own return stays 3.
+    values = [np.zeros(5, np.float32)]
+    [credit], metrics = assign([episode], values, params(kl_reward=2.0), reference=[REFERENCE])
+    assert credit.value_targets.tolist() == [0, 0.5, 1.5, 0, 0]
+    assert credit.return_ == metrics["reward/total"] == 3
+    assert metrics["reward/kl"] == -1.25
+    assert metrics["policy/reference_kl"] > 0
+
+
+def test_the_penalty_is_part_of_a_groups_returns(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    """Which is why estimator grpo refuses it: equal rewards, and any coefficient gives the same advantages."""
+    rows = [trajectory("PA", progress(1), name=str(i)) for i in range(2)]
+    reference = [np.array([0, kl], np.float32) for kl in (-0.001, 0.001)]
+    for coefficient in (0.1, 10.0):
+        refused = params("grpo").model_copy(update={"kl_reward": coefficient})
+        worse, better = assign(rows, None, refused, reference=reference)[0]
+        assert [worse.advantages[1], better.advantages[1]] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], rel=0.02)
+
+
+def test_a_reference_without_a_price_changes_no_credit(episode: Trajectory, params: MakeParams) -> None:
+    values = [np.array([0, 0.5, 1, 0, -1], np.float32)]
+    [bare], metrics = assign([episode], values, params())
+    [credit], more = assign([episode], values, params(), reference=[REFERENCE])
+    for name in ("advantages", "value_targets"):
+        assert getattr(credit, name).tolist() == getattr(bare, name).tolist()
+    assert more.keys() - metrics.keys() == {"reward/kl", "policy/reference_kl"}
+    assert not bare.reference_logprobs.any()
+
+
+@pytest.mark.parametrize(("on", "kept"), [(True, [0, -1.5, -1.75, 0, -4]), (False, [0, -1.5, -1.75, -9, -4])])
+def test_credit_keeps_the_references_logprobs_over_the_loss_mask(
+    episode: Trajectory, params: MakeParams, on: bool, kept: list[float]
+) -> None:
+    chosen = params(loss_mask=on, recursion=on)
+    reference = REFERENCE.copy()
+    reference[0] = 7
+    [credit], _ = assign([episode], [np.zeros(5, np.float32)], chosen, reference=[reference])
+    assert credit.reference_logprobs.tolist() == kept
+    assert credit.reference_logprobs.dtype == np.float32
+
+
+def test_a_penalty_without_a_reference_is_refused(episode: Trajectory, params: MakeParams) -> None:
+    with pytest.raises(ValueError, match=r"kl_reward 0\.1 needs a reference's logprobs"):
+        assign([episode], [np.zeros(5, np.float32)], params(kl_reward=0.1))
+
+
+def test_with_a_regularised_loss_equal_rewards_are_kept(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    """The KL and the entropy have a gradient where the advantage is 0; an episode without an action has none."""
+    rows = [trajectory("PA", name="a"), trajectory("PA", name="b"), trajectory("P", name="c")]
+    assert [credit.kept for credit in assign(rows, None, params("grpo"))[0]] == [False, False, False]
+    assert [credit.kept for credit in assign(rows, None, params("grpo"), regularised=True)[0]] == [True, True, False]
