@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.credit.assign import assign
+from agent_r1.credit.assign import assign, token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params import WITH_CRITIC, CreditParams
 from agent_r1.records import CallStatus, Outcome, Trajectory
@@ -122,6 +122,13 @@ def test_step_gae_trains_its_critic_before_acting_alone(trajectory: MakeTrajecto
     assert credit.value_targets.tolist() == [0, 3, 0, 0, 0, 2]
     # Values 1/2 and 1/2 explain nothing of it.
     assert metrics["value/explained_variance"] == 0
+
+
+def test_token_steps_tell_adjacent_steps_apart(trajectory: MakeTrajectory) -> None:
+    whole = trajectory("PAAOA")
+    first, last = whole.steps
+    steps = [replace(first, action_stop=2), replace(first, action_start=2), last]
+    assert token_steps(replace(whole, steps=steps)).tolist() == [-1, 0, 1, -1, 2]
 
 
 def test_steps_that_are_not_the_actions_are_a_bug(trajectory: MakeTrajectory, params: MakeParams) -> None:
@@ -334,12 +341,24 @@ def test_a_reward_that_is_not_finite_stops_the_iteration_with_its_trajectory(
         assign(rows, None, params("grpo"))
 
 
-def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams) -> None:
-    # gamma = lambda = 1, V = 0: every advantage before whitening is the return to go, kept in the target.
+@pytest.mark.parametrize("estimator", sorted(WITH_CRITIC))
+def test_a_long_ragged_batch(trajectory: MakeTrajectory, params: MakeParams, estimator: str) -> None:
+    # Every discount 1, V = 0: every advantage before whitening is the return to go, kept in the target.
     rows = [trajectory("P" + "AO" * n, progress(*[1] * n), name=str(n)) for n in (1, 200, 30)]
     values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
-    for n, credit in zip((1, 200, 30), assign(rows, values, params())[0], strict=True):
+    for n, credit in zip((1, 200, 30), assign(rows, values, params(estimator))[0], strict=True):
         assert credit.value_targets[1::2].tolist() == list(range(n, 0, -1))
+
+
+@pytest.mark.parametrize("estimator", sorted(WITH_CRITIC))
+def test_a_trajectory_beside_a_longer_one_has_the_targets_it_has_alone(
+    trajectory: MakeTrajectory, params: MakeParams, estimator: str
+) -> None:
+    short, long = trajectory("PAA", progress(1)), trajectory("PAOAAO", progress(1, 2))
+    values = [np.arange(3, dtype=np.float32), np.arange(6, dtype=np.float32)]
+    chosen = params(estimator, gamma=0.5, lam=0.5, step_gamma=0.5, step_lam=0.5)
+    [alone], [beside, _] = assign([short], values[:1], chosen)[0], assign([short, long], values, chosen)[0]
+    assert np.array_equal(beside.value_targets, alone.value_targets)
 
 
 def test_an_episode_without_an_action_gets_no_credit(trajectory: MakeTrajectory, params: MakeParams) -> None:

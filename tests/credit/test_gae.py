@@ -58,21 +58,23 @@ def test_step_gae(batch: MakeBatch, params: MakeParams) -> None:
 
 
 def test_bi_level_gae(batch: MakeBatch, params: MakeParams) -> None:
-    # Over steps, values at last tokens 1 and 1/2, gamma = 1, lambda = 1/2:
-    #   step 2: delta = 2 - 1/2 = 3/2                  A = 3/2                     return 2
-    #   step 1: delta = 1 + 1/2 - 1 = 1/2              A = 1/2 + 1/2 * 3/2 = 5/4   return 9/4
+    # Two steps of two tokens. Over steps, values at last tokens 1 and 1/2, gamma = 1, lambda = 1/2:
+    #   step 2: delta = 2 - 1/2 = 3/2                  A = 3/2                      return 2
+    #   step 1: delta = 1 + 1/2 - 1 = 1/2              A = 1/2 + 1/2 * 3/2 = 5/4    return 9/4
     # Over the tokens of a step, gamma = 1/2, gamma lambda = 1/4:
-    #   t5: delta = 2 - 1/2                            A = 3/2                     target 2
-    #   t2: delta = 9/4 - 1                            A = 5/4                     target 9/4
-    #   t1: delta = 1/2 * 1 - 1/2 = 0                  A = 1/4 * 5/4 = 5/16        target 13/16
-    # 5, 20, 24 sixteenths: sum 49, squares 1001; n^2 var = 3 * 1001 - 49^2 = 602.
+    #   t5: delta = 2 - 1/2                            A = 3/2                      target 2
+    #   t4: delta = 1/2 * 1/2 + 1 = 5/4                A = 5/4 + 1/4 * 3/2 = 13/8   target 5/8
+    #   t2: delta = 9/4 - 1                            A = 5/4                      target 9/4
+    #   t1: delta = 1/2 * 1 - 1/2 = 0                  A = 1/4 * 5/4 = 5/16         target 13/16
+    # 5, 20, 26, 24 sixteenths: sum 75, squares 1677; n^2 var = 4 * 1677 - 75^2 = 1083.
     chosen = params("bi_level_gae", gamma=0.5, lam=0.5, step_gamma=1.0, step_lam=0.5)
-    estimate = bi_level_gae(batch([EPISODE], with_values=True), chosen)
-    whitened = (np.array([5, 20, 24]) - 49 / 3) / (math.sqrt(602) / 3)
-    np.testing.assert_allclose(estimate.advantages[ACTIONS], whitened, atol=1e-6)
-    assert not estimate.advantages[~ACTIONS].any()
-    assert estimate.value_targets.tolist() == [[0, 13 / 16, 9 / 4, 0, 0, 2]]
-    assert estimate.critic_mask.tolist() == ACTIONS.tolist()
+    made = batch([("PAAOAA", [1, 2], VALUES[0])], with_values=True)
+    estimate = bi_level_gae(made, chosen)
+    whitened = (np.array([5, 20, 26, 24]) - 75 / 4) / (math.sqrt(1083) / 4)
+    np.testing.assert_allclose(estimate.advantages[made.time_steps], whitened, atol=1e-6)
+    assert not estimate.advantages[~made.time_steps].any()
+    assert estimate.value_targets.tolist() == [[0, 13 / 16, 9 / 4, 0, 5 / 8, 2]]
+    assert np.array_equal(estimate.critic_mask, made.time_steps)
 
 
 def test_bi_level_gae_discounts_over_steps_alone(batch: MakeBatch, params: MakeParams) -> None:
