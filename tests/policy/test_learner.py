@@ -141,6 +141,24 @@ def test_the_loss_is_divided_by_what_the_whole_step_holds_gradient_or_not(
     assert_close(part("critic", alone), part("critic", beside))
 
 
+@pytest.mark.parametrize(
+    ("aggregation", "length", "mean"),
+    [
+        ("token_mean", 0, lambda rows: sum(map(sum, rows)) / 18),
+        ("sequence_mean", 0, lambda rows: sum(sum(row) / len(row) for row in rows) / 4),
+        ("constant_length", 10, lambda rows: sum(map(sum, rows)) / 40),
+    ],
+)
+def test_every_aggregation_is_over_the_loss_tokens(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, aggregation: str, length: int, mean: Make
+) -> None:
+    """At ratio 1 a token's loss is minus its advantage; rows of 5, 2, 6 and 5 loss tokens."""
+    credits = [make_credit(each) for each in trajectories]
+    metrics = make_learner(aggregation=aggregation, constant_length=length).update(trajectories, credits, 0)
+    expected = mean([(-each.advantages[each.loss_mask]).tolist() for each in credits])
+    assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_importance_cap_weighs_the_gradient(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
