@@ -104,10 +104,3 @@ def test_credit_keeps_the_references_logprobs_over_the_loss_mask(
 def test_a_penalty_without_a_reference_is_refused(episode: Trajectory, params: MakeParams) -> None:
     with pytest.raises(ValueError, match=r"kl_reward 0\.1 needs a reference's logprobs"):
         assign([episode], [np.zeros(5, np.float32)], params(kl_reward=0.1))
-
-
-def test_with_a_regularised_loss_equal_rewards_are_kept(trajectory: MakeTrajectory, params: MakeParams) -> None:
-    """The KL and the entropy have a gradient where the advantage is 0; an episode without an action has none."""
-    rows = [trajectory("PA", name="a"), trajectory("PA", name="b"), trajectory("P", name="c")]
-    assert [credit.kept for credit in assign(rows, None, params("grpo"))[0]] == [False, False, False]
-    assert [credit.kept for credit in assign(rows, None, params("grpo"), regularised=True)[0]] == [True, True, False]
