@@ -1,13 +1,18 @@
-"""What several rooms' tests share: a small tokenizer and a small untrained model on disk."""
+"""What several rooms' tests share: a small tokenizer, a small untrained model on disk, an engine without vLLM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from agent_r1.policy.builtin import new_model, train_tokenizer
+from agent_r1.records import StopReason
+from agent_r1.rollout.sampling import Action, Request
 
 TEXTS = [
     'You answer questions. Tools: search(query)\n{"name": "search", "arguments": {"query": "capital of Veld"}}',
@@ -28,3 +33,54 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrai
     new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=512, seed=0).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
+
+
+class TorchEngine:
+    """Samples as `agent_r1.rollout.engine.Engine` does, with plain transformers in this process.
+
+    For tests in which the sampler is not what is tested: it starts at once.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        end_id: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+        dtype: str = "auto",
+        version: int = 0,
+    ) -> None:
+        assert temperature == 1
+        self.version = version
+        self._end_id = end_id
+        self.load_weights(model, version)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self.version = version
+        self._model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        return [self._act(request) for request in requests]
+
+    def close(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def _act(self, request: Request) -> Action:
+        generator = torch.Generator().manual_seed(request.seed)
+        ids, logprobs, past = [], [], None
+        unread = torch.tensor([request.context])
+        while len(ids) < request.max_tokens and self._end_id not in ids:
+            out = self._model(unread, past_key_values=past, use_cache=True)
+            chances = out.logits[0, -1].log_softmax(-1)
+            unread, past = torch.multinomial(chances.exp(), 1, generator=generator)[None], out.past_key_values
+            ids.append(int(unread))
+            logprobs.append(float(chances[ids[-1]]))
+        stop_reason = StopReason.END if ids[-1] == self._end_id else StopReason.LENGTH
+        return Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
+
+
+@pytest.fixture(scope="session")
+def torch_engine() -> type[TorchEngine]:
+    return TorchEngine

@@ -70,6 +70,10 @@ def _lowest_of_first(metric: str, before: Sequence[Row], first: int) -> Row:
     return min(before[:first], key=lambda row: row[metric])
 
 
+def _median_of_first(metric: str, before: Sequence[Row], first: int) -> Row:
+    return _median(metric, before[:first], first)
+
+
 def _median(metric: str, before: Sequence[Row], _: int) -> Row:
     """The lower one of two."""
     return sorted(before, key=lambda row: row[metric])[(len(before) - 1) // 2]
@@ -96,14 +100,15 @@ def _multiple_unless_solved(metric: str, reference: Row, row: Row, threshold: fl
     return threshold * reference[metric] * (share if share > ROUNDING else 0.0)
 
 
-# The healthiest of the first iterations is the reference: a run that collapses at once is held against what it was.
-# Gradient norms grow in healthy runs; a spike stands out from the ones that came before it.
+# The healthiest of the first iterations is the reference, so that a run that collapses at once is held against what it
+# was; entropy can err on both sides, so the median of them is. Gradient norms grow in healthy runs: a spike stands out
+# from all that came before.
 SIGNS = {
     "reward_std_fall": Sign(
         metric="reward/std_in_groups", rises=False, reference=_highest_of_first, limit=_multiple_unless_solved
     ),
-    "entropy_fall": Sign(metric="policy/entropy", rises=False, reference=_highest_of_first, limit=_multiple),
-    "entropy_rise": Sign(metric="policy/entropy", rises=True, reference=_lowest_of_first, limit=_multiple),
+    "entropy_fall": Sign(metric="policy/entropy", rises=False, reference=_median_of_first, limit=_multiple),
+    "entropy_rise": Sign(metric="policy/entropy", rises=True, reference=_median_of_first, limit=_multiple),
     "grad_norm_spike": Sign(metric="policy/grad_norm", rises=True, reference=_median, limit=_multiple),
     "valid_call_fall": Sign(
         metric="rollout/valid_call_share", rises=False, reference=_highest_of_first, limit=_multiple

@@ -110,15 +110,25 @@ def test_an_alarm_names_what_it_saw() -> None:
 
 def test_a_run_that_collapses_at_once_is_held_against_its_only_calm_iteration() -> None:
     """Iterations 1 to 6 are collapsed; two of them are among the first three, and the healthiest of those counts."""
-    rows = history("policy/entropy", 0.3, *[0.001] * 6)
-    patient = monitor(patience=3, entropy_fall=0.1)
+    rows = history("rollout/valid_call_share", 0.9, *[0.1] * 6)
+    patient = monitor(patience=3, valid_call_fall=0.5)
     assert [n for n in range(1, 8) if seen(rows[:n], patient)] == [4, 5, 6, 7]
 
 
 def test_later_iterations_are_no_reference() -> None:
-    """Entropy had risen to 2 since: 0.1 x 0.3 is the limit, not 0.1 x 2."""
-    assert seen(history("policy/entropy", 0.3, 0.3, 0.3, 2.0, 0.1), monitor(entropy_fall=0.1)) == []
-    assert seen(history("policy/entropy", 0.3, 2.0, 0.3, 0.3, 0.1), monitor(entropy_fall=0.1)) == ["entropy_fall"]
+    """Thoughts were as different as can be since: half of the way from 0.4 to 1 is the limit, not half from 0."""
+    repeats = monitor(thought_repetition=0.5)
+    assert seen(history("rollout/thought_repetition", 0.4, 0.4, 0.4, 0.0, 0.6), repeats) == []
+    assert seen(history("rollout/thought_repetition", 0.4, 0.0, 0.4, 0.4, 0.6), repeats) == ["thought_repetition"]
+
+
+def test_entropy_is_held_against_the_median_of_the_first() -> None:
+    """0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes."""
+    both = monitor(entropy_fall=0.1, entropy_rise=4.0)
+    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 0.1), both) == []
+    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 0.039), both) == ["entropy_fall"]
+    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 1.5), both) == []
+    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 1.61), both) == ["entropy_rise"]
 
 
 def test_a_gradient_spikes_against_the_median_of_all_before() -> None:

@@ -1,0 +1,268 @@
+"""What alarms do to a run: by hand, and to a run that is really trained."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1 import params
+from agent_r1.credit.collapse import Alarm
+from agent_r1.params import TrainParams
+from agent_r1.policy.builtin import new_model
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Trajectory
+from agent_r1.tables import read_rows
+from agent_r1.tracking import start
+from flows import train as train_module
+from flows.paths import WARM_START, train_dir
+from flows.prepare import prepare
+from flows.run_folder import RunFolder
+from flows.train import train
+from flows.watch import Decision, Verdict, announce, judge, reseeded
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+
+CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "policy/entropy": 0.3}
+GONE = {**CALM, "policy/entropy": 0.0}
+
+
+def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
+    plain = params.load(Path(__file__).parents[2] / "params.yaml").train
+    changes = {"on_collapse": on_collapse, "max_rollbacks": max_rollbacks, "patience": 1}
+    return plain.model_copy(update={"monitor": plain.monitor.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize(
+    ("on_collapse", "rollbacks", "decision"),
+    [
+        ("warn", 0, Decision.GO_ON),
+        ("stop", 0, Decision.STOP),
+        ("rollback", 0, Decision.ROLL_BACK),
+        ("rollback", 1, Decision.ROLL_BACK),
+        ("rollback", 2, Decision.STOP),
+    ],
+)
+def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: Decision) -> None:
+    verdict = judge([CALM, GONE], config(on_collapse, 2 if on_collapse == "rollback" else 0), rollbacks)
+    assert verdict.decision is decision
+    assert not verdict.clean
+    assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
+def test_without_an_alarm_a_run_goes_on(on_collapse: str) -> None:
+    verdict = judge([CALM, CALM], config(on_collapse, 1), 0)
+    assert (verdict.alarms, verdict.clean, verdict.decision) == ([], True, Decision.GO_ON)
+    assert verdict.metrics["monitor/alarms"] == 0
+
+
+def test_every_rollback_has_a_seed_of_its_own() -> None:
+    assert reseeded(7, 0) == 7
+    assert len({reseeded(seed, rollbacks) for seed in (7, 8) for rollbacks in range(4)}) == 8
+    assert reseeded(7, 2) == reseeded(7, 2)
+
+
+@pytest.fixture
+def project(tmp_path: Path, inside: Inside) -> Iterator[Path]:
+    shutil.copy(Path(__file__).parents[2] / "params.yaml", tmp_path)
+    with inside(tmp_path):
+        yield tmp_path
+
+
+def shown(project: Path) -> Run:
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    experiment = client.get_experiment_by_name("agent_r1")
+    assert experiment is not None
+    [run] = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def verdict(decision: Decision, *signs: str) -> Verdict:
+    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, reference=0.3, limit=0.03) for sign in signs]
+    return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
+
+
+def test_log_and_mlflow_name_what_was_seen(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        run = start("ppo-seed0", {}, {})
+        announce(verdict(Decision.GO_ON), run, 3)
+        assert not caplog.text
+        assert not any(name.startswith("monitor/") for name in shown(project).data.tags)
+        announce(verdict(Decision.ROLL_BACK, "entropy_fall", "reward_std_fall"), run, 4)
+    assert "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: policy/entropy 0.01" in caplog.text
+    tags = shown(project).data.tags
+    assert tags["monitor/signs"] == "entropy_fall, reward_std_fall"
+    assert tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
+    assert tags["monitor/rollbacks"] == "2"
+
+
+MAX_TOKENS = 1024
+# Entropy is never just what it was in the first iteration, so that every other one shows a sign.
+TOUCHY = {
+    "patience": 1,
+    "first_iterations": 1,
+    "thresholds": {"entropy_rise": 1.000001, "entropy_fall": 0.999999},
+}
+
+
+@pytest.fixture(scope="module")
+def untrained(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    inside: Inside,
+    write_params: Callable[..., None],
+) -> Path:
+    """A project with prepared data and a model that says anything: what it does is not the point."""
+    folder = tmp_path_factory.mktemp("untrained")
+    write_params(folder, {})
+    with inside(folder):
+        prepare()
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=MAX_TOKENS, seed=0).save_pretrained(
+        folder / WARM_START
+    )
+    tiny_tokenizer.save_pretrained(folder / WARM_START)
+    return folder
+
+
+@pytest.fixture
+def touchy(
+    tmp_path: Path,
+    untrained: Path,
+    inside: Inside,
+    write_params: Callable[..., None],
+    torch_engine: type[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., Path]]:
+    """A project with a touchy monitor and two runs alike, `ppo` and `twin`; gives the first one's folder."""
+    shutil.copytree(untrained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(train_module, "Engine", torch_engine)
+
+    def write(**monitor: Any) -> Path:
+        small = {"iterations": 3, "monitor": {**TOUCHY, **monitor}, "update": {"critic_warmup_iterations": 0}}
+        limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": 8}
+        write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
+        return tmp_path / train_dir("ppo")
+
+    with inside(tmp_path):
+        yield write
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    """Without the times."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in found]
+
+
+def progress(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "checkpoint" / "progress.json").read_text())
+    return found
+
+
+def seeds(run: Path, iteration: int) -> list[int]:
+    return [row.seed for row in read_rows(run / "trajectories" / f"{iteration:03d}.parquet", Trajectory)]
+
+
+def test_a_stopped_run_is_a_finished_run_with_fewer_iterations(
+    tmp_path: Path, touchy: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = touchy(on_collapse="stop")
+    with caplog.at_level(logging.WARNING):
+        train("ppo")
+    assert "iteration 1 shows signs of collapse, the run stopped: entropy_" in caplog.text
+    assert [row["monitor/alarms"] for row in rows(run)] == [0, 1]
+    assert (progress(run)["iterations"], progress(run)["stopped"]) == (2, True)
+    assert (run / "checkpoint/policy/model.safetensors").exists()
+    assert shown(tmp_path).info.status == "FINISHED"
+    before = (run / "metrics.jsonl").read_bytes()
+    train("ppo")
+    assert (run / "metrics.jsonl").read_bytes() == before, "started again, it stays stopped"
+
+
+def test_a_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
+    run = touchy(on_collapse="warn")
+    train("ppo")
+    assert [row["monitor/alarms"] for row in rows(run)] == [0, 1, 1]
+    assert (progress(run)["iterations"], progress(run)["stopped"]) == (3, False)
+
+
+def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
+    tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iteration 1 alarms; the one before it began with the good checkpoint, the warm start: back to iteration 0.
+
+    Under the second seed iteration 1 alarms again, the one rollback is spent, and the run stops.
+    """
+    run, first_seeds = touchy(on_collapse="rollback", max_rollbacks=1), []
+    go_back = RunFolder.go_back
+
+    def watched(folder: RunFolder, learner: Learner) -> None:
+        first_seeds.extend(seeds(run, 0))
+        go_back(folder, learner)
+
+    monkeypatch.setattr(RunFolder, "go_back", watched)
+    train("ppo")
+    assert (progress(run)["iterations"], progress(run)["rollbacks"], progress(run)["stopped"]) == (2, 1, True)
+    assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in rows(run)] == [(0, 1), (1, 1)]
+    assert len(first_seeds) == 8
+    assert not set(first_seeds) & set(seeds(run, 0))
+    assert sorted(path.name for path in run.iterdir()) == [
+        "checkpoint",
+        "credit",
+        "metrics.jsonl",
+        "mlflow_run_id",
+        "trajectories",
+    ]
+    tags = shown(tmp_path).data.tags
+    assert (tags["monitor/rollbacks"], tags["monitor/last_alarm"][:20]) == ("1", "iteration 1, stopped")
+    client = MlflowClient(f"sqlite:///{tmp_path}/.tracking/mlflow.db")
+    history = client.get_metric_history(shown(tmp_path).info.run_id, "reward/total")
+    assert [point.step for point in history] == [0, 1, 0, 1]
+
+
+class Killed(BaseException):
+    """What a process that is killed does not live to see."""
+
+
+# The call that a process does not live to see, and when: during the rollback, right after it, between the two
+# checkpoints of an iteration.
+KILLS: list[tuple[str, Callable[[RunFolder], bool]]] = [
+    ("save", lambda folder: folder.rollbacks == 1),
+    ("history", lambda folder: folder.rollbacks == 1),
+    ("save", lambda folder: folder.good.exists()),
+]
+
+
+@pytest.mark.parametrize(("call", "when"), KILLS)
+def test_killed_around_its_rollback_a_run_ends_with_the_same_bits(
+    touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]
+) -> None:
+    run = touchy(on_collapse="rollback", max_rollbacks=1)
+    train("ppo")
+    original = getattr(RunFolder, call)
+
+    def killed(folder: RunFolder, *arguments: Any, **named: Any) -> Any:
+        if when(folder):
+            raise Killed
+        return original(folder, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, call, killed)
+        with pytest.raises(Killed):
+            train("twin")
+    train("twin")
+    twin = run.with_name("twin")
+    weights = "checkpoint/policy/model.safetensors"
+    assert (twin / weights).read_bytes() == (run / weights).read_bytes()
+    assert progress(twin) == progress(run)
+    assert rows(twin) == rows(run)
+    assert [seeds(twin, iteration) for iteration in (0, 1)] == [seeds(run, iteration) for iteration in (0, 1)]
