@@ -1,8 +1,8 @@
-"""What several rooms' tests share: a small tokenizer, a small untrained model on disk, an engine without vLLM."""
+"""What several rooms' tests share: a small tokenizer, small models, a task of one action, an engine without vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,17 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.params import load
 from agent_r1.policy.builtin import new_model, train_tokenizer
-from agent_r1.records import StopReason
+from agent_r1.policy.warm_start import fit
+from agent_r1.records import Question, StopReason
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.rollout.sampling import Action, Request
+from agent_r1.rollout.scripted import ScriptedSampler
 
+PARAMS = Path(__file__).parents[1] / "params.yaml"
 TEXTS = [
     'You answer questions. Tools: search(query)\n{"name": "search", "arguments": {"query": "capital of Veld"}}',
     "The director of the film is Mara Quill. Mara Quill was born in Tesk in 1950. Tesk is a city in Veld.",
@@ -52,7 +59,6 @@ class TorchEngine:
         version: int = 0,
     ) -> None:
         assert temperature == 1
-        self.version = version
         self._end_id = end_id
         self.load_weights(model, version)
 
@@ -84,3 +90,67 @@ class TorchEngine:
 @pytest.fixture(scope="session")
 def torch_engine() -> type[TorchEngine]:
     return TorchEngine
+
+
+@pytest.fixture(scope="session")
+def one_action_attempts() -> Callable[..., list[Attempt]]:
+    """Groups of attempts at questions that one action answers: a group for each text and its answer."""
+
+    def build(answers: Mapping[str, str], iteration: int, samples: int) -> list[Attempt]:
+        questions = [
+            Question(
+                question_id=f"{iteration}-{group}",
+                dataset="test",
+                split="train",
+                text=text,
+                answers=[answer],
+                gold_titles=[],
+                hops=1,
+                kind="lookup",
+            )
+            for group, (text, answer) in enumerate(answers.items())
+        ]
+        return [
+            Attempt(
+                question_id=question.question_id, group=group, sample=sample, env=ToolEnv(question, [], max_steps=1)
+            )
+            for group, question in enumerate(questions)
+            for sample in range(samples)
+        ]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def warm_started(
+    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """A model from plain random weights that was shown one action for each of some attempts."""
+
+    def build(shown: Sequence[Attempt], actions: Sequence[str], max_tokens: int, max_action_tokens: int) -> Path:
+        chat = Chat(tiny_tokenizer)
+        sampler = ScriptedSampler([[action] for action in actions], chat)
+        demonstrations = collect(
+            sampler, chat, shown, max_tokens=max_tokens, max_action_tokens=max_action_tokens, seed=0
+        )
+        shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=max_tokens, seed=0).config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = Qwen2ForCausalLM(shape)
+        changes = {"batch_size": 32, "steps": 200, "learning_rate": 2e-3, "observation_weight": 0.0}
+        fit(model, demonstrations, load(PARAMS).warm_start.model_copy(update=changes))
+        folder = tmp_path_factory.mktemp("warm_started")
+        model.save_pretrained(folder)
+        tiny_tokenizer.save_pretrained(folder)
+        return folder
+
+    return build
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """More make so small a model slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

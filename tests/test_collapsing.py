@@ -6,53 +6,36 @@ The sampler is plain transformers, so that the loop takes seconds.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.collapse import Row, alarms
-from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import load
-from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.warm_start import fit
-from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.scripted import ScriptedSampler
 
 TRAIN = load(Path(__file__).parents[1] / "params.yaml").train
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
 NAMES = "ABCDEFGH"
 SAMPLES = 8
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def attempts(iteration: int) -> list[Attempt]:
+Attempts = Callable[[int], list[Attempt]]
+
+
+@pytest.fixture(scope="module")
+def attempts(one_action_attempts: Callable[..., list[Attempt]]) -> Attempts:
     """Groups of attempts at repeating the letter that the question names."""
-    questions = [
-        Question(
-            question_id=f"{iteration}-{name}",
-            dataset="test",
-            split="train",
-            text=f"Say {name}",
-            answers=[name],
-            gold_titles=[],
-            hops=1,
-            kind="lookup",
-        )
-        for name in NAMES
-    ]
-    return [
-        Attempt(question_id=question.question_id, group=group, sample=sample, env=ToolEnv(question, [], max_steps=1))
-        for group, question in enumerate(questions)
-        for sample in range(SAMPLES)
-    ]
+    answers = {f"Say {name}": name for name in NAMES}
+    return lambda iteration: one_action_attempts(answers, iteration, SAMPLES)
 
 
 @pytest.fixture(scope="module")
@@ -61,27 +44,23 @@ def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
 
 
 @pytest.fixture(scope="module")
-def undecided(tiny_tokenizer: PreTrainedTokenizerFast, chat: Chat, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undecided(attempts: Attempts, warm_started: Callable[..., Path]) -> Path:
     """A model that was shown the right letter and any letter equally often."""
     rng = random.Random(0)
     shown = [attempt for iteration in range(8) for attempt in attempts(iteration)]
-    scripts = [[f"<answer>{rng.choice([NAMES[each.group], rng.choice(NAMES)])}</answer>"] for each in shown]
-    demonstrations = collect(ScriptedSampler(scripts, chat), chat, shown, **LIMITS, seed=0)
-    shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=LIMITS["max_tokens"], seed=0).config
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(shape)
-    warm_start = load(Path(__file__).parents[1] / "params.yaml").warm_start
-    changes = {"batch_size": 32, "steps": 200, "learning_rate": 2e-3, "observation_weight": 0.0}
-    fit(model, demonstrations, warm_start.model_copy(update=changes))
-    folder = tmp_path_factory.mktemp("undecided")
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    actions = [f"<answer>{rng.choice([NAMES[each.group], rng.choice(NAMES)])}</answer>" for each in shown]
+    return warm_started(shown, actions, **LIMITS)
 
 
 def history(
-    model: Path, chat: Chat, torch_engine: type[Any], folder: Path, *, learning_rate: float, iterations: int
+    model: Path,
+    chat: Chat,
+    attempts: Attempts,
+    torch_engine: type[Any],
+    folder: Path,
+    *,
+    learning_rate: float,
+    iterations: int,
 ) -> list[Row]:
     """The metrics of a GRPO run, as `flows.train` makes them."""
     update = TRAIN.update.model_copy(update={"learning_rate": learning_rate, "minibatches": 4})
@@ -105,29 +84,24 @@ def seen(rows: list[Row]) -> list[set[str]]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More make so small a model slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def test_a_run_that_learns_shows_no_alarm(undecided: Path, chat: Chat, torch_engine: type[Any], tmp_path: Path) -> None:
+def test_a_run_that_learns_shows_no_alarm(
+    undecided: Path, chat: Chat, attempts: Attempts, torch_engine: type[Any], tmp_path: Path
+) -> None:
     """The reward rises from about .5 to above .7."""
-    rows = history(undecided, chat, torch_engine, tmp_path, learning_rate=3e-4, iterations=12)
+    rows = history(undecided, chat, attempts, torch_engine, tmp_path, learning_rate=3e-4, iterations=12)
     assert np.mean([row["reward/total"] for row in rows[-4:]]) > rows[0]["reward/total"] + 0.1
     assert not any(seen(rows))
 
 
 @pytest.mark.parametrize("learning_rate", [1.5e-2, 5e-2])
 def test_a_learning_rate_far_too_high_is_noticed_as_soon_as_patience_allows(
-    undecided: Path, chat: Chat, torch_engine: type[Any], tmp_path: Path, learning_rate: float
+    undecided: Path, chat: Chat, attempts: Attempts, torch_engine: type[Any], tmp_path: Path, learning_rate: float
 ) -> None:
     """The first update leaves nothing of the reward; the last of the next `patience` iterations raises the alarm."""
     patience = TRAIN.monitor.patience
-    rows = history(undecided, chat, torch_engine, tmp_path, learning_rate=learning_rate, iterations=1 + patience)
+    rows = history(
+        undecided, chat, attempts, torch_engine, tmp_path, learning_rate=learning_rate, iterations=1 + patience
+    )
     assert rows[0]["reward/total"] > 0.3
     assert rows[1]["reward/total"] < -0.9
     *before, at_last = seen(rows)

@@ -6,52 +6,36 @@ The task has one thing to learn. The warm start says yes and no half of the time
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.assign import assign
-from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.params import UpdateParams, WarmStartParams, load
-from agent_r1.policy.builtin import new_model
+from agent_r1.params import UpdateParams, load
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.warm_start import fit
-from agent_r1.records import Question, Trajectory
+from agent_r1.records import Trajectory
 from agent_r1.rollout.canary import StaleWeightsError, prove
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engine import Engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.scripted import ScriptedSampler
 
 PARAMS = load(Path(__file__).parents[1] / "params.yaml")
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
-ITERATIONS, QUESTIONS, SAMPLES = 24, 8, 8
+ITERATIONS, NAMES, SAMPLES = 24, "ABCDEFGH", 8
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def attempts(iteration: int) -> list[Attempt]:
+Attempts = Callable[[int], list[Attempt]]
+
+
+@pytest.fixture(scope="module")
+def attempts(one_action_attempts: Callable[..., list[Attempt]]) -> Attempts:
     """Groups of attempts at questions that differ in a name and are all to be answered with yes."""
-    questions = [
-        Question(
-            question_id=f"{iteration}-{i}",
-            dataset="test",
-            split="train",
-            text=f"Is it true of {'ABCDEFGH'[i]}?",
-            answers=["yes"],
-            gold_titles=[],
-            hops=1,
-            kind="lookup",
-        )
-        for i in range(QUESTIONS)
-    ]
-    return [
-        Attempt(question_id=question.question_id, group=group, sample=sample, env=ToolEnv(question, [], max_steps=1))
-        for group, question in enumerate(questions)
-        for sample in range(SAMPLES)
-    ]
+    answers = {f"Is it true of {name}?": "yes" for name in NAMES}
+    return lambda iteration: one_action_attempts(answers, iteration, SAMPLES)
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +44,11 @@ def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
 
 
 @pytest.fixture(scope="module")
-def undecided(tiny_tokenizer: PreTrainedTokenizerFast, chat: Chat, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model from plain random weights that was shown yes and no equally often."""
+def undecided(attempts: Attempts, warm_started: Callable[..., Path]) -> Path:
+    """A model that was shown yes and no equally often."""
     rng = random.Random(0)
     shown = [attempt for iteration in range(8) for attempt in attempts(iteration)]
-    scripts = [[f"<answer> {rng.choice(['yes', 'no'])} </answer>"] for _ in shown]
-    demonstrations = collect(ScriptedSampler(scripts, chat), chat, shown, **LIMITS, seed=0)
-    shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=LIMITS["max_tokens"], seed=0).config
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(shape)
-    fit(model, demonstrations, warm_start_params())
-    folder = tmp_path_factory.mktemp("undecided")
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
-
-
-def warm_start_params() -> WarmStartParams:
-    changes = {"batch_size": 32, "steps": 200, "learning_rate": 2e-3, "observation_weight": 0.0}
-    return PARAMS.warm_start.model_copy(update=changes)
+    return warm_started(shown, [f"<answer> {rng.choice(['yes', 'no'])} </answer>" for _ in shown], **LIMITS)
 
 
 def update_params() -> UpdateParams:
@@ -93,27 +62,20 @@ def engine(undecided: Path, chat: Chat) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More make so small a model slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Loop:
     """What `flows.train` does in an iteration, without the files."""
 
-    def __init__(self, engine: Engine, chat: Chat, model: Path, folder: Path, estimator: str) -> None:
-        self.engine, self.chat, self.folder = engine, chat, folder
+    def __init__(
+        self, engine: Engine, chat: Chat, attempts: Attempts, model: Path, folder: Path, estimator: str
+    ) -> None:
+        self.engine, self.chat, self.attempts, self.folder = engine, chat, attempts, folder
         self.credit = PARAMS.train.credit.model_copy(update={"estimator": estimator})
         self.learner = Learner(model, update_params(), with_critic=estimator == "gae", seed=0)
         engine.load_weights(model, 0)
 
     def collect(self, iteration: int) -> list[Trajectory]:
         """Samples, and proves which weights did."""
-        trajectories = collect(self.engine, self.chat, attempts(iteration), **LIMITS, seed=0, iteration=iteration)
+        trajectories = collect(self.engine, self.chat, self.attempts(iteration), **LIMITS, seed=0, iteration=iteration)
         prove(
             [each.logprobs[each.action_mask] for each in trajectories],
             [
@@ -136,10 +98,10 @@ class Loop:
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_what_is_rewarded_is_done_more_often(
-    engine: Engine, undecided: Path, chat: Chat, tmp_path: Path, estimator: str
+    engine: Engine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path, estimator: str
 ) -> None:
     """From about .5 to above .9; with the sign of the advantage flipped it falls to 0."""
-    loop, shares = Loop(engine, chat, undecided, tmp_path, estimator), []
+    loop, shares = Loop(engine, chat, attempts, undecided, tmp_path, estimator), []
     for iteration in range(ITERATIONS):
         trajectories = loop.collect(iteration)
         shares.append(np.mean([trajectory.answer == "yes" for trajectory in trajectories]))
@@ -150,9 +112,9 @@ def test_what_is_rewarded_is_done_more_often(
 
 
 def test_weights_that_were_not_transferred_are_noticed(
-    engine: Engine, undecided: Path, chat: Chat, tmp_path: Path
+    engine: Engine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path
 ) -> None:
-    loop = Loop(engine, chat, undecided, tmp_path, "grpo")
+    loop = Loop(engine, chat, attempts, undecided, tmp_path, "grpo")
     loop.learn(loop.collect(0), 0)
     with pytest.raises(StaleWeightsError):
         loop.collect(1)
