@@ -16,7 +16,8 @@ import numpy as np
 
 from agent_r1.credit.batch import Batch, Floats
 from agent_r1.credit.estimators import ESTIMATORS, estimate
-from agent_r1.params import STEP_LEVEL, load
+from agent_r1.params import load
+from agent_r1.params.credit import STEP_LEVEL
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 

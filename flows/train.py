@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+import agent_r1
 from agent_r1 import params, tracking
 from agent_r1.credit.assign import assign
 from agent_r1.credit.masks import loss_mask
@@ -193,7 +194,7 @@ def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
 def _identity(settings: Params, config: TrainParams) -> str:
     """What must not have changed for a run to go on: its configuration, its inputs and the code."""
     inputs = [sha256(QUESTIONS), sha256(INDEX), sha256(WARM_START)]
-    code = [sha256(path) for path in sorted(Path(params.__file__).parent.rglob("*.py"))]
+    code = [sha256(path) for path in sorted(Path(agent_r1.__file__).parent.rglob("*.py"))]
     return fingerprint(config, settings.env, settings.model, inputs, code)
 
 

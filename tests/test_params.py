@@ -10,7 +10,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from agent_r1.params import WITH_GROUPS, Estimator, Params, fingerprint, load
+from agent_r1.params import Params, fingerprint, load
+from agent_r1.params.credit import WITH_GROUPS, Estimator
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 Write = Callable[[dict[str, Any]], Path]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent_r1.credit.assign import assign
 from agent_r1.credit.collate import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.params import WITH_CRITIC, CreditParams
+from agent_r1.params.credit import WITH_CRITIC, CreditParams
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

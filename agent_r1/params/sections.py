@@ -1,0 +1,82 @@
+"""What every section of params.yaml is made of: number types, strict keys, and messages that name the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _off_or_above_one(multiple: float) -> float:
+    if 0 < multiple <= 1:
+        raise ValueError("a multiple that rises is above 1, or 0 to switch it off")
+    return multiple
+
+
+Multiple = Annotated[Weight, AfterValidator(_off_or_above_one)]
+
+
+class Section(BaseModel):
+    """A mapping of params.yaml: every key is required, none is unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+S = TypeVar("S", bound=Section)
+
+
+def override(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A mapping with changes: mappings inside are changed key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = override(base[key], value) if both_mappings else value
+    return merged
+
+
+def validated(kind: type[S], content: dict[str, Any], where: str) -> S:
+    """A checked section.
+
+    Raises:
+        ValueError: a key is unknown or missing, or a value is refused; the message names each, after `where`.
+    """
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ValueError("\n".join(_explain(where, kind, problem) for problem in error.errors())) from None
+
+
+def _explain(where: str, kind: type[Section], problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key {key!r}{nearest(location[-1], _keys_at(kind, location[:-1]))}"
+    if problem["type"] == "missing":
+        return f"{where}: key {key!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
+    return f"{where}: {key + ': ' if key else ''}{message}{given}"
+
+
+def _keys_at(kind: type[Section], location: list[str]) -> list[str]:
+    for part in location:
+        annotation = kind.model_fields[part].annotation
+        assert isinstance(annotation, type), annotation
+        assert issubclass(annotation, Section), annotation
+        kind = annotation
+    return list(kind.model_fields)
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of a message about a wrong name: the valid one that is most like it, or all of them."""
+    valid = list(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; valid names: {', '.join(valid)}"
