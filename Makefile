@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline test lint ui lock clean
+.PHONY: help repro pipeline ablations test lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of d
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
 	python -m flows.pipeline
+
+ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations with every seed
+	dvc repro ablations/dvc.yaml
 
 test: $(INSTALLED)  ## run the test suite
 	pytest

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from agent_r1.params import Params, fingerprint
+from agent_r1.params import Params, TrainParams, fingerprint
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -143,9 +143,8 @@ def resume(run_id: str) -> Run | None:
     return Run(client, run_id, max(steps, default=-1) + 1)
 
 
-def run_params(variant: str, params: Params) -> dict[str, Any]:
+def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, Any]:
     """What MLflow shows of a trained run: the columns to group by, then its whole configuration, flattened."""
-    train = params.run(variant)
     switches = train.credit.advantage_mask.model_dump()
     on = [name for name, value in switches.items() if value]
     return {
@@ -179,16 +178,20 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def provenance(dataset: str) -> dict[str, str]:
-    """The tags dataset, git_commit (`+changes` where tracked files besides dvc.lock differ), data_hash; "" for none."""
-    return {"dataset": dataset, "git_commit": _git_commit(), "data_hash": _data_hash(_project() / "dvc.lock")}
+def provenance(dataset: str, sweep: str | None = None) -> dict[str, str]:
+    """The tags dataset, git_commit, data_hash ("" where it is not known), and sweep for a member of one.
+
+    The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
+    """
+    found = {"dataset": dataset, "git_commit": _git_commit(), "data_hash": _data_hash(_project() / "dvc.lock")}
+    return {**found, "sweep": sweep} if sweep else found
 
 
 def _git_commit() -> str:
     commit = _git("rev-parse", "HEAD")
     return (
         f"{commit}+changes"
-        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!dvc.lock")
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock")
         else commit
     )
 

@@ -17,7 +17,7 @@ from agent_r1.evaluation.predictions import asked_questions, predict
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
 from agent_r1.hashes import sha256
-from agent_r1.params import Params
+from agent_r1.params import Params, TrainParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
@@ -26,10 +26,10 @@ from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows, replacing, write_rows
 from flows.lock import accelerator
-from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
+from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, label, train_dir
 
 
-def evaluate(name: str) -> None:
+def evaluate(name: str, seed: int | None = None, sweep: str | None = None) -> None:
     """Answers the test questions greedily with a run's policy, or as a baseline with the warm-started model.
 
     Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json, and adds the scores and some
@@ -40,8 +40,10 @@ def evaluate(name: str) -> None:
         FileNotFoundError: the model or the data were not made yet.
     """
     settings = params.load()
-    seed = settings.warm_start.seed if name in BASELINES else settings.run(name).seed
-    model = WARM_START if name in BASELINES else train_dir(name) / "checkpoint" / "policy"
+    if name in BASELINES and (seed is not None or sweep):
+        raise ValueError(f"{name} is the warm-started model, which has no seed or sweep; leave out --seed and --sweep")
+    config = None if name in BASELINES else settings.run(name, seed, sweep)
+    model = train_dir(name, seed, sweep) / "checkpoint" / "policy" if config else WARM_START
     if not model.is_dir():
         raise FileNotFoundError(f"there is no model at {model}; train it first (`dvc repro` knows the stage)")
     questions = asked_questions(read_rows(QUESTIONS, Question), settings.evaluate.questions, settings.evaluate.seed)
@@ -50,15 +52,16 @@ def evaluate(name: str) -> None:
     chat = Chat(tokenizer)
     attempts = (naive_rag_attempts if name == NAIVE_RAG else tool_attempts)(questions, BM25.load(INDEX), settings.env)
     trajectories = _answer(model, chat, attempts, settings, _policy_version(model))
-    predictions = predict(trajectories, questions, name, seed)
+    predictions = predict(trajectories, questions, name, config.seed if config else settings.warm_start.seed)
     scores = headline(score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed))
 
-    folder = evaluate_dir(name)
+    folder = evaluate_dir(name, seed, sweep)
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
     _write_json(folder / "scores.json", scores)
     _write_json(folder / "hashes.json", _hashes(model, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools)))
-    run = _tracked_run(name, settings)
+    run = _trained(train_dir(name, seed, sweep)) if config else None
+    run = run or _untrained(name, settings, config, sweep)
     run.final(scores)
     for title, text in _readable(trajectories, questions, tokenizer).items():
         run.text(text, f"examples/{title}.txt")
@@ -107,14 +110,17 @@ def _hashes(model: Path, prompt_hash: str) -> dict[str, str]:
     }
 
 
-def _tracked_run(name: str, settings: Params) -> tracking.Run:
-    """The run that training opened, where the store has it; else a new one that only holds the scores."""
-    trained = train_dir(name) / "mlflow_run_id"
-    found = tracking.resume(trained.read_text()) if name not in BASELINES and trained.exists() else None
-    if found is not None:
-        return found
-    shown = (tracking.baseline_params if name in BASELINES else tracking.run_params)(name, settings)
-    with tracking.start(f"{name}-seed{shown['seed']}", shown, tracking.provenance(settings.prepare.dataset)) as run:
+def _trained(folder: Path) -> tracking.Run | None:
+    """The run that training opened, where the store has it."""
+    run_id = folder / "mlflow_run_id"
+    return tracking.resume(run_id.read_text()) if run_id.exists() else None
+
+
+def _untrained(name: str, settings: Params, config: TrainParams | None, sweep: str | None) -> tracking.Run:
+    """A new run, which only holds the scores: of a baseline, or of a policy that was trained elsewhere."""
+    shown = tracking.run_params(name, settings, config) if config else tracking.baseline_params(name, settings)
+    tags = tracking.provenance(settings.prepare.dataset, sweep)
+    with tracking.start(label(name, shown["seed"]), shown, tags) as run:
         return run
 
 
@@ -139,8 +145,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from flows.stage import run_stage
+    from flows.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Evaluates one agent on the test questions.")
     parser.add_argument("--name", required=True, help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")
-    run_stage(evaluate, name=parser.parse_args().name)
+    add_member_arguments(parser)
+    arguments = parser.parse_args()
+    run_stage(evaluate, name=arguments.name, seed=arguments.seed, sweep=arguments.sweep)

@@ -7,14 +7,27 @@ QUESTIONS = PREPARED / "questions.parquet"
 PASSAGES = PREPARED / "passages.parquet"
 INDEX = PREPARED / "bm25"
 WARM_START = Path("outputs/warm_start")
-REPORT = Path("outputs/report")
 
 
-def train_dir(run: str) -> Path:
+def train_dir(run: str, seed: int | None = None, sweep: str | None = None) -> Path:
     """The folder of one run's iterations, checkpoint and metrics."""
-    return Path("outputs/train") / run
+    return _root(sweep) / "train" / label(run, seed)
 
 
-def evaluate_dir(name: str) -> Path:
+def evaluate_dir(name: str, seed: int | None = None, sweep: str | None = None) -> Path:
     """The folder of one evaluation; `name` is a run or a baseline."""
-    return Path("outputs/evaluate") / name
+    return _root(sweep) / "evaluate" / label(name, seed)
+
+
+def report_dir(sweep: str | None = None) -> Path:
+    """The folder of a report: of the main graph's runs, or of a sweep's."""
+    return _root(sweep) / "report"
+
+
+def label(name: str, seed: int | None = None) -> str:
+    """What a run with a seed is called; without one the seed is the run's own."""
+    return name if seed is None else f"{name}-seed{seed}"
+
+
+def _root(sweep: str | None) -> Path:
+    return Path("outputs") / (sweep or "")

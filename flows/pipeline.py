@@ -62,12 +62,12 @@ def reproduce(stage: str) -> State[None]:
 
 
 def stages() -> list[str]:
-    """The names of all DVC stages, each after those it depends on.
+    """The names of dvc.yaml's stages, each after those it depends on.
 
     Raises:
         ValueError: DVC refuses the project's files.
     """
-    result = subprocess.run([*DVC, "dag", "--dot"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*DVC, "dag", "--dot", "dvc.yaml"], capture_output=True, text=True, check=False)
     if result.returncode:
         raise ValueError(f"dvc dag failed: {result.stderr.strip()}")
     return ordered(result.stdout)

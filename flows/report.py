@@ -12,7 +12,7 @@ from agent_r1.evaluation.baselines import BASELINES
 from agent_r1.evaluation.report import read_curve, read_evaluation, render
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from flows.paths import QUESTIONS, REPORT, WARM_START, evaluate_dir, train_dir
+from flows.paths import QUESTIONS, WARM_START, evaluate_dir, report_dir, train_dir
 
 
 def report() -> None:
@@ -33,7 +33,7 @@ def report() -> None:
         {run: read_curve(train_dir(run) / "metrics.jsonl") for run in settings.repro_runs},
         read_rows(QUESTIONS, Question),
         decode,
-        REPORT,
+        report_dir(),
         samples=settings.evaluate.bootstrap_samples,
         seed=settings.evaluate.seed,
     )
@@ -45,7 +45,7 @@ def _track(run_id: Path) -> None:
     """Adds the page and its pictures to a run's artifacts, where this store has the run."""
     run = tracking.resume(run_id.read_text()) if run_id.exists() else None
     if run is not None:
-        for path in sorted(REPORT.iterdir()):
+        for path in sorted(report_dir().iterdir()):
             run.artifact(path, "report")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import logging
@@ -18,6 +19,8 @@ from uuid import UUID
 
 from rich.logging import RichHandler
 
+from agent_r1.params import SWEEP
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,7 +32,7 @@ TERMINATED = 128 + signal.SIGTERM
 logger = logging.getLogger(__name__)
 
 
-def run_stage(stage: Callable[..., None], **parameters: str) -> None:
+def run_stage(stage: Callable[..., None], **parameters: str | int | None) -> None:
     """Runs a stage as the whole of its process: the last line of `python -m flows.<stage>`.
 
     The stage is a tracked Prefect flow when `PREFECT_API_URL` is set and answers, else the plain function, for which
@@ -46,6 +49,12 @@ def run_stage(stage: Callable[..., None], **parameters: str) -> None:
             _run_tracked(stage, parameters)
         else:
             stage(**parameters)
+
+
+def add_member_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options by which a stage is told which seed of a run, and which sweep, it works on."""
+    parser.add_argument("--seed", type=int, help="in place of the run's own; its outputs get folders of their own")
+    parser.add_argument("--sweep", choices=[SWEEP], help="as a member of this sweep of params.yaml")
 
 
 @contextmanager
@@ -130,7 +139,7 @@ def _not_a_run_of_prefect(record: logging.LogRecord) -> bool:
     return not record.name.startswith(("prefect.flow_runs", "prefect.task_runs"))
 
 
-def _run_tracked(stage: Callable[..., None], parameters: dict[str, str]) -> None:
+def _run_tracked(stage: Callable[..., None], parameters: dict[str, str | int | None]) -> None:
     from prefect import flow
     from prefect.client.orchestration import get_client
     from prefect.exceptions import TerminationSignal
@@ -141,7 +150,7 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, str]) -> None
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(
             tracked,
-            name=" ".join([stage.__name__, *parameters.values()]),
+            name=" ".join([stage.__name__, *(str(value) for value in parameters.values() if value is not None)]),
             parameters=parameters,
             parent_task_run_id=UUID(parent) if parent else None,
         )

@@ -32,7 +32,7 @@ from agent_r1.rollout.episodes import collect
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows, replacing, write_rows
 from flows.lock import accelerator
-from flows.paths import INDEX, QUESTIONS, WARM_START, train_dir
+from flows.paths import INDEX, QUESTIONS, WARM_START, label, train_dir
 from flows.run_folder import RunFolder
 from flows.stage import task
 from flows.watch import Decision, Verdict, announce, judge, reseeded
@@ -43,17 +43,19 @@ Metrics = dict[str, float]
 PROVED = 16  # trajectories that show which weights the sampler runs
 
 
-def train(run: str) -> None:
+def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
     """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted.
+
+    A seed stands in for the run's own, and a sweep for its number of iterations; both have folders of their own.
 
     A run that its collapse monitor stops is a finished run with fewer iterations: the process ends like any other, and
     the latest checkpoint is what is evaluated.
     """
     settings = params.load()
-    config = settings.run(run)
+    config = settings.run(run, seed, sweep)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
-        folder = RunFolder(train_dir(run), _identity(settings, config))
-        with _tracked(run, settings, folder) as tracked, Training(settings, config, folder) as training:
+        folder = RunFolder(train_dir(run, seed, sweep), _identity(settings, config))
+        with _tracked(run, settings, config, folder, sweep) as tracked, Training(settings, config, folder) as training:
             verbs = (training.rollout, training.credit, training.update)
             rollout, credit, update = (task(timed(verb)) for verb in verbs)
             conclude = task(training.conclude)
@@ -198,22 +200,25 @@ def _identity(settings: Params, config: TrainParams) -> str:
     return fingerprint(config, settings.env, settings.model, inputs, code)
 
 
-def _tracked(run: str, settings: Params, folder: RunFolder) -> tracking.Run:
+def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder, sweep: str | None) -> tracking.Run:
     """The run's record in MLflow, found again by the id in its folder."""
     if folder.mlflow_run_id.exists():
         found = tracking.resume(folder.mlflow_run_id.read_text())
         if found is not None:
             return found
-    shown = tracking.run_params(run, settings)
-    started = tracking.start(f"{run}-seed{shown['seed']}", shown, tracking.provenance(settings.prepare.dataset))
+    shown = tracking.run_params(run, settings, config)
+    tags = tracking.provenance(settings.prepare.dataset, sweep)
+    started = tracking.start(label(run, config.seed), shown, tags)
     with replacing(folder.mlflow_run_id) as temporary:
         temporary.write_text(started.run_id)
     return started
 
 
 if __name__ == "__main__":
-    from flows.stage import run_stage
+    from flows.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
     parser.add_argument("--run", required=True, help="a name under runs: in params.yaml")
-    run_stage(train, run=parser.parse_args().run)
+    add_member_arguments(parser)
+    arguments = parser.parse_args()
+    run_stage(train, run=arguments.run, seed=arguments.seed, sweep=arguments.sweep)

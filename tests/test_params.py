@@ -44,6 +44,11 @@ def put(content: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     return changed
 
 
+def only_ppo(content: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which the other runs' overrides cannot be refused."""
+    return put({**content, "runs": {"ppo": {}}, "repro_runs": ["ppo"]}, "ablations.runs", ["ppo"])
+
+
 def sections(content: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted names of all mappings with fixed keys."""
     found = []
@@ -241,8 +246,7 @@ def test_a_penalty_that_grpo_would_scale_up_is_refused(content: dict[str, Any], 
 def test_what_a_run_needs_follows_from_its_coefficients(
     content: dict[str, Any], write: Write, key: str, reference: bool, regularised: bool
 ) -> None:
-    only_ppo = {**content, "runs": {"ppo": {}}, "repro_runs": ["ppo"]}
-    train = load(write(put(only_ppo, key, 0.01))).train
+    train = load(write(put(only_ppo(content), key, 0.01))).train
     assert (train.needs_reference, train.update.regularised) == (reference, regularised)
 
 
@@ -293,7 +297,7 @@ def test_recursion_off_is_refused_where_the_discounts_leave_it_no_effect(
     content: dict[str, Any], write: Write, estimator: str, gamma: float, lam: float, refused: bool
 ) -> None:
     credit = {**masked(content, estimator, True, ["recursion"]), "gamma": gamma, "lam": lam}
-    path = write(put(put(content, "train.credit", credit), "runs", {"ppo": {}}) | {"repro_runs": ["ppo"]})
+    path = write(only_ppo(put(content, "train.credit", credit)))
     if refused:
         with pytest.raises(ValueError, match=rf"recursion: false has no effect on estimator {estimator} at gamma 1"):
             load(path)
@@ -315,7 +319,7 @@ def test_a_combination_with_an_effect_is_accepted(
     content: dict[str, Any], write: Write, estimator: str, loss_mask: bool, off: list[str]
 ) -> None:
     changed = put(put(content, "train.rollout.samples", 4), "train.credit", masked(content, estimator, loss_mask, off))
-    load(write(put(changed, "runs", {"ppo": {}}) | {"repro_runs": ["ppo"]}))
+    load(write(only_ppo(changed)))
 
 
 def masked(content: dict[str, Any], estimator: str, loss_mask: bool, off: list[str]) -> dict[str, Any]:
@@ -376,6 +380,34 @@ def test_a_run_with_a_mistake_is_refused(
 def test_repro_runs_must_be_runs(content: dict[str, Any], write: Write) -> None:
     with pytest.raises(ValueError, match=r"repro_runs names 'gpro'.*did you mean 'grpo'\?"):
         load(write(put(content, "repro_runs", ["ppo", "gpro"])))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ablations.runs", ["ppo", "gpro"], r"ablations\.runs names 'gpro'.*did you mean 'grpo'\?"),
+        ("ablations.runs", ["ppo", "grpo", "ppo"], "runs names 'ppo' more than once"),
+        ("ablations.runs", [], "at least 1 item"),
+        ("ablations.seeds", [0, 1, 1], "seeds names 1 more than once"),
+        ("ablations.seeds", [-1], "greater than or equal to 0"),
+        ("runs.ppo-seed1", {}, "'ppo-seed1' is to be a folder and a DVC stage; use letters, digits and _ only"),
+    ],
+)
+def test_a_sweep_that_cannot_be_made_is_refused(
+    content: dict[str, Any], write: Write, key: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(write(put(content, key, value)))
+
+
+def test_a_member_of_the_sweep_has_its_seed_and_its_iterations() -> None:
+    params = load(FILE)
+    member = params.run("grpo", seed=2, sweep="ablations")
+    assert (member.seed, member.iterations) == (2, params.ablations.iterations)
+    assert member.credit == params.run("grpo").credit
+    assert params.run("grpo", seed=2).iterations == params.train.iterations
+    with pytest.raises(ValueError, match="no sweep 'ablation'"):
+        params.run("grpo", sweep="ablation")
 
 
 def test_asking_for_an_unknown_run_is_refused() -> None:

@@ -207,7 +207,7 @@ def test_outside_a_project_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_run_params_name_the_ablation() -> None:
     params = load(ROOT / "params.yaml")
-    shown = {name: tracking.run_params(name, params) for name in params.runs}
+    shown = {name: tracking.run_params(name, params, params.run(name)) for name in params.runs}
     columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in shown.items()}
     assert (
         columns.items()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -14,11 +16,12 @@ from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, BM25Params, HotpotParams, PrepareParams
-from agent_r1.params.sections import Natural, Section, nearest, override, validated
+from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import UpdateParams
 
 __all__ = [
+    "SWEEP",
     "AtlasParams",
     "BM25Params",
     "CreditParams",
@@ -37,11 +40,30 @@ __all__ = [
     "load",
 ]
 
+SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
+_RUN_NAME = re.compile(r"\w+", re.ASCII)
+
 
 class EvaluateParams(Section):
     seed: Natural
     questions: Natural
     bootstrap_samples: Annotated[int, Field(ge=100)]
+
+
+class AblationsParams(Section):
+    """The sweep: every run with every seed."""
+
+    runs: Annotated[list[str], Field(min_length=1)]
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    iterations: Count
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for what, values in (("runs", self.runs), ("seeds", self.seeds)):
+            repeated = [value for value, count in Counter(values).items() if count > 1]
+            if repeated:
+                raise ValueError(f"{what} names {repeated[0]!r} more than once; leave one of them")
+        return self
 
 
 class Params(Section):
@@ -53,26 +75,36 @@ class Params(Section):
     evaluate: EvaluateParams
     runs: dict[str, dict[str, Any] | None]
     repro_runs: list[str]
+    ablations: AblationsParams
 
     @model_validator(mode="after")
     def _runs_resolve(self) -> Self:
         for name in self.runs:
+            if not _RUN_NAME.fullmatch(name):
+                raise ValueError(f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only")
             self.run(name)
-        for name in self.repro_runs:
-            if name not in self.runs:
-                raise ValueError(f"repro_runs names {name!r}, which runs: does not define{nearest(name, self.runs)}")
+        for where, names in (("repro_runs", self.repro_runs), ("ablations.runs", self.ablations.runs)):
+            for name in names:
+                if name not in self.runs:
+                    raise ValueError(f"{where} names {name!r}, which runs: does not define{nearest(name, self.runs)}")
+        for name in self.ablations.runs:
+            self.run(name, sweep=SWEEP)
         return self
 
-    def run(self, name: str) -> TrainParams:
-        """The `train` section with the overrides of one run.
+    def run(self, name: str, seed: int | None = None, sweep: str | None = None) -> TrainParams:
+        """The `train` section with the overrides of one run, and then with those of a seed and of the sweep.
 
         Raises:
-            ValueError: no such run, or its overrides are unknown or refused.
+            ValueError: no such run or sweep, or an override is unknown or refused.
         """
         if name not in self.runs:
             raise ValueError(f"there is no run {name!r} under runs:{nearest(name, self.runs)}")
+        if sweep not in (None, SWEEP):
+            raise ValueError(f"there is no sweep {sweep!r}; the one that params.yaml defines is {SWEEP!r}")
         merged = override(self.train.model_dump(), self.runs[name] or {})
-        return validated(TrainParams, merged, f"runs.{name}")
+        of_the_seed = {} if seed is None else {"seed": seed}
+        of_the_sweep = {"iterations": self.ablations.iterations} if sweep else {}
+        return validated(TrainParams, merged | of_the_seed | of_the_sweep, f"runs.{name}")
 
 
 def load(path: Path = Path("params.yaml")) -> Params:

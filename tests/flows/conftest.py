@@ -69,6 +69,7 @@ SMALL = {
         "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},
     },
     "repro_runs": ["ppo"],
+    "ablations": {"runs": ["ppo"], "seeds": [0, 1], "iterations": 2},
 }
 
 

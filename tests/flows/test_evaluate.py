@@ -18,7 +18,7 @@ from agent_r1.answers import exact_match
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
-from flows.paths import QUESTIONS, REPORT, evaluate_dir, train_dir
+from flows.paths import QUESTIONS, evaluate_dir, report_dir, train_dir
 from flows.report import report
 
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -133,13 +133,13 @@ def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside
 
 
 def test_the_report_names_everyone(evaluated: Path) -> None:
-    page = (evaluated / REPORT / "report.md").read_text()
+    page = (evaluated / report_dir() / "report.md").read_text()
     for name in NAMES:
         assert page.count(f"| `{name}` |") >= 4  # exact match by hops and by kind, F1, tool calls
-    assert json.loads((evaluated / REPORT / "metrics.json").read_text()).keys() == set(NAMES)
+    assert json.loads((evaluated / report_dir() / "metrics.json").read_text()).keys() == set(NAMES)
     for picture in ("learning_curves.png", "final_scores.png"):
         assert f"]({picture})" in page
-        assert (evaluated / REPORT / picture).read_bytes().startswith(b"\x89PNG")
+        assert (evaluated / report_dir() / picture).read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_agent_that_is_not_there_is_named(
