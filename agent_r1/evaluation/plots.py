@@ -1,4 +1,4 @@
-"""The report's two pictures. Colours: Okabe and Ito's palette, told apart by every kind of colour vision."""
+"""The reports' pictures. Colours: Okabe and Ito's palette, told apart by every kind of colour vision."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from agent_r1.evaluation.statistics import Interval
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
 SMOOTHED_OVER = 5  # iterations
+PANELS_PER_ROW = 5
 DPI = 160
 
-Curves = Mapping[str, Sequence[Mapping[str, float]]]  # run -> one mapping of metrics per iteration
+Curve = Sequence[Mapping[str, float]]  # one mapping of metrics per iteration
+Curves = Mapping[str, Curve]  # by run
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]  # iterations [T], values [T]
 End = tuple[float, str, str]  # where a line ends on the y axis, its label, its colour
 
@@ -47,8 +49,38 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) 
     _save(figure, path)
 
 
-def final_scores(path: Path, scores: Mapping[str, Interval], trained: Sequence[str]) -> None:
-    """Exact match on the test questions with its interval, a row per agent; baselines in grey."""
+def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: str, metric: str, title: str) -> None:
+    """A metric per iteration, a panel per run: the mean of its seeds, a band from their lowest to their highest.
+
+    The reference's mean is drawn in grey in every other panel.
+    """
+    rows = -(-len(curves) // PANELS_PER_ROW)
+    figure = _figure(13, 0.6 + 2.6 * rows)
+    panels = figure.subplots(rows, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
+    figure.supxlabel(f"iteration; bands from the lowest to the highest seed; dashed: {reference}", color=MUTED)
+    for panel in panels[len(curves) :]:
+        panel.set_visible(False)
+    for panel, (run, seeds), colour in zip(panels, curves.items(), colours(list(curves)).values(), strict=False):
+        if run != reference:
+            x, y, _, _ = _band(curves[reference], metric)
+            panel.plot(x, y, color=MUTED, linewidth=1.4, linestyle=(0, (5, 3)))
+        x, mean, low, high = _band(seeds, metric)
+        panel.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
+        panel.plot(x, mean, color=colour, linewidth=2.6)
+        _clear(panel)
+        panel.set_title(run, loc="left", fontsize=12.5, color=colour, fontweight="bold")
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+    _save(figure, path)
+
+
+def final_scores(
+    path: Path, scores: Mapping[str, Interval], trained: Sequence[str], seeds: Mapping[str, Sequence[float]]
+) -> None:
+    """Exact match on the test questions with its interval, a row per agent; baselines in grey.
+
+    `seeds` are the scores of an agent's single seeds, drawn as rings; none for an agent with one.
+    """
     figure = _figure(9, 1.5 + 0.55 * len(scores))
     axes = figure.subplots()
     colour = colours(trained)
@@ -56,6 +88,8 @@ def final_scores(path: Path, scores: Mapping[str, Interval], trained: Sequence[s
         ink = colour.get(name, MUTED)
         axes.plot([found.low, found.high], [row, row], color=ink, linewidth=3, solid_capstyle="round", alpha=0.45)
         axes.plot(found.mean, row, "o", color=ink, markersize=10)
+        of_seeds = seeds.get(name, [])
+        axes.plot(of_seeds, [row + 0.24] * len(of_seeds), "o", color=ink, markersize=5, fillstyle="none")
         axes.annotate(
             f"{found.mean:.3f}",
             (found.high, row),
@@ -67,7 +101,8 @@ def final_scores(path: Path, scores: Mapping[str, Interval], trained: Sequence[s
             fontweight="bold",
         )
     axes.set_yticks(range(len(scores)), list(scores))
-    _titles(axes, "Exact match on the test questions", "greedy; bars are 95 % bootstrap intervals over questions")
+    over = "questions and seeds; rings: seeds" if seeds else "questions"
+    _titles(axes, "Exact match on the test questions", f"greedy; bars: 95 % bootstrap intervals over {over}")
     axes.set_ylim(len(scores) - 0.4, -0.6)
     axes.set_xlim(0, 1)
     axes.spines["left"].set_visible(False)
@@ -83,6 +118,14 @@ def _points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
         np.array([row["iteration"] for row in logged], dtype=np.float64),
         np.array([row[metric] for row in logged], dtype=np.float64),
     )
+
+
+def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
+    """Iterations [T] that all seeds have, and the mean, lowest and highest value [T] of the seeds."""
+    points = [_points(rows, metric) for rows in seeds]
+    shortest = min(len(x) for x, _ in points)
+    values = np.stack([y[:shortest] for _, y in points])
+    return points[0][0][:shortest], values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
 def _draw(axes: Axes, curves: Curves, metric: str) -> list[End]:
@@ -156,6 +199,11 @@ def _figure(width: float, height: float) -> Figure:
 def _titles(axes: Axes, title: str, subtitle: str) -> None:
     axes.set_title(title, loc="left", fontsize=16, fontweight="bold", color=INK, pad=26)
     axes.text(0, 1.02, subtitle, transform=axes.transAxes, fontsize=11, color=MUTED, va="bottom")
+    _clear(axes)
+
+
+def _clear(axes: Axes) -> None:
+    """A light grid and no frame."""
     axes.grid(visible=True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=12, length=0)

@@ -4,55 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.evaluation import markdown
 from agent_r1.evaluation.baselines import BASE_TOOL_CALL
+from agent_r1.evaluation.evaluations import Evaluation, warning
 from agent_r1.evaluation.examples import examples
 from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
 from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.evaluation.transcript import Decode
-from agent_r1.params import fingerprint
-from agent_r1.records import Prediction, Question, Trajectory
-from agent_r1.tables import read_rows, replacing
+from agent_r1.records import Question
+from agent_r1.tables import replacing
 
 CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
 REFERENCES = ("ppo", BASE_TOOL_CALL)  # every other agent is compared with these
 ABSENT = "n/a"
-MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
 
 Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """What `evaluate` wrote about one agent."""
-
-    name: str  # of the run or of the baseline
-    predictions: list[Prediction]
-    trajectories: list[Trajectory]
-    hashes: dict[str, str]  # of data, corpus, index, prompt and policy
-
-
-def read_evaluation(name: str, folder: Path) -> Evaluation:
-    """Reads one folder that `evaluate` wrote.
-
-    Raises:
-        FileNotFoundError: the agent was not evaluated.
-        ValueError: a file has another schema.
-    """
-    return Evaluation(
-        name=name,
-        predictions=read_rows(folder / "predictions.parquet", Prediction),
-        trajectories=read_rows(folder / "trajectories.parquet", Trajectory),
-        hashes=json.loads((folder / "hashes.json").read_text()),
-    )
-
-
-def read_curve(path: Path) -> list[dict[str, float]]:
-    """The metrics of every iteration, as `train` wrote them: one JSON object per line."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def render(
@@ -72,12 +41,12 @@ def render(
     """
     scores = {e.name: score(e.predictions, questions, samples, seed) for e in evaluations}
     learning_curves(folder / CURVES_PNG, curves, {name: s["em"] for name, s in scores.items() if name not in curves})
-    final_scores(folder / FINAL_PNG, {name: _interval(s, "em") for name, s in scores.items()}, list(curves))
+    final_scores(folder / FINAL_PNG, {name: _interval(s, "em") for name, s in scores.items()}, list(curves), seeds={})
     page = "\n\n".join(
         [
             "# Report",
             _summary(scores),
-            *_warnings(evaluations),
+            *warning(evaluations),
             f"![Exact match on the test questions, per agent]({FINAL_PNG})",
             *_tables(scores),
             *_differences(evaluations, samples, seed),
@@ -90,40 +59,12 @@ def render(
     _write(folder / METRICS, json.dumps({name: round(s["em"], 4) for name, s in scores.items()}, indent=2) + "\n")
 
 
-def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
-    """What the agents were not measured on alike: setting -> the agents, those with the same hash together."""
-    settings = {e.name: {**e.hashes, "questions asked": _asked(e)} for e in evaluations}
-    keys = dict.fromkeys(key for hashes in settings.values() for key in hashes if key != MEANT_TO_DIFFER)
-    groups = {key: _grouped({name: hashes.get(key, "missing") for name, hashes in settings.items()}) for key in keys}
-    return {key: found for key, found in groups.items() if len(found) > 1}
-
-
-def _grouped(hashes: dict[str, str]) -> list[list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name, value in hashes.items():
-        groups.setdefault(value, []).append(name)
-    return list(groups.values())
-
-
-def _asked(evaluation: Evaluation) -> str:
-    return fingerprint(sorted(prediction.question_id for prediction in evaluation.predictions))
-
-
 def _summary(scores: Scores) -> str:
     best = max(scores, key=lambda name: scores[name]["em"])
     return (
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
         f"bootstrap intervals over questions. Highest exact match: `{best}`, {_cell(scores[best], 'em')}."
     )
-
-
-def _warnings(evaluations: Sequence[Evaluation]) -> list[str]:
-    differing = differences_of_setting(evaluations)
-    if not differing:
-        return []
-    lines = [f"> - {key}: {' / '.join(_names(group) for group in groups)}" for key, groups in differing.items()]
-    heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
-    return ["\n".join([heading, ">", *lines])]
 
 
 def _tables(scores: Scores) -> list[str]:
@@ -149,7 +90,7 @@ def _strata(scores: Scores, prefix: str) -> list[str]:
 def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[f"`{name}`", *(_cell(row, key) for key in keys)] for name, row in scores.items()]
-    return _markdown(["agent", "all", *map(_stratum_title, strata)], rows)
+    return markdown.table(["agent", "all", *map(_stratum_title, strata)], rows)
 
 
 def _stratum_title(stratum: str) -> str:
@@ -165,17 +106,16 @@ def _differences(evaluations: Sequence[Evaluation], samples: int, seed: int) -> 
     return [
         "## Exact match, difference on the same questions",
         "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
-        _markdown(["agent", *(f"less `{e.name}`" for e in references)], rows),
+        markdown.table(["agent", *(f"less `{e.name}`" for e in references)], rows),
     ]
 
 
 def _difference(evaluation: Evaluation, other: Evaluation, samples: int, seed: int) -> str:
-    if evaluation is other or _asked(evaluation) != _asked(other):
+    if evaluation is other or evaluation.asked != other.asked:
         return ABSENT
     ours, theirs = ({p.question_id: p.em for p in e.predictions} for e in (evaluation, other))
-    found = paired_difference(list(ours.values()), [theirs[question] for question in ours], samples, seed)
-    text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    return f"**{text}**" if found.excludes_zero else text
+    values = list(ours.values()), [theirs[question] for question in ours]
+    return markdown.difference(paired_difference(*values, samples, seed))
 
 
 def _interval(scores: Mapping[str, float], key: str) -> Interval:
@@ -183,19 +123,7 @@ def _interval(scores: Mapping[str, float], key: str) -> Interval:
 
 
 def _cell(scores: Mapping[str, float], key: str) -> str:
-    if key not in scores:
-        return ABSENT
-    found = _interval(scores, key)
-    return f"{found.mean:.3f} [{found.low:.2f}, {found.high:.2f}]"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *("---:" for _ in header[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+    return markdown.mean(_interval(scores, key)) if key in scores else ABSENT
 
 
 def _write(path: Path, text: str) -> None:

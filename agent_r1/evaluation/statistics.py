@@ -1,6 +1,6 @@
-"""How sure a mean over questions is: the percentile bootstrap.
+"""How sure a mean over questions, and over seeds, is: the percentile bootstrap.
 
-Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions.
+Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions, S = seeds.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def interval(values: Sequence[float] | NDArray[np.float64], samples: int, seed: 
     if not 0 < level < 1:
         raise ValueError(f"level {level} is not a share between 0 and 1; 0.95 is usual")
     observed = np.asarray(values, dtype=np.float64)
-    tail = (1 - level) / 2
-    low, high = np.quantile(_resampled_means(observed, samples, seed), [tail, 1 - tail])
-    return Interval(mean=float(observed.mean()), low=float(low), high=float(high))
+    return _percentiles(float(observed.mean()), _resampled_means(observed, samples, seed), level)
 
 
 def paired_difference(
@@ -61,6 +59,50 @@ def paired_difference(
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values cannot be paired: measure both on the same questions")
     return interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), samples, seed, level)
+
+
+def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int, level: float = 0.95) -> Interval:
+    """The mean of `values` [S, N] with its interval: questions and seeds are both drawn with replacement.
+
+    Every seed answered the same questions, so that a drawn question brings all its answers along (Owen, The pigeonhole
+    bootstrap, 2007). With one seed this is the interval over questions.
+    """
+    rng, n = np.random.default_rng(seed), values.shape[1]
+    means = _weighted_means(values, rng.multinomial(n, np.full(n, 1 / n), size=samples), rng)
+    return _percentiles(float(values.mean()), means, level)
+
+
+def difference_over_seeds(
+    a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int, level: float = 0.95
+) -> Interval:
+    """The mean of `a` [S, N] less that of `b` [S', N] on the same questions, with its interval.
+
+    A drawn question counts for both; the seeds of each are drawn for themselves, because trainings share no luck.
+
+    Raises:
+        ValueError: the two have different numbers of questions.
+    """
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"{a.shape[1]} and {b.shape[1]} questions cannot be paired: measure both on the same ones")
+    rng, n = np.random.default_rng(seed), a.shape[1]
+    questions = rng.multinomial(n, np.full(n, 1 / n), size=samples)
+    means = _weighted_means(a, questions, rng) - _weighted_means(b, questions, rng)
+    return _percentiles(float(a.mean() - b.mean()), means, level)
+
+
+def _weighted_means(
+    values: NDArray[np.float64], questions: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """[samples] means of values [S, N], by how often each question [samples, N] and each seed was drawn."""
+    s, n = values.shape
+    seeds = rng.multinomial(s, np.full(s, 1 / s), size=len(questions))
+    return np.asarray(((seeds @ values) * questions).sum(axis=1) / (s * n), dtype=np.float64)
+
+
+def _percentiles(mean: float, resampled: NDArray[np.float64], level: float) -> Interval:
+    tail = (1 - level) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Interval(mean=mean, low=float(low), high=float(high))
 
 
 def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
 
-from agent_r1.evaluation.plots import PALETTE, apart, colours, final_scores, learning_curves, smoothed
+from agent_r1.evaluation.plots import (
+    PALETTE,
+    _band,
+    apart,
+    colours,
+    final_scores,
+    learning_curves,
+    seed_curves,
+    smoothed,
+)
 from agent_r1.evaluation.statistics import Interval
 
 
@@ -54,12 +63,33 @@ def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> No
 
 def test_final_scores_draw_runs_in_colour_and_baselines_in_grey(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
-    final_scores(tmp_path / "final.png", scores, ["ppo"])
+    final_scores(tmp_path / "final.png", scores, ["ppo"], seeds={})
     assert drawn_in(tmp_path / "final.png", PALETTE[0]) > 200
     assert drawn_in(tmp_path / "final.png", PALETTE[1]) == 0
 
 
+def test_single_seeds_are_drawn_beside_their_mean(tmp_path: Path) -> None:
+    scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}
+    final_scores(tmp_path / "mean.png", scores, ["ppo"], seeds={})
+    final_scores(tmp_path / "seeds.png", scores, ["ppo"], seeds={"ppo": [0.6, 0.8]})
+    assert drawn_in(tmp_path / "seeds.png", PALETTE[0]) > drawn_in(tmp_path / "mean.png", PALETTE[0])
+
+
+def test_seed_curves_draw_a_panel_per_run_over_the_iterations_all_seeds_have(tmp_path: Path) -> None:
+    def rows(count: int, slope: float) -> list[dict[str, float]]:
+        return [{"iteration": i, "rollout/em": slope * i} for i in range(count)]
+
+    curves = {"ppo": [rows(4, 0.1), rows(3, 0.2)], "grpo": [rows(4, 0.05), rows(4, 0.15)]}
+    x, mean, low, high = _band(curves["ppo"], "rollout/em")
+    assert x.tolist() == [0, 1, 2]
+    assert mean.tolist() == pytest.approx([0, 0.15, 0.3])
+    assert low.tolist() == pytest.approx([0, 0.1, 0.2])
+    assert high.tolist() == pytest.approx([0, 0.2, 0.4])
+    seed_curves(tmp_path / "seeds.png", curves, "ppo", "rollout/em", "Exact match")
+    assert all(drawn_in(tmp_path / "seeds.png", PALETTE[i]) > 500 for i in range(2))
+
+
 def test_the_same_numbers_give_the_same_bits(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
-        final_scores(tmp_path / name, {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}, ["ppo"])
+        final_scores(tmp_path / name, {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}, ["ppo"], seeds={})
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.evaluation import statistics
-from agent_r1.evaluation.statistics import interval, paired_difference
+from agent_r1.evaluation.statistics import (
+    difference_over_seeds,
+    interval,
+    interval_over_seeds,
+    paired_difference,
+)
 
 VALUES = st.lists(st.floats(-10, 10), min_size=1, max_size=30)
 
@@ -48,6 +53,39 @@ def test_blocks_do_not_change_how_many_samples_are_drawn(monkeypatch: pytest.Mon
     # 3 rows of 10 draws at a time for 100 samples: the last block holds one row.
     monkeypatch.setattr(statistics, "BLOCK_DRAWS", 30)
     assert statistics._resampled_means(np.arange(10.0), 100, seed=0).shape == (100,)
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    # One seed right on all questions, one on none: the drawn seeds are (0, 0), (0, 1), (1, 0) or (1, 1), so the
+    # means are 0, 1/2 and 1 whatever questions are drawn. Both seeds right on the first half: only the questions vary.
+    apart_ = interval_over_seeds(np.array([[1.0] * 100, [0.0] * 100]), 2000, seed=0)
+    alike = interval_over_seeds(np.array([[1.0] * 50 + [0.0] * 50] * 2), 2000, seed=0)
+    assert (apart_.mean, apart_.low, apart_.high) == (0.5, 0.0, 1.0)
+    assert (alike.low, alike.high) == (pytest.approx(0.4, abs=0.02), pytest.approx(0.6, abs=0.02))
+
+
+def test_with_one_seed_the_interval_is_the_one_over_questions() -> None:
+    values = np.array([1.0] * 120 + [0.0] * 280)
+    both = interval_over_seeds(values[None], 4000, seed=0), interval(values, 4000, seed=0)
+    assert both[0].mean == both[1].mean
+    assert both[0].low == pytest.approx(both[1].low, abs=0.005)
+    assert both[0].high == pytest.approx(both[1].high, abs=0.005)
+
+
+def test_a_difference_over_seeds_pairs_the_questions_and_not_the_seeds() -> None:
+    # Both agents get the same half of the questions right with each seed, in other orders: questions cancel.
+    half = np.array([1.0] * 50 + [0.0] * 50)
+    certain = difference_over_seeds(np.stack([half, half]), np.stack([half, half, half]), 500, seed=0)
+    assert (certain.mean, certain.low, certain.high) == (0.0, 0.0, 0.0)
+    # Seeds of 1 and 0 against a constant 0: the seeds drawn decide, and those of the other agent cannot cancel them.
+    ones, zeros = np.ones(100), np.zeros(100)
+    seeds = difference_over_seeds(np.stack([ones, zeros]), np.stack([ones, zeros]), 2000, seed=0)
+    assert (seeds.low, seeds.high) == (-1.0, 1.0)
+
+
+def test_other_questions_are_not_paired() -> None:
+    with pytest.raises(ValueError, match="3 and 2 questions cannot be paired"):
+        difference_over_seeds(np.zeros((2, 3)), np.zeros((2, 2)), 100, seed=0)
 
 
 def test_pairing_removes_what_the_questions_share() -> None:

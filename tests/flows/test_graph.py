@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,13 @@ RUNTIME = {"agent_r1/params", "agent_r1/tracking.py", "flows/lock.py", "flows/pa
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """The stages of dvc.yaml by name; a foreach stage once, with its `do`."""
-    content = yaml.safe_load((ROOT / "dvc.yaml").read_text())
-    return {name: stage.get("do", stage) for name, stage in content["stages"].items()}
+    """The stages of both dvc.yaml by name; a foreach stage once, with its `do`."""
+    contents = {file: yaml.safe_load((ROOT / file).read_text()) for file in ("dvc.yaml", "ablations/dvc.yaml")}
+    return {
+        str(Path(file).with_name(name)): stage.get("do", stage)
+        for file, content in contents.items()
+        for name, stage in content["stages"].items()
+    }
 
 
 def flow_file(stage: str) -> Path:
@@ -74,6 +80,30 @@ def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.Monkey
     assert order[:2] == ["prepare", "warm_start"]
     assert order[-1] == "report"
     assert all(order.index(f"train@{run}") < order.index(f"evaluate@{run}") for run in runs)
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate", "report"])
+def test_the_sweeps_stages_depend_on_the_same_code(stage: str) -> None:
+    code = [
+        {path for path in definitions()[name]["deps"] if path.endswith(".py")} for name in (stage, f"ablations/{stage}")
+    ]
+    assert code[0] == code[1]
+
+
+def test_the_sweep_has_a_stage_per_run_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    listed = subprocess.run(
+        [sys.executable, "-m", "dvc", "stage", "list", "--name-only", "ablations/dvc.yaml"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    ablations = yaml.safe_load(Path("params.yaml").read_text())["ablations"]
+    members = [f"{run}-{seed}" for run in ablations["runs"] for seed in ablations["seeds"]]
+    assert {name.removeprefix("ablations/dvc.yaml:") for name in listed} == {
+        *(f"{stage}@{member}" for stage in ("train", "evaluate") for member in members),
+        "report",
+    }
 
 
 @pytest.mark.parametrize("stage", definitions())

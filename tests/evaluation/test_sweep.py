@@ -1,0 +1,111 @@
+"""The sweep's page, from four hand-made questions, two runs with two seeds and a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.evaluation.evaluations import Evaluation
+from agent_r1.evaluation.predictions import predict
+from agent_r1.evaluation.sweep import exact_matches, render
+from agent_r1.records import Question
+
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t"}
+Evaluate = Callable[[str, int], Evaluation]
+
+
+@pytest.fixture
+def questions(make_question: Any) -> list[Question]:
+    return [make_question(f"q{i}", hops=1 + i // 2) for i in range(4)]
+
+
+@pytest.fixture
+def evaluate(questions: list[Question], make_trajectory: Any) -> Evaluate:
+    """An agent that answers so many of the last questions right; its rows stand in another order than the questions."""
+
+    def make(name: str, right: int) -> Evaluation:
+        trajectories = [
+            make_trajectory(q.question_id, answer="Tesk" if i >= 4 - right else "Veld") for i, q in enumerate(questions)
+        ]
+        predictions = predict(trajectories, questions, name, seed=0)[::-1]
+        hashes = {**HASHES, "policy": name}
+        return Evaluation(name=name, predictions=predictions, trajectories=trajectories, hashes=hashes)
+
+    return make
+
+
+def curve(alarm_in: int | None) -> list[dict[str, float]]:
+    return [
+        {"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), "time/update_s": 30.0}
+        for i in range(4)
+    ]
+
+
+@pytest.fixture
+def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path) -> str:
+    render(
+        {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2},
+        [evaluate("base_tool_call", 1)],
+        {"ppo": [curve(None), curve(2)], "grpo": [curve(None), curve(None)]},
+        questions,
+        tmp_path,
+        samples=500,
+        seed=0,
+    )
+    return (tmp_path / "report.md").read_text()
+
+
+def rows(page: str, name: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+
+
+def test_scores_by_hand(page: str) -> None:
+    # ppo: 3/4 and 2/4, mean 5/8; of the one-hop questions q0 and q1 only q1, once in two seeds; of two hops all.
+    scores = rows(page, "ppo")[0]
+    assert scores.startswith("| `ppo` | 0.625 [")
+    assert scores.endswith("| 0.750 0.500 | 0.250 | 1.000 |")
+    assert rows(page, "base_tool_call")[0].endswith("| 0.250 | 0.000 | 0.500 |")
+    assert "2 runs with 2 seeds each, 4 test questions" in page
+
+
+def test_differences_by_hand(page: str) -> None:
+    # grpo less ppo 1 - 5/8, less the baseline 1 - 1/4; ppo less itself is left out.
+    assert "| agent | less `ppo` | less `base_tool_call` |" in page
+    ppo, grpo, base = (rows(page, name)[1] for name in ("ppo", "grpo", "base_tool_call"))
+    assert ppo.startswith("| `ppo` |  | +0.375 [")
+    assert "+0.375 [" in grpo
+    assert "+0.750 [" in grpo
+    assert "-0.375 [" in base
+
+
+def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
+    # Four iterations of 30 s are two minutes.
+    assert "| `ppo` | 4 | none, 2 | 2.0 |" in page
+    assert "| `grpo` | 4 | none, none | 2.0 |" in page
+
+
+def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -> None:
+    for name in ("learning_curves.png", "final_scores.png"):
+        assert f"]({name})" in page
+        assert (tmp_path / name).stat().st_size > 10_000
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"ppo": 0.625, "grpo": 1.0, "base_tool_call": 0.25}
+    assert "Not measured alike" not in page
+
+
+def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:
+    forward = evaluate("ppo", 1)
+    backward = dataclasses.replace(forward, predictions=forward.predictions[::-1])
+    assert np.array_equal(exact_matches({"ppo": [forward, backward]})["ppo"], [[0, 0, 0, 1], [0, 0, 0, 1]])
+
+
+def test_other_questions_are_refused(evaluate: Evaluate) -> None:
+    whole = evaluate("ppo", 3)
+    part = dataclasses.replace(evaluate("grpo", 3), predictions=whole.predictions[1:])
+    with pytest.raises(ValueError, match="grpo and ppo answered different questions"):
+        exact_matches({"ppo": [whole], "grpo": [part]})
