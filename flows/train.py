@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 import agent_r1
 from agent_r1 import params, tracking
-from agent_r1.credit.assign import assign
+from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.masks import loss_mask
-from agent_r1.data.draw import draw
+from agent_r1.data.draw import draw, draw_further
 from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint
@@ -104,21 +104,12 @@ class Training:
         """Collects trajectories with the current policy, and proves that the sampler ran it."""
         if self.engine.version != self.learner.policy_version:
             self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
-        rollout = self.config.rollout
-        questions = draw(self.questions, rollout.questions, iteration=iteration, seed=self.seed)
-        trajectories = collect(
-            self.engine,
-            self.chat,
-            tool_attempts(questions, self.index, self.env, samples=rollout.samples),
-            max_tokens=self.env.max_tokens,
-            max_action_tokens=self.env.max_action_tokens,
-            seed=self.seed,
-            iteration=iteration,
-            policy_version=self.learner.policy_version,
-        )
+        questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
+        trajectories = self._collect(questions, iteration)
         gap = self._prove(trajectories[:PROVED])
+        refilled = self._refill(trajectories, iteration)
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
-        return {"rollout/canary_gap": gap}
+        return {"rollout/canary_gap": gap, **refilled}
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
@@ -129,6 +120,7 @@ class Training:
             values,
             self.config.credit,
             reference=self._reference_logprobs(trajectories),
+            questions=self.config.rollout.questions,
         )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics
@@ -157,6 +149,33 @@ class Training:
     @property
     def _may_roll_back(self) -> bool:
         return self.config.monitor.on_collapse == "rollback"
+
+    def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
+        samples = self.config.rollout.samples
+        return collect(
+            self.engine,
+            self.chat,
+            tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group),
+            max_tokens=self.env.max_tokens,
+            max_action_tokens=self.env.max_action_tokens,
+            seed=self.seed,
+            iteration=iteration,
+            policy_version=self.learner.policy_version,
+        )
+
+    def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:
+        """Adds the trajectories of further questions in place of those whose returns are all equal."""
+        rounds, added = self.config.credit.filter.refill, 0
+        for refill in range(rounds):
+            missing = groups_to_refill(trajectories, self.config.rollout.questions, self.config.credit)
+            asked = {trajectory.question_id for trajectory in trajectories}
+            further = draw_further(
+                self.questions, missing, besides=asked, iteration=iteration, refill=refill, seed=self.seed
+            )
+            if further:
+                trajectories += self._collect(further, iteration, first_group=len(asked))
+                added += len(further)
+        return {"filter/refilled_groups": added} if rounds else {}
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
         """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""

@@ -168,6 +168,7 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.credit.filter.kind", "top_k"),
         ("train.credit.filter.share", 0.0),
         ("train.credit.filter.share", 1.1),
+        ("train.credit.filter.refill", -1),
         ("train.credit.rewards.agent_r1", -1.0),
         ("train.credit.rewards.progress", float("nan")),
         ("train.credit.rewards.progress", float("inf")),

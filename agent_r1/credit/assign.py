@@ -14,7 +14,7 @@ from agent_r1.credit import masks
 from agent_r1.credit.batch import Batch, Estimate
 from agent_r1.credit.collate import collate
 from agent_r1.credit.estimators import estimate
-from agent_r1.credit.filters import select
+from agent_r1.credit.filters import differing, select
 from agent_r1.credit.metrics import (
     advantage_metrics,
     filter_metrics,
@@ -40,6 +40,7 @@ def assign(
     params: CreditParams,
     *,
     reference: Sequence[Floats] | None = None,
+    questions: int | None = None,
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
@@ -54,6 +55,7 @@ def assign(
         reference: the frozen reference's logprob [L] of every token of the loss mask, or None without one. With
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
+        questions: how many groups the filter's share of groups is of; all there are unless a refill has added some.
 
     Raises:
         ValueError: there is nothing to credit, a reward, value or logprob is not finite, the values do not suit the
@@ -65,7 +67,7 @@ def assign(
     rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
     totals = [total for total, _ in rewards]
     groups = np.array([trajectory.group for trajectory in trajectories], dtype=np.int64)
-    selection = select(np.array([total.sum() for total in totals]), groups, params.filter)
+    selection = select(np.array([total.sum() for total in totals]), groups, params.filter, questions)
     if not selection.kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
@@ -88,6 +90,12 @@ def assign(
         selection.kept.sum(),
     )
     return credits_, metrics
+
+
+def groups_to_refill(trajectories: Sequence[Trajectory], questions: int, params: CreditParams) -> int:
+    """How many groups an iteration lacks of `questions` whose returns differ: what a refill is to bring."""
+    returns = np.array([step_rewards(trajectory, params.rewards)[0].sum() for trajectory in trajectories])
+    return questions - differing(returns, np.array([trajectory.group for trajectory in trajectories], dtype=np.int64))
 
 
 def _credits(

@@ -31,16 +31,17 @@ class Selection:
     threshold: float  # the smallest in-group std that is kept; 0 where none is
 
 
-def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams) -> Selection:
+def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams, questions: int | None = None) -> Selection:
     """Keeps whole groups by the sample std of their returns.
 
     Args:
         returns: [B] raw: neither shifted nor scaled.
         groups: [B] the group of each trajectory; one of a single trajectory has std 0.
+        questions: how many groups a share of groups is of; all there are unless a refill has added some.
     """
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)
     stds = group_statistics(returns, groups)[1][first]
-    kept = FILTERS[params.kind](stds, params.share)
+    kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
     return Selection(
         kept=kept[group],
         share=float(kept.mean()),
@@ -48,13 +49,19 @@ def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams) -> 
     )
 
 
-def everything(stds: Floats, share: float) -> Mask:
+def differing(returns: Floats, groups: NDArray[np.int64]) -> int:
+    """The number of groups whose returns [B] are not all equal."""
+    _, first = np.unique(groups, return_index=True)
+    return int((group_statistics(returns, groups)[1][first] > EQUAL).sum())
+
+
+def everything(stds: Floats, share: float, questions: int) -> Mask:
     """[G] no filter: groups without differences are kept too."""
     assert share == 1, share
     return np.ones(len(stds), np.bool_)
 
 
-def top_p(stds: Floats, share: float) -> Mask:
+def top_p(stds: Floats, share: float, questions: int) -> Mask:
     """[G] as few groups as cover `share` of the stds' sum, those of largest std first; none of std 0.
 
     The share is taken of the stds themselves ("linear"), not of their softmax.
@@ -64,14 +71,14 @@ def top_p(stds: Floats, share: float) -> Mask:
     return _chosen(order, (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL))
 
 
-def top_fraction(stds: Floats, share: float) -> Mask:
-    """[G] the `share` of groups (rounded down, at least one) with the largest std; none of std 0."""
+def top_fraction(stds: Floats, share: float, questions: int) -> Mask:
+    """[G] the `share` of `questions` groups (rounded down, at least one) with the largest std; none of std 0."""
     order, ranked = _ranked(stds)
-    most = max(int(share * len(stds) + ROUNDING), 1)
+    most = max(int(share * questions + ROUNDING), 1)
     return _chosen(order, (np.arange(len(stds)) < most) & (ranked > EQUAL))
 
 
-FILTERS: dict[str, Callable[[Floats, float], Mask]] = {
+FILTERS: dict[str, Callable[[Floats, float, int], Mask]] = {
     "none": everything,
     "top_p": top_p,
     "top_fraction": top_fraction,

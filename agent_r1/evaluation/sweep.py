@@ -17,6 +17,8 @@ from agent_r1.evaluation.statistics import Interval, difference_over_seeds, inte
 from agent_r1.records import Question
 from agent_r1.tables import replacing
 
+AT_THE_END = 3  # iterations
+
 Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
 Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, exact match [S, N] of every seed and question
 
@@ -59,7 +61,8 @@ def render(
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
         _differences(hits, [reference, base], samples, seed),
         "## Training",
-        "An alarm is the collapse monitor's; the iteration is that of the first one.",
+        f"Sampled exact match is the training rollouts', over the last {AT_THE_END} iterations and all seeds. An alarm is "
+        "the collapse monitor's; the iteration is that of the first one.",
         _training(curves),
         f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
     ]
@@ -131,9 +134,12 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
     for run, seeds in curves.items():
         alarmed = [[row["iteration"] for row in rows_of_seed if row["monitor/alarms"]] for rows_of_seed in seeds]
         firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
+        sampled = np.mean([row["rollout/em"] for rows_of_seed in seeds for row in rows_of_seed[-AT_THE_END:]])
         minutes = np.mean([_seconds(rows_of_seed) for rows_of_seed in seeds]) / 60
-        rows.append([f"`{run}`", str(len(seeds[0])), ", ".join(firsts), f"{minutes:.1f}"])
-    return markdown.table(["run", "iterations", "first alarm, by seed", "minutes per seed"], rows)
+        rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", ", ".join(firsts), f"{minutes:.1f}"])
+    return markdown.table(
+        ["run", "iterations", "sampled exact match", "first alarm, by seed", "minutes per seed"], rows
+    )
 
 
 def _seconds(curve: Curve) -> float:

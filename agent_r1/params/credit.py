@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agent_r1.params.sections import Section, Share, Weight
+from agent_r1.params.sections import Natural, Section, Share, Weight
 
 
 class AdvantageMask(Section):
@@ -50,6 +50,7 @@ class FilterParams(Section):
 
     kind: Literal["none", "top_p", "top_fraction"]
     share: Annotated[float, Field(gt=0, le=1)]
+    refill: Natural
 
     @model_validator(mode="after")
     def _share_has_an_effect(self) -> Self:
@@ -57,6 +58,11 @@ class FilterParams(Section):
             raise ValueError(
                 f"share {self.share} has no effect with kind: none, which keeps every group; "
                 "choose kind: top_p or top_fraction, or set share: 1.0"
+            )
+        if self.kind == "none" and self.refill:
+            raise ValueError(
+                f"refill {self.refill} has no effect with kind: none, which drops no group; "
+                "choose kind: top_p or top_fraction, or set refill: 0"
             )
         return self
 

@@ -14,9 +14,12 @@ from agent_r1.tools.search import search_tool
 
 
 def tool_attempts(
-    questions: Sequence[Question], index: Search, params: EnvParams, *, samples: int = 1
+    questions: Sequence[Question], index: Search, params: EnvParams, *, samples: int = 1, first_group: int = 0
 ) -> list[Attempt]:
-    """`samples` attempts at each question with the search tool; the attempts of a question are a group."""
+    """`samples` attempts at each question with the search tool; the attempts of a question are a group.
+
+    Groups are numbered from `first_group`.
+    """
     tools = [search_tool(index, top_k=params.top_k)]
     return [
         Attempt(
@@ -25,7 +28,7 @@ def tool_attempts(
             sample=sample,
             env=ToolEnv(question, tools, max_steps=params.max_steps),
         )
-        for group, question in enumerate(questions)
+        for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
     ]
 

@@ -293,7 +293,7 @@ def test_what_a_filter_drops_has_no_influence(trajectory: MakeTrajectory, params
     rows = [dropped[0], kept[0], dropped[1], kept[1]]
     values = [np.linspace(0, 1, len(row.token_ids), dtype=np.float32) for row in rows]
     some = values if estimator == "gae" else None
-    chosen = params(estimator, filter={"kind": "top_p", "share": 1.0})
+    chosen = params(estimator, filter={"kind": "top_p", "share": 1.0, "refill": 0})
     together, metrics = assign(rows, some, chosen)
     alone, _ = assign(kept, some and [values[1], values[3]], params(estimator))
     assert [credit.kept for credit in together] == [False, True, False, True]
@@ -321,7 +321,7 @@ def test_where_no_returns_differ_a_filter_keeps_nothing(
     rows = [trajectory("PA", progress(1), name=name) for name in ("a", "b")]
     values = [np.zeros(2, np.float32)] * 2
     with caplog.at_level(logging.WARNING):
-        credits_, metrics = assign(rows, values, params(filter={"kind": "top_fraction", "share": 0.25}))
+        credits_, metrics = assign(rows, values, params(filter={"kind": "top_fraction", "share": 0.25, "refill": 0}))
     assert not any(credit.kept for credit in credits_)
     assert (metrics["filter/kept_share"], metrics["filter/std_threshold"]) == (0, 0)
     assert np.isfinite(list(metrics.values())).all()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.filters import Selection, select, top_fraction, top_p
+from agent_r1.credit.filters import Selection, differing, select, top_fraction, top_p
 from agent_r1.params import FilterParams
 
 SIZE = 4  # trajectories of a group
@@ -19,7 +19,7 @@ Rule = Callable[[np.ndarray, float], np.ndarray]
 
 def chosen(rule: Rule, stds: list[float], share: float) -> list[int]:
     """The indices of the groups that are kept."""
-    return np.flatnonzero(rule(np.array(stds), share)).tolist()
+    return np.flatnonzero(rule(np.array(stds), share, len(stds))).tolist()
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,28 @@ def test_top_fraction_by_hand(stds: list[float], share: float, expected: list[in
 def test_groups_are_kept_whole_by_their_sample_std() -> None:
     # Group 7: 0, 2: std sqrt 2. Group 3: 1, 1: 0. Group 5: 0, 1: 1 / sqrt 2. Group 9: one trajectory: 0.
     returns, groups = np.array([0.0, 1, 0, 2, 1, 1, 9]), np.array([7, 3, 5, 7, 3, 5, 9])
-    selection = select(returns, groups, FilterParams(kind="top_fraction", share=0.25))
+    selection = select(returns, groups, FilterParams(kind="top_fraction", share=0.25, refill=0))
     assert selection.kept.tolist() == [True, False, False, True, False, False, False]
     assert selection.share == 1 / 4
     assert selection.threshold == pytest.approx(2**0.5)
-    selection = select(returns, groups, FilterParams(kind="top_p", share=1.0))
+    selection = select(returns, groups, FilterParams(kind="top_p", share=1.0, refill=0))
     assert selection.kept.tolist() == [True, False, True, True, False, True, False]
     assert selection.share == 2 / 4
     assert selection.threshold == pytest.approx(0.5**0.5)
 
 
+def test_after_a_refill_the_share_is_still_of_the_questions_asked_first() -> None:
+    # Four groups were asked for, two of them with equal returns, and two further ones came: half of four are kept.
+    returns = np.array([0.0, 0, 0, 4, 1, 1, 0, 2, 0, 8, 0, 6])
+    groups = np.repeat(np.arange(6), 2)
+    assert differing(returns, groups) == 4
+    params = FilterParams(kind="top_fraction", share=0.5, refill=1)
+    assert sorted(set(groups[select(returns, groups, params, questions=4).kept])) == [4, 5]
+    assert sorted(set(groups[select(returns, groups, params).kept])) == [1, 4, 5]
+
+
 def test_no_filter_keeps_groups_without_differences_too() -> None:
-    selection = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0))
+    selection = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0, refill=0))
     assert selection.kept.all()
     assert selection.share == 1
 
@@ -80,7 +90,7 @@ def test_no_filter_keeps_groups_without_differences_too() -> None:
 def test_equal_returns_added_up_in_another_order_do_not_differ() -> None:
     returns = np.array([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1])
     assert returns[0] != returns[1]
-    selection = select(returns, np.zeros(2, np.int64), FilterParams(kind="top_p", share=1.0))
+    selection = select(returns, np.zeros(2, np.int64), FilterParams(kind="top_p", share=1.0, refill=0))
     assert not selection.kept.any()
 
 
@@ -93,7 +103,7 @@ iterations = st.lists(st.lists(st.integers(-2, 2), min_size=SIZE, max_size=SIZE)
 def selected(returns: np.ndarray, kind: str, share: float) -> Selection:
     """[G, SIZE] returns -> what is kept of their trajectories."""
     groups = np.repeat(np.arange(len(returns)), SIZE)
-    return select(returns.ravel(), groups, FilterParams.model_validate({"kind": kind, "share": share}))
+    return select(returns.ravel(), groups, FilterParams.model_validate({"kind": kind, "share": share, "refill": 0}))
 
 
 @given(iterations, kinds, shares)
@@ -151,7 +161,7 @@ def test_the_order_of_the_trajectories_changes_no_choice(
 ) -> None:
     returns, groups = np.array(drawn, np.float64).ravel(), np.repeat(np.arange(len(drawn)), SIZE)
     order = np.array(data.draw(st.permutations(range(len(returns)))))
-    params = FilterParams.model_validate({"kind": kind, "share": share})
+    params = FilterParams.model_validate({"kind": kind, "share": share, "refill": 0})
     straight, permuted = select(returns, groups, params), select(returns[order], groups[order], params)
     assert permuted.kept.tolist() == straight.kept[order].tolist()
 

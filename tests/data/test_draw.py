@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.data.draw import draw
+from agent_r1.data.draw import draw, draw_further
 from agent_r1.records import Question
 
 
@@ -59,3 +59,23 @@ def test_more_than_there_are_is_refused() -> None:
     assert len(drawn(5, 5, 0)) == 5
     with pytest.raises(ValueError, match="questions is 6 and there are 5 training questions; lower it"):
         drawn(5, 6, 0)
+
+
+def further(count: int, besides: set[str], refill: int = 0, iteration: int = 0) -> list[str]:
+    found = draw_further(pool(12), count, besides=besides, iteration=iteration, refill=refill, seed=0)
+    return [question.question_id for question in found]
+
+
+def test_further_questions_are_others() -> None:
+    asked = set(drawn(12, 4, 0))
+    first = further(5, asked)
+    assert len(set(first) - asked) == len(first) == 5
+    assert first == further(5, asked)
+    assert first != further(5, asked, refill=1)
+    assert first != further(5, asked, iteration=1)
+
+
+def test_no_more_further_questions_than_there_are() -> None:
+    asked = set(drawn(12, 10, 0))
+    assert sorted(further(5, asked)) == sorted({question.question_id for question in pool(12)} - asked)
+    assert further(0, asked) == []

@@ -85,9 +85,9 @@ def test_differences_by_hand(page: str) -> None:
 
 
 def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
-    # Four iterations of 30 s are two minutes.
-    assert "| `ppo` | 4 | none, 2 | 2.0 |" in page
-    assert "| `grpo` | 4 | none, none | 2.0 |" in page
+    # Four iterations of 30 s are two minutes; the last three have exact match .1, .2 and .3.
+    assert "| `ppo` | 4 | 0.200 | none, 2 | 2.0 |" in page
+    assert "| `grpo` | 4 | 0.200 | none, none | 2.0 |" in page
 
 
 def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -> None:

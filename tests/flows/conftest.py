@@ -66,6 +66,11 @@ SMALL = {
     "evaluate": {"questions": 12, "bootstrap_samples": 100},
     "runs": {
         "ppo": {},
+        "refilled": {
+            "iterations": 1,
+            "rollout": {"questions": 4, "samples": 4},
+            "credit": {"estimator": "grpo", "filter": {"kind": "top_fraction", "share": 0.5, "refill": 2}},
+        },
         "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},
     },
     "repro_runs": ["ppo"],

@@ -114,6 +114,25 @@ def test_sampler_and_learner_agree_in_every_iteration(run: Path) -> None:
         assert 0 < row["rollout/canary_gap"] <= CLOSE  # over what was just sampled
 
 
+def test_groups_of_equal_returns_make_room_for_further_questions(small_project: Path, inside: Inside) -> None:
+    """Of 4 questions asked for, half are trained on; further ones come in two rounds while fewer than 4 differ."""
+    with inside(small_project):
+        train("refilled")
+        run = small_project / train_dir("refilled")
+    (rows,), (credit_rows,), (row,) = trajectories(run), credits_(run), metrics(run)
+    returns: dict[int, list[float]] = {}
+    for trajectory, credit in zip(rows, credit_rows, strict=True):
+        returns.setdefault(trajectory.group, []).append(credit.return_)
+    differing = {group for group, values in returns.items() if np.std(values) > 1e-6}
+    asked_first = set(range(4))
+    assert sorted(returns) == list(range(len(returns)))
+    assert len({trajectory.question_id for trajectory in rows}) == len(returns)
+    assert row["filter/refilled_groups"] == len(returns) - 4 >= 4 - len(differing & asked_first) > 0
+    kept = {trajectory.group for trajectory, credit in zip(rows, credit_rows, strict=True) if credit.kept}
+    assert len(kept) == min(2, len(differing))
+    assert kept <= differing
+
+
 def test_weights_change_after_the_critics_warm_up(ppo: Path, grpo: Path) -> None:
     """PPO's first iteration trains the critic alone, so its second still samples with version 0."""
     assert [{row.policy_version for row in rows} for rows in trajectories(ppo)] == [{0}, {0}, {1}]
