@@ -61,7 +61,7 @@ def render(
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
         _differences(hits, [reference, base], samples, seed),
         "## Training",
-        f"Sampled exact match is that of the training rollouts, over the last {AT_THE_END} iterations and all seeds. An "
+        f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds. An "
         "alarm is the collapse monitor's; the iteration is that of the first one.",
         _training(curves),
         f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
