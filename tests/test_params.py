@@ -53,6 +53,7 @@ def sections(content: dict[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
+MUSIQUE = {"format": "musique", "test": {"file": "x", "questions": 0}}
 SECTIONS = sections(yaml.safe_load(FILE.read_text()))
 
 
@@ -228,10 +229,10 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], write: Write, 
         ),
         (
             "files.atlas",
-            {"format": "musique", "test": {"file": "x", "questions": 0}},
+            MUSIQUE,
             "'atlas' is the built-in data set",
         ),
-        ("files.a/b", {"format": "musique", "test": {"file": "x", "questions": 0}}, r"prepare\.files\.a/b"),
+        ("files.a/b", MUSIQUE, r"prepare\.files\.a/b"),
     ],
 )
 def test_data_sets_are_checked(content: dict[str, Any], write: Write, key: str, value: Any, message: str) -> None:

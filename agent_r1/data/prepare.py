@@ -61,15 +61,15 @@ def write(params: PrepareParams, directory: Path) -> None:
     distinct = Distinct()
     questions, passages = directory / QUESTIONS, directory / PASSAGES
     with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
-        world = atlas.generate(params.atlas, params.seed) if BUILT_IN in params.datasets else ([], [])
-        for entry in _entries(params, world[0]):
+        generated = atlas.generate(params.atlas, params.seed) if BUILT_IN in params.datasets else ([], [])
+        for entry in _entries(params, generated[0]):
             distinct.take_question(entry.question, entry.where)
             add_question(entry.question)
             counts[entry.question.dataset, entry.question.split] += 1
             for passage in entry.passages:
                 if distinct.is_new(passage, entry.where):
                     add_passage(passage)
-        for where, passage in _searchable(params, world[1]):
+        for where, passage in _searchable(params, generated[1]):
             if distinct.is_new(passage, where):
                 add_passage(passage)
     _check_passages(passages)

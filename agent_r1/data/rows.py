@@ -61,8 +61,8 @@ class Row:
     def pairs(self, field: str, second: str) -> list[tuple[str, Any]]:
         """A title and something else, at least once.
 
-        The releases hold [title, something] lists; the Hub's Parquet files hold {title: [...], `second`: [...]}, or
-        the release's lists as JSON in a text.
+        The releases hold [title, something] lists; Parquet files on the Hub hold {title: [...], `second`: [...]}, or
+        objects of title and `second`, or the release's lists as JSON in a text.
         """
         found = _pairs(self._decoded(field), second)
         if not found or not all(isinstance(title, str) for title, _ in found):
@@ -88,4 +88,6 @@ def _pairs(value: Any, second: str) -> list[tuple[Any, Any]]:
             return list(zip(titles, others, strict=True))
         case [*items] if all(isinstance(item, list) and len(item) == 2 for item in items):
             return [(title, other) for title, other in items]
+        case [*items] if all(isinstance(item, dict) and second in item for item in items):
+            return [(item.get("title"), item[second]) for item in items]
     return []

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agent_r1.data.progress import progress
 from agent_r1.data.rows import Row
 
 ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
@@ -112,7 +113,7 @@ def _count_file(path: Path) -> int:
     if suffix(path) == ".parquet":
         with _open_parquet(path) as file:
             return int(file.metadata.num_rows)
-    return sum(1 for _ in _read_file(path))
+    return sum(1 for _ in progress(_read_file(path), f"counting {path.name}"))
 
 
 def _values(path: Path) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from agent_r1.records import CallStatus, Prediction, Question, Trajectory
 
 
 def asked_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """`count` questions of every data set's test split, drawn by the seed, in their order; all of them for a count of 0.
+    """`count` questions of every data set's test split, drawn by the seed, in their order; all for a count of 0.
 
     Raises:
         ValueError: there is no test split, or one has fewer questions.

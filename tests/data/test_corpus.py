@@ -62,11 +62,13 @@ def test_equal_passages_come_once_whatever_their_ids() -> None:
 def test_one_id_for_two_passages_or_questions_is_refused() -> None:
     distinct = Distinct()
     distinct.is_new(passage("1", "x"), "a, row 1")
-    with pytest.raises(ValueError, match="^b, row 4: the id '1' is that of an earlier passage with another text; give"):
+    with pytest.raises(
+        ValueError, match=r"^b, row 4: the id '1' is that of an earlier passage with another text; give"
+    ):
         distinct.is_new(passage("1", "y"), "b, row 4")
     question = Question(
         question_id="q", dataset="d", split="dev", text="?", answers=["a"], gold_titles=[], hops=1, kind="k"
     )
     distinct.take_question(question, "a, row 1")
-    with pytest.raises(ValueError, match="^b, row 7: the id 'q' is that of an earlier question; take one"):
+    with pytest.raises(ValueError, match=r"^b, row 7: the id 'q' is that of an earlier question; take one"):
         distinct.take_question(question, "b, row 7")

@@ -85,7 +85,16 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("layout", [HUB, TEXTS])
+OBJECTS = {
+    "supporting_facts": [{"title": "Kiss", "sent_id": 0}, {"title": "Mara", "sent_id": 0}],
+    "context": [
+        {"title": "Kiss", "sentences": ["A film.", " By Mara."]},
+        {"title": "Mara", "sentences": ["A director."]},
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
 def test_the_hubs_layouts_are_the_same_rows(layout: dict[str, Any]) -> None:
     assert hotpotqa.question(row(**layout), "h", "dev") == hotpotqa.question(row(), "h", "dev")
     assert hotpotqa.paragraphs(row(**layout)) == hotpotqa.paragraphs(row())[:2]

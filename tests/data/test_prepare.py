@@ -163,7 +163,10 @@ def test_a_corpus_takes_the_place_of_the_rows_own_paragraphs(params: PreparePara
     [
         ([hotpotqa_row(1), hotpotqa_row(1)], r"dev\.jsonl, row 2: the id 'h1' is that of an earlier question"),
         ([hotpotqa_row(1), hotpotqa_row(2, context=[])], r"dev\.jsonl, row 2: field 'context'"),
-        ([hotpotqa_row(1), {"_id": "h2"}], r"dev\.jsonl, row 2: field 'supporting_facts' must hold .* no such field"),
+        (
+            [hotpotqa_row(1), {"context": [["Kiss", ["x"]]]}],
+            r"dev\.jsonl, row 2: field 'supporting_facts' must hold .* no such field",
+        ),
     ],
 )
 def test_a_bad_row_is_named_and_nothing_is_written(
