@@ -146,18 +146,18 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
     Raises:
         OSError: the disk is full or not writable; an older file at `path` is untouched.
     """
-    waiting: list[Row] = []
-
-    def add(row: Row) -> None:
-        waiting.append(row)
-        if len(waiting) == ROW_GROUP:
-            flush()
-
-    def flush() -> None:
-        file.write_table(_table(waiting, kind))
-        waiting.clear()
-
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], compression="zstd") as file:
+        waiting: list[Row] = []
+
+        def flush() -> None:
+            file.write_table(_table(waiting, kind))
+            waiting.clear()
+
+        def add(row: Row) -> None:
+            waiting.append(row)
+            if len(waiting) == ROW_GROUP:
+                flush()
+
         yield add
         if waiting:
             flush()

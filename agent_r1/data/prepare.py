@@ -122,11 +122,12 @@ def _warn_of_missing_gold(questions: Path, passages: Path) -> None:
     asked = pq.read_table(questions, columns=["dataset", "gold_titles"])
     for dataset in pc.unique(asked["dataset"]).to_pylist():
         golds = pc.list_flatten(asked.filter(pc.field("dataset") == dataset)["gold_titles"])
-        found = pc.sum(pc.is_in(golds, value_set=titles)).as_py() or 0
-        if found < len(golds):
+        missing = golds.filter(pc.invert(pc.is_in(golds, value_set=titles)))
+        if missing:
             logger.warning(
-                "%s: %d of %d gold titles are titles of no passage, so no search can find them",
+                "%s: %d of %d gold titles, such as %r, are titles of no passage, so no search can find them",
                 dataset,
-                len(golds) - found,
+                len(missing),
                 len(golds),
+                missing[0].as_py(),
             )

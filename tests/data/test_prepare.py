@@ -146,7 +146,7 @@ def test_passages_are_the_rows_own_the_worlds_and_the_corpora_each_once(
     assert {("Kiss", "A film."), ("Mara 1", "A director."), ("Mara 1", "She is tall.")} <= set(texts)
     assert next(passage for passage in passages if passage.title == "Ann").passage_id == "7"
     [warning] = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning == "own: 1 of 2 gold titles are titles of no passage, so no search can find them"  # Bob
+    assert warning == "own: 1 of 2 gold titles, such as 'Bob', are titles of no passage, so no search can find them"
 
 
 def test_a_corpus_takes_the_place_of_the_rows_own_paragraphs(params: PrepareParams, tmp_path: Path) -> None:
