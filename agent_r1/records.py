@@ -55,14 +55,14 @@ class Outcome(enum.StrEnum):
 class Question:
     """One task."""
 
-    question_id: str  # unique in its dataset
-    dataset: str  # "atlas", "hotpotqa", ...
+    question_id: str  # unique among all that are prepared
+    dataset: str  # "atlas", or its name under prepare.files
     split: str  # "train", "dev" or "test"
     text: str  # the question as a person would ask it
     answers: list[str]  # accepted answers, the canonical one first; never empty
     gold_titles: list[str]  # titles of the passages that hold the evidence
     hops: int  # passages that must be combined
-    kind: str  # "lookup", "bridge" or "comparison"
+    kind: str  # how the evidence is combined, in the words of its data set: "bridge", "comparison", "3hop1", ...
 
     def __post_init__(self) -> None:
         if not self.text.strip():

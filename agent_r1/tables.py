@@ -18,6 +18,8 @@ from agent_r1.records import CallStatus, Credit, Outcome, Passage, Prediction, Q
 
 Row = TypeVar("Row", Question, Passage, Trajectory, Credit, Prediction)
 
+ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
+
 
 def _schema(**fields: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()])
@@ -130,11 +132,35 @@ def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
     Raises:
         OSError: the disk is full or not writable; an older file at `path` is untouched.
     """
-    schema = SCHEMAS[kind]
-    columns = [pa.array([_plain(getattr(row, field.name)) for row in rows], type=field.type) for field in schema]
-    table = pa.Table.from_arrays(columns, schema=schema)
+    table = _table(rows, kind)
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+
+
+@contextmanager
+def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
+    """Gives a function that takes the rows of one Parquet file one by one; the file is written whole or not at all.
+
+    No more than a row group, ROW_GROUP rows, is held in memory.
+
+    Raises:
+        OSError: the disk is full or not writable; an older file at `path` is untouched.
+    """
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], compression="zstd") as file:
+        waiting: list[Row] = []
+
+        def flush() -> None:
+            file.write_table(_table(waiting, kind))
+            waiting.clear()
+
+        def add(row: Row) -> None:
+            waiting.append(row)
+            if len(waiting) == ROW_GROUP:
+                flush()
+
+        yield add
+        if waiting:
+            flush()
 
 
 def read_rows(path: Path, kind: type[Row]) -> list[Row]:
@@ -151,6 +177,12 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     build = _BUILDERS.get(kind, kind)
     columns = {name: _column(name, table.column(name)) for name in table.column_names}
     return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+
+
+def _table(rows: Sequence[Row], kind: type[Row]) -> pa.Table:
+    schema = SCHEMAS[kind]
+    columns = [pa.array([_plain(getattr(row, field.name)) for row in rows], type=field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from agent_r1 import params, tracking
 from agent_r1.evaluation.baselines import BASELINES, NAIVE_RAG
 from agent_r1.evaluation.examples import worth_reading
-from agent_r1.evaluation.predictions import asked_questions, predict
+from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step, predict
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
 from agent_r1.hashes import sha256
@@ -53,7 +53,8 @@ def evaluate(name: str, seed: int | None = None, sweep: str | None = None) -> No
     attempts = (naive_rag_attempts if name == NAIVE_RAG else tool_attempts)(questions, BM25.load(INDEX), settings.env)
     trajectories = _answer(model, chat, attempts, settings, _policy_version(model))
     predictions = predict(trajectories, questions, name, config.seed if config else settings.warm_start.seed)
-    scores = headline(score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed))
+    scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
+    scores = headline(scores | gold_recall_by_step(trajectories, questions))
 
     folder = evaluate_dir(name, seed, sweep)
     write_rows(folder / "predictions.parquet", predictions, Prediction)

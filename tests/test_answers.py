@@ -40,6 +40,40 @@ PAIRS = [
     ("Mara Lind", ["Mara Quill Moss", "Lind"], 0, 2 / 3, 1),  # 2/5 against the first, 2/3 against the second
     ("new new york", ["new york"], 0, 4 / 5, 1),  # a word counts as often as both have it: 2 x 2 / (3 + 2)
     ("café", ["cafe"], 0, 0, 0),  # accents stay
+    ("Beyoncé Knowles", ["Beyoncé"], 0, 2 / 3, 1),
+    ("ZÜRICH", ["Zürich"], 1, 1, 1),  # lower case beyond ASCII
+    ("Straße", ["STRASSE"], 0, 0, 0),  # lower, not folded: ß is not ss
+    ("1939\u20131945", ["1939-1945"], 0, 0, 0),  # only ASCII punctuation goes: the dash stays, the hyphen does not
+    ("1939-1945", ["19391945"], 1, 1, 1),
+    ("\u201cKiss\u201d", ["Kiss"], 0, 0, 0),  # so do typographic quotes
+    ('"Kiss"', ["Kiss"], 1, 1, 1),
+    ("東京", ["東京"], 1, 1, 1),
+    ("東京 都", ["東京"], 0, 2 / 3, 1),
+    ("Tesk\u00a0City", ["Tesk City"], 1, 1, 1),  # any white space parts words
+    ("an A the", ["the"], 1, 0, 0),  # nothing is left of either: equal, and no word is shared
+    ("", [""], 1, 0, 0),
+    ("another", ["other"], 0, 0, 0),  # "an" goes only as a word
+    ("Vitamin A", ["Vitamin"], 1, 1, 1),  # "A" is an article wherever it stands
+    ("A.B.", ["AB"], 1, 1, 1),  # punctuation goes before articles: "ab" is none
+    ("the-end", ["theend"], 1, 1, 1),
+    ("$1,000", ["1000"], 1, 1, 1),
+    ("1.000", ["1000"], 1, 1, 1),
+    ("10 000", ["10,000"], 0, 0, 0),
+    ("The Beatles' album", ["Beatles album"], 1, 1, 1),
+    ("yes", ["no"], 0, 0, 0),
+    ("NO!", ["no"], 1, 1, 1),
+    ("yes", ["Yes Minister"], 0, 0, 0),  # a closed answer against a span
+    ("no man", ["no"], 0, 0, 1),
+    ("no man", ["No Man's Land"], 0, 2 / 5, 0),  # as a word of a span "no" counts: {no}, and man is not mans; 2 x 1/5
+    ("noanswer", ["noanswer"], 1, 1, 1),
+    ("no answer", ["noanswer"], 0, 0, 0),
+    ("yes", ["no", "yes"], 1, 1, 1),
+    ("yes sir", ["yes", "yes sir no sir"], 0, 2 / 3, 1),  # 0 against the closed one, 2 x 2 / (2 + 4) against the other
+    ("G. Stanley Hall", ["Stanley Hall", "G Stanley Hall"], 1, 1, 1),  # an alias
+    ("Hall", ["G. Stanley Hall", "Stanley Hall"], 0, 2 / 3, 0),  # 2 x 1 / (1 + 3) and 2 x 1 / (1 + 2)
+    ("Mask of Fu Manchu", ["The Mask Of Fu Manchu"], 1, 1, 1),  # 2Wiki writes titles so
+    ("one two three four", ["three four five"], 0, 4 / 7, 0),
+    ("a a b b", ["b a"], 0, 2 / 3, 1),  # articles first: "b b" against "b", 2 x 1 / (2 + 1)
 ]
 
 
@@ -48,6 +82,10 @@ def test_worked_examples(answer: str, golds: list[str], em: float, overlap: floa
     assert exact_match(answer, golds) == em
     assert f1(answer, golds) == pytest.approx(overlap)
     assert contains(answer, golds) == inside
+
+
+def test_the_table_is_long_enough() -> None:
+    assert len({(answer, *golds) for answer, golds, *_ in PAIRS}) == len(PAIRS) >= 60
 
 
 def test_normalisation_drops_case_punctuation_articles_and_spacing() -> None:

@@ -53,11 +53,12 @@ def sections(content: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted names of all mappings with fixed keys."""
     found = []
     for key, value in content.items():
-        if isinstance(value, dict) and key != "runs":
+        if isinstance(value, dict) and key not in ("runs", "files"):
             found += [f"{prefix}{key}", *sections(value, f"{prefix}{key}.")]
     return found
 
 
+MUSIQUE = {"format": "musique", "test": {"file": "x", "questions": 0}}
 SECTIONS = sections(yaml.safe_load(FILE.read_text()))
 
 
@@ -138,7 +139,9 @@ def test_every_mistake_is_named_at_once(content: dict[str, Any], write: Write) -
         load(write(changed))
 
 
-@pytest.mark.parametrize("section", [*SECTIONS, "runs", "repro_runs", "train.update.clip_low", "model.path"])
+@pytest.mark.parametrize(
+    "section", [*SECTIONS, "prepare.files", "runs", "repro_runs", "train.update.clip_low", "model.path"]
+)
 def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section: str) -> None:
     *parents, last = section.split(".")
     mapping = content
@@ -194,7 +197,11 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.update.constant_length", -1),
         ("train.credit.kl_reward", float("inf")),
         ("train.iterations", "many"),
-        ("prepare.dataset", "hotpot"),
+        ("prepare.datasets", ["hotpot"]),
+        ("prepare.datasets", []),
+        ("prepare.datasets", ["atlas", "atlas"]),
+        ("prepare.files.musique.test.questions", -1),
+        ("prepare.files.musique.format", "hotpot"),
         ("prepare.bm25.b", 1.5),
         ("prepare.atlas.people", 3),
         ("model.dtype", "float16"),
@@ -206,6 +213,44 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
 def test_a_value_out_of_range_is_refused(content: dict[str, Any], write: Write, key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=key.rpartition(".")[2]):
         load(write(put(content, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "datasets",
+            ["hotpot"],
+            r"datasets names 'hotpot', which prepare\.files does not define; did you mean 'hotpotqa'",
+        ),
+        ("datasets", ["musique", "musique"], "names 'musique' twice"),
+        ("dataset", "atlas", r"unknown key 'prepare\.dataset'; did you mean 'datasets'"),
+        ("files.musique.tset", {}, r"unknown key 'prepare\.files\.musique\.tset'; did you mean 'test'"),
+        ("files.musique.test.fil", "x", r"unknown key 'prepare\.files\.musique\.test\.fil'; did you mean 'file'"),
+        ("files.own", {"format": "hotpotqa"}, r"prepare\.files\.own: a data set needs a file of questions"),
+        (
+            "files.own",
+            {"format": "generic", "test": {"file": "x.jsonl", "questions": 0}},
+            r"prepare\.files\.own: rows of format generic bring no passages along; name a corpus",
+        ),
+        (
+            "files.atlas",
+            MUSIQUE,
+            "'atlas' is the built-in data set",
+        ),
+        ("files.a/b", MUSIQUE, r"prepare\.files\.a/b"),
+    ],
+)
+def test_data_sets_are_checked(content: dict[str, Any], write: Write, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(write(put(content, f"prepare.{key}", value)))
+
+
+def test_a_data_set_has_the_splits_it_names(content: dict[str, Any], write: Write) -> None:
+    prepare = load(write(put(content, "prepare.datasets", ["hotpotqa", "musique"]))).prepare
+    assert [list(prepare.files[name].splits) for name in prepare.datasets] == [["train", "test"], ["test"]]
+    assert prepare.dataset == "hotpotqa+musique"
+    assert prepare.files["hotpotqa"].splits["train"].questions == 25600
 
 
 def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) -> None:

@@ -25,7 +25,7 @@ from agent_r1.records import (
     StopReason,
     Trajectory,
 )
-from agent_r1.tables import SCHEMAS, read_rows, write_rows
+from agent_r1.tables import ROW_GROUP, SCHEMAS, read_rows, row_writer, write_rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surrogates are not text
 FILLED = TEXT.filter(str.strip)
@@ -214,3 +214,41 @@ def test_a_full_disk_on_a_first_write_leaves_no_file(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         write_rows(tmp_path / "passages.parquet", PASSAGES, Passage)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_written_one_by_one_are_the_same_file(tmp_path: Path) -> None:
+    write_rows(tmp_path / "at_once.parquet", PASSAGES, Passage)
+    with row_writer(tmp_path / "one_by_one.parquet", Passage) as add:
+        for passage in PASSAGES:
+            add(passage)
+    assert (tmp_path / "one_by_one.parquet").read_bytes() == (tmp_path / "at_once.parquet").read_bytes()
+
+
+def test_many_rows_come_in_groups_and_in_their_order(tmp_path: Path) -> None:
+    path = tmp_path / "many.parquet"
+    with row_writer(path, Passage) as add:
+        for number in range(2 * ROW_GROUP + 1):
+            add(Passage(passage_id=str(number), title="", text=""))
+    metadata = pq.read_metadata(path)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [ROW_GROUP, ROW_GROUP, 1]
+    assert [row.passage_id for row in read_rows(path, Passage)] == [str(number) for number in range(2 * ROW_GROUP + 1)]
+
+
+def test_a_writer_without_rows_leaves_an_empty_table(tmp_path: Path) -> None:
+    with row_writer(tmp_path / "none.parquet", Question):
+        pass
+    assert read_rows(tmp_path / "none.parquet", Question) == []
+
+
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.parquet", PASSAGES, Passage)
+
+    def break_off() -> None:
+        with row_writer(tmp_path / "rows.parquet", Passage) as add:
+            add(PASSAGES[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert read_rows(tmp_path / "rows.parquet", Passage) == PASSAGES
+    assert [file.name for file in tmp_path.iterdir()] == ["rows.parquet"]

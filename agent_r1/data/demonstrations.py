@@ -65,4 +65,8 @@ def without_tools(
 
 
 def _take(questions: Sequence[Question], count: int) -> list[Question]:
+    if count and not questions:
+        raise ValueError(
+            "there are no training questions to demonstrate on; give a data set of prepare.files a train file"
+        )
     return [questions[index % len(questions)] for index in range(count)]

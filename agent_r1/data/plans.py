@@ -36,9 +36,11 @@ def look_up(facts: Facts, entity: str, relation: str) -> Hop:
 def plan_from_titles(question: Question) -> Plan:
     """A plan for a question of which only the gold titles are known: each is searched for in turn.
 
-    Titles that the question mentions come first, because the others must be found on the way.
+    Titles that the question mentions come first, because the others must be found on the way. Where no title is known,
+    the question itself is searched for.
     """
     titles = sorted(question.gold_titles, key=lambda title: title.lower() not in question.text.lower())
+    titles = titles or [question.text]
     values = [*titles[1:], question.answers[0]]
     hops = tuple(Hop(title, title, "", value) for title, value in zip(titles, values, strict=True))
     return Plan(hops, question.answers[0])

@@ -1,23 +1,32 @@
-"""The prepare stage: a data set becomes questions, passages and an index on disk."""
+"""The prepare stage: data sets become questions, passages and an index on disk."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agent_r1.data import atlas, hotpotqa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from agent_r1.data import atlas
+from agent_r1.data.corpus import passages as read_corpus
+from agent_r1.data.distinct import Distinct
+from agent_r1.data.mixture import Entry, Portion, from_files, interleave
 from agent_r1.data.plans import Facts, Plan, plan_from_titles
+from agent_r1.data.progress import progress
 from agent_r1.params import PrepareParams
+from agent_r1.params.prepare import BUILT_IN
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
-from agent_r1.tables import write_rows
+from agent_r1.tables import read_rows, row_writer
 
 logger = logging.getLogger(__name__)
 
 QUESTIONS, PASSAGES, INDEX = "questions.parquet", "passages.parquet", "bm25"
+SPLITS = ("train", "dev", "test")
 
 
 def prepare(params: PrepareParams, directory: Path) -> None:
@@ -26,31 +35,99 @@ def prepare(params: PrepareParams, directory: Path) -> None:
     On an error what was there before stays whole, and nothing else is left behind.
 
     Raises:
-        FileNotFoundError, ValueError: the data set is missing, malformed or cannot be generated.
+        FileNotFoundError, ValueError: a data set is missing, malformed or cannot be generated.
         OSError: the disk is full or not writable.
     """
-    questions, passages = load(params)
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare.", dir=directory) as unfinished:
         staging = Path(unfinished)
-        write_rows(staging / QUESTIONS, questions, Question)
-        write_rows(staging / PASSAGES, passages, Passage)
+        write(params, staging)
+        passages = read_rows(staging / PASSAGES, Passage)
         bm25.build(passages, staging / INDEX, k1=params.bm25.k1, b=params.bm25.b)
         for name in (QUESTIONS, PASSAGES, INDEX):
             bm25.move_into_place(staging / name, directory / name)
-    splits = Counter(question.split for question in questions)
-    logger.info("prepared %s: %d passages, questions %s", params.dataset, len(passages), dict(splits))
 
 
-def load(params: PrepareParams) -> tuple[list[Question], list[Passage]]:
-    """The questions and passages of the configured data set."""
-    if params.dataset == "atlas":
-        return atlas.generate(params.atlas, params.seed)
-    return hotpotqa.load(params.hotpotqa)
+def write(params: PrepareParams, directory: Path) -> None:
+    """Writes questions.parquet and passages.parquet, holding a few dozen bytes of every row in memory.
+
+    Questions stand split by split, the data sets evenly mixed in each. Passages are those that rows bring along, then
+    the generated world's, then those of every corpus; equal ones once.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `prepare`.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    distinct = Distinct()
+    questions, passages = directory / QUESTIONS, directory / PASSAGES
+    with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
+        generated = atlas.generate(params.atlas, params.seed) if BUILT_IN in params.datasets else ([], [])
+        for entry in _entries(params, generated[0]):
+            distinct.take_question(entry.question, entry.where)
+            add_question(entry.question)
+            counts[entry.question.dataset, entry.question.split] += 1
+            for passage in entry.passages:
+                if distinct.is_new(passage, entry.where):
+                    add_passage(passage)
+        for where, passage in _searchable(params, generated[1]):
+            if distinct.is_new(passage, where):
+                add_passage(passage)
+    _check_passages(passages)
+    _warn_of_missing_gold(questions, passages)
+    logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
 
 
 def plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[dict[str, Plan], Facts]:
     """What a demonstrator needs: a plan for every question by question_id, and the facts (none for real data)."""
-    if params.dataset == "atlas":
-        return atlas.plans(params.atlas, params.seed), atlas.facts(params.atlas, params.seed)
-    return {question.question_id: plan_from_titles(question) for question in questions}, {}
+    real = {row.question_id: plan_from_titles(row) for row in questions if row.dataset != BUILT_IN}
+    if BUILT_IN not in params.datasets:
+        return real, {}
+    return {**atlas.plans(params.atlas, params.seed), **real}, atlas.facts(params.atlas, params.seed)
+
+
+def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[Entry]:
+    for split in SPLITS:
+        portions = [_portion(params, name, split, generated) for name in params.datasets if _has(params, name, split)]
+        total = sum(portion.size for portion in portions)
+        yield from progress(interleave(portions), f"{split} questions", total)
+
+
+def _has(params: PrepareParams, name: str, split: str) -> bool:
+    return name == BUILT_IN or split in params.files[name].splits
+
+
+def _portion(params: PrepareParams, name: str, split: str, generated: Sequence[Question]) -> Portion[Entry]:
+    if name != BUILT_IN:
+        return from_files(name, params.files[name], split, params.seed)
+    entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
+    return Portion(len(entries), entries)
+
+
+def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
+    """The passages that do not come with a question; a corpus that several data sets name is read once."""
+    yield from ((BUILT_IN, passage) for passage in generated)
+    named = (params.files[name].corpus for name in params.datasets if name != BUILT_IN)
+    for corpus in dict.fromkeys(path for path in named if path is not None):
+        yield from progress(read_corpus(corpus), f"passages of {corpus.name}")
+
+
+def _check_passages(path: Path) -> None:
+    if not pq.read_metadata(path).num_rows:
+        raise ValueError("there are no passages to search; check the corpus files under prepare.files")
+
+
+def _warn_of_missing_gold(questions: Path, passages: Path) -> None:
+    """Says how many gold passages no search can find: those of HotpotQA's fullwiki rows, or of another corpus."""
+    titles = pq.read_table(passages, columns=["title"])["title"].combine_chunks()
+    asked = pq.read_table(questions, columns=["dataset", "gold_titles"])
+    for dataset in pc.unique(asked["dataset"]).to_pylist():
+        golds = pc.list_flatten(asked.filter(pc.field("dataset") == dataset)["gold_titles"])
+        missing = golds.filter(pc.invert(pc.is_in(golds, value_set=titles)))
+        if missing:
+            logger.warning(
+                "%s: %d of %d gold titles, such as %r, are titles of no passage, so no search can find them",
+                dataset,
+                len(missing),
+                len(golds),
+                missing[0].as_py(),
+            )

@@ -10,18 +10,35 @@ from agent_r1.records import CallStatus, Prediction, Question, Trajectory
 
 
 def asked_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """`count` questions of the test split, drawn by the seed, in their order; all of them for a count of 0.
+    """`count` questions of every data set's test split, drawn by the seed, in their order; all for a count of 0.
 
     Raises:
-        ValueError: the test split is empty or has fewer questions.
+        ValueError: there is no test split, or one has fewer questions.
     """
     test = [question for question in questions if question.split == "test"]
     if not test:
         raise ValueError("there are no test questions; prepare data with a test split")
-    if count > len(test):
-        raise ValueError(f"evaluate.questions is {count} and the test split has {len(test)}; lower it, or 0 for all")
-    chosen = random.Random(seed).sample(range(len(test)), count) if count else range(len(test))
-    return [test[i] for i in sorted(chosen)]
+    places: dict[str, list[int]] = {}
+    for place, question in enumerate(test):
+        places.setdefault(question.dataset, []).append(place)
+    chosen = [place for dataset, own in places.items() for place in _drawn(own, count, seed, dataset)]
+    return [test[place] for place in sorted(chosen)]
+
+
+def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
+    """The share of a question's gold passages that was seen by the end of each step, mean over questions.
+
+    Under `gold_recall/step_1`, ... for as many steps as the longest episode has; a shorter one keeps what it had found.
+    Questions without gold titles do not count.
+    """
+    golds = {question.question_id: len(question.gold_titles) for question in questions}
+    found = [
+        [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
+        for trajectory in trajectories
+        if golds[trajectory.question_id]
+    ]
+    longest = max(map(len, found), default=0)
+    return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
 
 
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
@@ -32,6 +49,14 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
     """
     by_id = {question.question_id: question for question in questions}
     return [_prediction(trajectory, by_id[trajectory.question_id], run, seed) for trajectory in trajectories]
+
+
+def _drawn(places: list[int], count: int, seed: int, dataset: str) -> list[int]:
+    if count > len(places):
+        raise ValueError(
+            f"evaluate.questions is {count} and the test split of {dataset} has {len(places)}; lower it, or 0 for all"
+        )
+    return random.Random(seed).sample(places, count) if count else places
 
 
 def _prediction(trajectory: Trajectory, question: Question, run: str, seed: int) -> Prediction:

@@ -70,6 +70,7 @@ def _summary(scores: Scores) -> str:
 def _tables(scores: Scores) -> list[str]:
     hops, kinds = _strata(scores, "hops_"), _strata(scores, "kind_")
     return [
+        *_dataset_tables(scores),
         "## Scores by number of hops",
         "### Exact match",
         _table(scores, "em", hops),
@@ -79,6 +80,18 @@ def _tables(scores: Scores) -> list[str]:
         _table(scores, "tool_calls", hops),
         "## Exact match by kind of question",
         _table(scores, "em", kinds),
+    ]
+
+
+def _dataset_tables(scores: Scores) -> list[str]:
+    """Nothing where there is one data set."""
+    datasets = _strata(scores, "dataset_")
+    if not datasets:
+        return []
+    return [
+        "## Scores by data set",
+        *("### Exact match", _table(scores, "em", datasets)),
+        *("### F1", _table(scores, "f1", datasets)),
     ]
 
 
@@ -95,7 +108,7 @@ def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
 
 def _stratum_title(stratum: str) -> str:
     what, _, value = stratum.partition("_")
-    return value if what == "kind" else f"{value} hop" if value == "1" else f"{value} hops"
+    return value if what != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
 
 
 def _differences(evaluations: Sequence[Evaluation], samples: int, seed: int) -> list[str]:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 
 from agent_r1.evaluation.statistics import interval
 from agent_r1.records import Prediction, Question
 
-MEASURES = ("em", "f1", "tool_calls")  # each overall, per hop count and per kind, with its interval
+Asked = tuple[Prediction, Question]
+
+
+def gold_recall(asked: Asked) -> float | None:
+    """The share of the question's gold passages that the agent has seen; None where no gold title is known."""
+    prediction, question = asked
+    return prediction.gold_titles_found / len(question.gold_titles) if question.gold_titles else None
+
+
+# Each overall and per stratum, with its interval, over the questions it has a value for.
+MEASURES: dict[str, Callable[[Asked], float | None]] = {
+    "em": lambda asked: asked[0].em,
+    "f1": lambda asked: asked[0].f1,
+    "tool_calls": lambda asked: asked[0].tool_calls,
+    "gold_recall": gold_recall,
+}
 
 
 def score(
@@ -16,38 +30,49 @@ def score(
 ) -> dict[str, float]:
     """Means over questions with 95 % bootstrap intervals, under flat keys.
 
-    For every measure (`em`, `f1`, and `tool_calls` per question) and every stratum (none, `hops_<n>`, `kind_<kind>`):
-    `em`, `em/low`, `em/high`, `em/hops_1`, `em/hops_1/low`, ... Besides: `contains`, and the number of questions as
-    `questions`, `questions/hops_1`, ...
+    For every measure (`em`, `f1`, `tool_calls` per question, `gold_recall`) and every stratum (none, `hops_<n>`,
+    `kind_<kind>`, and `dataset_<name>` where there are several): `em`, `em/low`, `em/high`, `em/hops_1`,
+    `em/hops_1/low`, ... Besides: `contains`, and the number of questions as `questions`, `questions/hops_1`, ...
+    Where no question has gold titles there is no `gold_recall`.
 
     Raises:
         ValueError: there are no predictions.
     """
     if not predictions:
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
+    by_id = {question.question_id: question for question in questions}
+    asked = [(prediction, by_id[prediction.question_id]) for prediction in predictions]
     scores = {"contains": sum(prediction.contains for prediction in predictions) / len(predictions)}
-    for stratum, members in _strata(predictions, questions).items():
+    for stratum, members in _strata(asked).items():
         suffix = f"/{stratum}" if stratum else ""
         scores[f"questions{suffix}"] = len(members)
-        for measure in MEASURES:
-            found = interval([float(value) for value in map(attrgetter(measure), members)], samples, seed)
-            key = measure + suffix
-            scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
+        for measure, value_of in MEASURES.items():
+            values = [float(value) for value in map(value_of, members) if value is not None]
+            if values:
+                found = interval(values, samples, seed)
+                key = measure + suffix
+                scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
     return scores
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
-    """The few scores that fit one line of `dvc metrics show`: all measures, EM's interval, and EM per hop count."""
-    hops = [key for key in scores if key.startswith("em/hops_") and not key.endswith(("/low", "/high"))]
-    return {key: round(scores[key], 4) for key in ("em", "em/low", "em/high", *hops, *MEASURES[1:])}
+    """The few scores that fit one line of `dvc metrics show`.
+
+    All measures, EM's interval, EM per hop count, EM and F1 per data set where there are several, recall per step.
+    """
+    parts = ("em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
+    strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
+    shown = ["em", "em/low", "em/high", *strata, *(measure for measure in MEASURES if measure != "em")]
+    return {key: round(scores[key], 4) for key in shown if key in scores}
 
 
-def _strata(predictions: Sequence[Prediction], questions: Sequence[Question]) -> dict[str, list[Prediction]]:
-    """The predictions as a whole (""), by hop count and by kind; strata in sorted order."""
-    by_id = {question.question_id: question for question in questions}
-    strata: dict[str, list[Prediction]] = {}
-    for prediction in predictions:
-        question = by_id[prediction.question_id]
-        for stratum in (f"hops_{question.hops}", f"kind_{question.kind}"):
-            strata.setdefault(stratum, []).append(prediction)
-    return {"": list(predictions), **{stratum: strata[stratum] for stratum in sorted(strata)}}
+def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
+    """The predictions as a whole (""), by hop count, by kind and by data set; strata in sorted order."""
+    strata: dict[str, list[Asked]] = {}
+    several = len({question.dataset for _, question in asked}) > 1
+    for each in asked:
+        question = each[1]
+        names = [f"hops_{question.hops}", f"kind_{question.kind}"]
+        for stratum in [*names, f"dataset_{question.dataset}"] if several else names:
+            strata.setdefault(stratum, []).append(each)
+    return {"": list(asked), **{stratum: strata[stratum] for stratum in sorted(strata)}}

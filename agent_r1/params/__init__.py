@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.monitor import MonitorParams
-from agent_r1.params.prepare import AtlasParams, BM25Params, HotpotParams, PrepareParams
+from agent_r1.params.prepare import AtlasParams, BM25Params, FilesParams, PrepareParams, SplitParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import UpdateParams
@@ -26,13 +26,14 @@ __all__ = [
     "BM25Params",
     "CreditParams",
     "EnvParams",
+    "FilesParams",
     "FilterParams",
-    "HotpotParams",
     "ModelParams",
     "MonitorParams",
     "Params",
     "PrepareParams",
     "RewardWeights",
+    "SplitParams",
     "TrainParams",
     "UpdateParams",
     "WarmStartParams",

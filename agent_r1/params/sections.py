@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -67,12 +68,20 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
 
 
 def _keys_at(kind: type[Section], location: list[str]) -> list[str]:
+    annotation: Any = kind
     for part in location:
-        annotation = kind.model_fields[part].annotation
-        assert isinstance(annotation, type), annotation
-        assert issubclass(annotation, Section), annotation
-        kind = annotation
-    return list(kind.model_fields)
+        annotation = _inside(annotation, part)
+    assert isinstance(annotation, type), annotation
+    assert issubclass(annotation, Section), annotation
+    return list(annotation.model_fields)
+
+
+def _inside(annotation: Any, key: str) -> Any:
+    """What a key holds: of a mapping of named sections a section, of a section its field, which may be left out."""
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    found = annotation.model_fields[key].annotation
+    return get_args(found)[0] if get_origin(found) is UnionType else found
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -99,3 +99,12 @@ def is_shown(answer: str, question: Question, passages: list[Passage]) -> bool:
         return True
     shown = [question.text, *(f"{passage.title} {passage.text}" for passage in passages)]
     return any(contains(text, [answer]) for text in shown)
+
+
+def test_without_training_questions_there_is_nothing_to_demonstrate(
+    atlas: World, index: BM25, warm_start_params: WarmStartParams
+) -> None:
+    with pytest.raises(ValueError, match=r"no training questions to demonstrate on; give a data set of prepare\.files"):
+        searching(atlas, [], warm_start_params)
+    with pytest.raises(ValueError, match="no training questions"):
+        answering([], index, warm_start_params)

@@ -12,7 +12,7 @@ import pytest
 from agent_r1.answers import contains
 from agent_r1.data import world
 from agent_r1.data.demonstrator import demonstrate
-from agent_r1.data.plans import Hop, Plan, look_up
+from agent_r1.data.plans import Hop, Plan, look_up, plan_from_titles
 from agent_r1.data.world import World
 from agent_r1.records import Question
 from agent_r1.search import bm25
@@ -149,3 +149,28 @@ def test_everything_it_copies_can_be_seen(atlas: World, rows: list[tuple[Questio
             assert contains(seen, [query.split(" of ", 1)[1]]), (asked, query)
             seen += "".join(f"\n{passage.title}\n{passage.text}" for passage in index.search([query], k=2)[0])
         assert contains(seen, [answer(actions)]) or answer(actions) in ("yes", "no"), (asked, actions)
+
+
+@pytest.mark.parametrize(
+    ("titles", "hops"),
+    [
+        (["Mara Quill", "Kiss"], [("Kiss", "Mara Quill"), ("Mara Quill", "Tesk")]),  # the one that is mentioned first
+        ([], [("Where was the director of Kiss born?", "Tesk")]),
+    ],
+)
+def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
+    titles: list[str], hops: list[tuple[str, str]]
+) -> None:
+    question = Question(
+        question_id="q",
+        dataset="own",
+        split="train",
+        text="Where was the director of Kiss born?",
+        answers=["Tesk", "Tesk City"],
+        gold_titles=titles,
+        hops=1,
+        kind="unknown",
+    )
+    plan = plan_from_titles(question)
+    assert [(hop.query, hop.value) for hop in plan.hops] == hops
+    assert plan.answer == "Tesk"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.predictions import asked_questions, predict
+from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step, predict
 
 
 def test_one_prediction_per_trajectory_in_their_order(make_question: Any, make_trajectory: Any) -> None:
@@ -44,7 +44,42 @@ def test_asked_questions_are_of_the_test_split_and_drawn_by_the_seed(make_questi
 
 
 def test_more_questions_than_there_are_is_refused(make_question: Any) -> None:
-    with pytest.raises(ValueError, match=r"evaluate\.questions is 2 and the test split has 1"):
+    with pytest.raises(ValueError, match=r"evaluate\.questions is 2 and the test split of atlas has 1; lower it"):
         asked_questions([make_question("a")], 2, seed=0)
     with pytest.raises(ValueError, match="no test questions"):
         asked_questions([dataclasses.replace(make_question("a"), split="train")], 0, seed=0)
+
+
+def test_as_many_are_asked_of_every_data_set(make_question: Any) -> None:
+    atlas = [make_question(f"a{i}") for i in range(8)]
+    others = [dataclasses.replace(make_question(f"m{i}"), dataset="musique") for i in range(5)]
+    mixed = [*atlas[:4], *others, *atlas[4:]]
+    drawn = asked_questions(mixed, 3, seed=0)
+    assert [question.dataset for question in drawn].count("atlas") == 3
+    assert [question.dataset for question in drawn].count("musique") == 3
+    assert drawn == [question for question in mixed if question in drawn]
+    alone = asked_questions(atlas, 3, seed=0)
+    assert alone == [question for question in drawn if question.dataset == "atlas"]  # whatever the others hold
+    with pytest.raises(ValueError, match="test split of musique has 5"):
+        asked_questions(mixed, 6, seed=0)
+
+
+def test_gold_recall_by_step_by_hand(make_question: Any, make_trajectory: Any) -> None:
+    two, one, none = (
+        dataclasses.replace(make_question(name), gold_titles=titles)
+        for name, titles in (("two", ["Veld", "Tesk"]), ("one", ["Veld"]), ("none", []))
+    )
+    # Of two titles one per call: 1/2, then 2/2; a malformed call finds nothing: 0, then 1/1; the answer finds nothing.
+    trajectories = [
+        make_trajectory("two", calls=["ok", "ok"]),
+        make_trajectory("one", calls=["malformed", "ok"]),
+        make_trajectory("none", calls=["ok", "ok", "ok"]),
+    ]
+    assert gold_recall_by_step(trajectories, [two, one, none]) == {
+        "gold_recall/step_1": 0.25,
+        "gold_recall/step_2": 1.0,
+        "gold_recall/step_3": 1.0,
+    }
+    short = [make_trajectory("one", calls=[]), trajectories[0]]  # an episode that ended keeps what it had
+    assert gold_recall_by_step(short, [two, one, none])["gold_recall/step_3"] == 0.5
+    assert gold_recall_by_step(trajectories[2:], [none]) == {}

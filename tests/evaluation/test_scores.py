@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -39,14 +40,45 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
 
 def test_every_mean_lies_in_its_interval(scores: dict[str, float]) -> None:
     means = [key.removesuffix("/low") for key in scores if key.endswith("/low")]
-    assert len(means) == 3 * 6  # three measures; all, two hop counts, three kinds
+    assert len(means) == 4 * 6  # four measures; all, two hop counts, three kinds
     assert all(scores[f"{key}/low"] <= scores[key] <= scores[f"{key}/high"] for key in means)
 
 
 def test_headline_is_short_and_rounded(scores: dict[str, float]) -> None:
     shown = headline(scores)
-    assert list(shown) == ["em", "em/low", "em/high", "em/hops_1", "em/hops_2", "f1", "tool_calls"]
+    assert list(shown) == ["em", "em/low", "em/high", "em/hops_1", "em/hops_2", "f1", "tool_calls", "gold_recall"]
     assert shown["em"] == 0.6667
+
+
+def test_gold_recall_by_hand(scores: dict[str, float]) -> None:
+    # One gold title each; found once, twice (the fixture gives progress at every call: 2 of 1), never.
+    assert scores["gold_recall"] == pytest.approx(1.0)
+    assert (scores["gold_recall/hops_1"], scores["gold_recall/kind_comparison"]) == (1.0, 0.0)
+
+
+def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_trajectory: Any) -> None:
+    unknown = dataclasses.replace(make_question("a"), gold_titles=[])
+    known = dataclasses.replace(make_question("b"), gold_titles=["Veld", "Tesk"])
+    trajectories = [make_trajectory("a"), make_trajectory("b")]
+    predictions = predict(trajectories, [unknown, known], run="ppo", seed=0)
+    assert score(predictions, [unknown, known], samples=100, seed=0)["gold_recall"] == 0.5  # of b alone
+    alone = score(predictions[:1], [unknown], samples=100, seed=0)
+    assert not [key for key in alone if key.startswith("gold_recall")]
+    assert "gold_recall" not in headline(alone)
+
+
+def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:
+    questions = [make_question("a"), dataclasses.replace(make_question("b"), dataset="musique"), make_question("c")]
+    trajectories = [make_trajectory("a"), make_trajectory("b", answer="Tesk town"), make_trajectory("c", answer="x")]
+    found = score(predict(trajectories, questions, run="ppo", seed=0), questions, samples=100, seed=0)
+    assert (found["em/dataset_atlas"], found["em/dataset_musique"]) == (0.5, 0.0)
+    assert (found["questions/dataset_atlas"], found["questions/dataset_musique"]) == (2, 1)
+    shown = headline(found)
+    assert (shown["em/dataset_atlas"], shown["f1/dataset_musique"]) == (0.5, 0.6667)
+
+
+def test_one_data_set_is_no_stratum(scores: dict[str, float]) -> None:
+    assert not [key for key in scores if "dataset_" in key]
 
 
 def test_nothing_to_score_is_refused() -> None:

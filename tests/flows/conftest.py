@@ -134,8 +134,8 @@ def inside() -> Inside:
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes over the base; `runs` as a whole, because its keys are the runs there are."""
-    nested = {key: value for key, value in changes.items() if isinstance(value, dict) and key != "runs"}
+    """The changes over the base; `runs` and `files` as a whole, because their keys are what there is."""
+    nested = {key: value for key, value in changes.items() if isinstance(value, dict) and key not in ("runs", "files")}
     return {**base, **changes, **{key: _merged(base[key], value) for key, value in nested.items()}}
 
 

@@ -1,4 +1,4 @@
-"""Every stage on questions in HotpotQA's release format: real rows where there are any, else some made here."""
+"""Every stage on questions in the release formats: real rows where there are any, else some made here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from flows.prepare import prepare
 from flows.train import train
 from flows.warm_start import warm_start
 
-REAL = Path(__file__).parents[2].parent / "shared/data/multihop/hotpotqa"
+REAL = Path(__file__).parents[2].parent / "shared/data/multihop"
+FILES = {
+    "hotpotqa": ("hotpot_train_v1.1.subset.json.gz", "hotpot_dev_distractor_v1.subset.json.gz"),
+    "2wikimultihopqa": ("train.subset.json.gz", "dev.subset.json.gz"),
+    "musique": ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz"),
+}
 CHANGES = {
     "warm_start": {"demonstrations": 48, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 12},
     "env": {"max_steps": 3, "max_tokens": 1500, "max_action_tokens": 160},
@@ -28,48 +33,66 @@ CHANGES = {
 }
 
 
-def made_up_rows(first: int, count: int) -> list[dict[str, Any]]:
-    """Bridge questions over two paragraphs, with a third that has nothing to do with them."""
-    return [
-        {
-            "_id": f"row{i}",
-            "question": f"In which town was the director of Film {i} born?",
-            "answer": f"Town {i}",
-            "type": "bridge",
-            "level": "easy",
-            "supporting_facts": [[f"Film {i}", 0], [f"Person {i}", 1]],
-            "context": [
-                [f"Film {i}", [f"Film {i} is a film.", f" It was directed by Person {i}."]],
-                [f"Person {i}", [f"Person {i} is a director.", f" They were born in Town {i}."]],
-                [f"River {i}", ["A river."]],
-            ],
-        }
-        for i in range(first, first + count)
-    ]
+def wiki_row(i: int, kind: str) -> dict[str, Any]:
+    """A question over two paragraphs, with a third that has nothing to do with them, as HotpotQA and 2Wiki have it."""
+    return {
+        "_id": f"row{i}",
+        "question": f"In which town was the director of Film {i} born?",
+        "answer": f"Town {i}",
+        "type": kind,
+        "supporting_facts": [[f"Film {i}", 0], [f"Person {i}", 1]],
+        "context": [
+            [f"Film {i}", [f"Film {i} is a film.", f" It was directed by Person {i}."]],
+            [f"Person {i}", [f"Person {i} is a director.", f" They were born in Town {i}."]],
+            [f"River {i}", ["A river."]],
+        ],
+    }
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The files of the release: train and dev."""
-    if REAL.is_dir():
-        return {
-            "train": str(REAL / "hotpot_train_v1.1.subset.json.gz"),
-            "dev": str(REAL / "hotpot_dev_distractor_v1.subset.json.gz"),
-        }
-    folder = tmp_path_factory.mktemp("release")
-    (folder / "train.json").write_text(json.dumps(made_up_rows(0, 24)))
-    (folder / "dev.json").write_text(json.dumps(made_up_rows(24, 24)))
-    return {"train": str(folder / "train.json"), "dev": str(folder / "dev.json")}
+def musique_row(i: int) -> dict[str, Any]:
+    """The same as MuSiQue has it."""
+    row = wiki_row(i, "")
+    return {
+        "id": f"2hop__{i}_{i}",
+        "question": row["question"],
+        "answer": row["answer"],
+        "answer_aliases": [f"The town {i}"],
+        "answerable": True,
+        "question_decomposition": [{"id": 2 * i}, {"id": 2 * i + 1}],
+        "paragraphs": [
+            {"idx": at, "title": title, "paragraph_text": "".join(text), "is_supporting": at < 2}
+            for at, (title, text) in enumerate(row["context"])
+        ],
+    }
 
 
-def test_the_same_stages_run_on_hotpotqa(
-    files: dict[str, str],
+MADE_UP: dict[str, Callable[[int], dict[str, Any]]] = {
+    "hotpotqa": lambda i: wiki_row(i, "bridge"),
+    "2wikimultihopqa": lambda i: wiki_row(i, "compositional"),
+    "musique": musique_row,
+}
+
+
+def release(name: str, folder: Path) -> dict[str, Any]:
+    """The parameters of a data set with 24 questions for training and for testing."""
+    paths = [REAL / name / file for file in FILES[name]]
+    if not REAL.is_dir():
+        paths = [folder / file.removesuffix(".gz") for file in FILES[name]]
+        for path, first in zip(paths, (0, 24), strict=True):
+            path.write_text("\n".join(json.dumps(MADE_UP[name](i)) for i in range(first, first + 24)))
+    train, test = ({"file": str(path), "questions": 24} for path in paths)
+    return {"format": name, "train": train, "test": test}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_same_stages_run_on_a_release(
+    name: str,
     tmp_path: Path,
     inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
 ) -> None:
-    hotpotqa = {"dataset": "hotpotqa", "hotpotqa": {**files, "max_questions": 24}}
-    write_params(tmp_path, {**CHANGES, "prepare": hotpotqa})
+    prepared = {"datasets": [name], "files": {name: release(name, tmp_path)}}
+    write_params(tmp_path, {**CHANGES, "prepare": prepared})
     with inside(tmp_path):
         prepare()
         warm_start()
@@ -77,7 +100,7 @@ def test_the_same_stages_run_on_hotpotqa(
         evaluate("ppo")
     questions = {row.question_id: row for row in read_rows(tmp_path / QUESTIONS, Question)}
     splits = [row.split for row in questions.values()]
-    assert [splits.count(split) for split in ("train", "dev", "test")] == [24, 12, 12]
+    assert [splits.count(split) for split in ("train", "dev", "test")] == [24, 0, 24]
     titles = {row.title for row in read_rows(tmp_path / PASSAGES, Passage)}
     assert all(title in titles for row in questions.values() for title in row.gold_titles)
 

@@ -1,0 +1,181 @@
+"""Reading data files row by row: a JSON list, JSON lines or Parquet, plain or gzipped, never a whole file in memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agent_r1.data.progress import progress
+from agent_r1.data.rows import Row
+
+ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
+_CHUNK = 1 << 20  # characters
+_LONGEST_ROW = 1 << 26  # characters; a row that does not end before is a broken one
+_BATCH = 1024  # rows of a Parquet file
+_FILLED = re.compile(r"\S")
+
+
+def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
+    """The files of a location, which is a file, a folder (with all below it) or a pattern such as train-*.parquet.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, or none that fits.
+    """
+    if location.is_dir():
+        found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
+    else:
+        found = [location] if location.exists() else [*location.parent.glob(location.name)]
+    if not found:
+        what = f"holds no {', '.join(suffixes)} file" if location.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{location} {what}; put the files there or correct prepare.files in params.yaml")
+    return sorted(found)
+
+
+def suffix(path: Path) -> str:
+    """The last suffix before .gz."""
+    return Path(path.name.removesuffix(".gz")).suffix
+
+
+def read(location: Path) -> Iterator[Row]:
+    """The rows of all files of a location, one after the other.
+
+    Raises:
+        FileNotFoundError: there are no such files.
+        ValueError: a file or a row cannot be read; the message names both.
+    """
+    for path in data_files(location):
+        yield from _read_file(path)
+
+
+def count(location: Path) -> int:
+    """How many rows `read` gives.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `read`; besides, there is not a single row.
+    """
+    total = sum(_count_file(path) for path in data_files(location))
+    if not total:
+        raise ValueError(f"{location} holds no rows; download it again or correct prepare.files in params.yaml")
+    return total
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A file as text, unzipped where its name ends in .gz.
+
+    Raises:
+        ValueError: it is not UTF-8, or not a whole gzip file.
+    """
+    open_binary = gzip.open if path.suffix == ".gz" else open
+    try:
+        with open_binary(path, "rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as text:
+            yield text
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole gzip file ({error}); download it again") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 ({error}); download it again or convert it") from None
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a whole Parquet file ({error}); download it again") from None
+
+
+def _read_file(path: Path) -> Iterator[Row]:
+    number = 0
+    try:
+        for number, fields in enumerate(_values(path), start=1):
+            if not isinstance(fields, dict):
+                raise ValueError(f"{path}, row {number}: expected an object with named fields, found {fields!r:.80}")
+            yield Row(fields, path, number)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path}, row {number + 1}: broken or cut off ({error.msg}); expected a JSON list of objects or one "
+            "object per line; download the file again"
+        ) from None
+
+
+def _count_file(path: Path) -> int:
+    if suffix(path) == ".parquet":
+        with _open_parquet(path) as file:
+            return int(file.metadata.num_rows)
+    return sum(1 for _ in progress(_read_file(path), f"counting {path.name}"))
+
+
+def _values(path: Path) -> Iterator[Any]:
+    if suffix(path) == ".parquet":
+        with _open_parquet(path) as file:
+            for batch in file.iter_batches(batch_size=_BATCH):
+                yield from batch.to_pylist()
+        return
+    with open_text(path) as text:
+        is_list = text.read(_CHUNK).lstrip().startswith("[")
+        text.seek(0)
+        yield from _list_items(text) if is_list else (json.loads(line) for line in text if line.strip())
+
+
+def _list_items(text: TextIO) -> Iterator[Any]:
+    window = _Window(text)
+    window.take("[")
+    while window.peek() != "]":
+        yield window.value()
+        if window.peek() != "]":
+            window.take(",")
+    window.take("]")
+
+
+class _Window:
+    """The piece of a text that is being decoded; it grows until the value that starts in it is whole."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._text = text
+        self._held = ""
+        self._at = 0
+        self._decoder = json.JSONDecoder()
+
+    def peek(self) -> str:
+        """The next character that is not blank, "" at the end of the text."""
+        while not (found := _FILLED.search(self._held, self._at)):
+            self._at = len(self._held)
+            if not self._grow():
+                return ""
+        self._at = found.start()
+        return found.group()
+
+    def take(self, expected: str) -> None:
+        """Passes a character."""
+        if self.peek() != expected:
+            raise json.JSONDecodeError(f"Expecting {expected!r}", self._held, self._at)
+        self._at += 1
+
+    def value(self) -> Any:
+        """Passes a JSON value."""
+        self.peek()
+        while True:
+            try:
+                value, self._at = self._decoder.raw_decode(self._held, self._at)
+            except json.JSONDecodeError:
+                if len(self._held) - self._at > _LONGEST_ROW or not self._grow():
+                    raise
+            else:
+                return value
+
+    def _grow(self) -> bool:
+        rest = self._held[self._at :]
+        more = self._text.read(max(_CHUNK, len(rest)))  # twice as much: a long value is decoded few times
+        self._held, self._at = rest + more, 0
+        return bool(more)

@@ -1,0 +1,127 @@
+"""Reading files row by row, whatever their form, and saying which file and row is broken."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.data import sources
+from agent_r1.data.sources import count, data_files, read
+
+ROWS = [{"a": 1, "text": "x, [y] {z} \u00e9"}, {"a": 2, "text": ""}, {"a": 3, "text": '"quoted"\\'}]
+LIST, LINES = json.dumps(ROWS), "\n".join(map(json.dumps, ROWS))
+
+
+def fields(location: Path) -> list[dict[str, Any]]:
+    return [row.fields for row in read(location)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.json", LIST),
+        ("rows.jsonl", LINES),
+        ("rows.json", LINES),  # the content counts, not the name
+        ("rows.jsonl", f" \n{LIST}\n"),
+        ("rows.json", json.dumps(ROWS, indent=2)),
+        ("rows.jsonl", f"\n{LINES}\n\n"),
+        ("rows.jsonl", f"\ufeff{LINES}"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_lists_and_lines_are_the_same_rows(tmp_path: Path, name: str, content: str, ending: str) -> None:
+    path = tmp_path / f"{name}{ending}"
+    path.write_bytes(gzip.compress(content.encode()) if ending else content.encode())
+    assert fields(path) == ROWS
+    assert [str(row) for row in read(path)] == [f"{path}, row {number}" for number in (1, 2, 3)]
+    assert count(path) == 3
+
+
+def test_parquet_rows_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_BATCH", 2)
+    nested = [{**row, "context": {"title": ["A"], "sentences": [["B", "C"]]}} for row in ROWS]
+    pq.write_table(pa.Table.from_pylist(nested), tmp_path / "rows.parquet")
+    assert fields(tmp_path / "rows.parquet") == nested
+    assert count(tmp_path / "rows.parquet") == 3
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.dictionaries(st.text(), JSON)), st.integers(1, 40), st.sampled_from([None, 1]))
+def test_a_list_is_read_whatever_the_size_of_the_pieces(rows: list[Any], chunk: int, indent: int | None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_CHUNK", chunk)
+        assert list(sources._list_items(io.StringIO(json.dumps(rows, indent=indent)))) == rows
+
+
+def test_a_location_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
+    names = ["b/train-1.jsonl", "a/train-0.jsonl.gz", "a/notes.md", "train-2.parquet"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert data_files(tmp_path) == [tmp_path / name for name in ("a/train-0.jsonl.gz", "b/train-1.jsonl", names[3])]
+    assert data_files(tmp_path / "a/notes.md") == [tmp_path / "a/notes.md"]  # named, so taken
+    assert data_files(tmp_path / "b/train-*.jsonl") == [tmp_path / "b/train-1.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.json", "nowhere/*.json"])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*json does not exist; .*correct prepare\.files in params"):
+        fields(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"holds no \.json, \.jsonl, \.parquet file"):
+        fields(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.json", b'[{"a": 1}, {"a": ', "row 2: broken or cut off"),
+        ("x.json", b'[{"a": 1} {"a": 2}]', "row 2: broken or cut off .Expecting ','"),
+        ("x.json", b'[{"a": 1}', "row 2: broken or cut off"),
+        ("x.json", b'{\n  "a": 1\n}', "row 1: broken or cut off .*one object per line"),
+        ("x.jsonl", b'{"a": 1}\n{"a": 2', "row 2: broken or cut off"),
+        ("x.jsonl", b'{"a": 1}\n[1]', "row 2: expected an object with named fields, found .1."),
+        ("x.json", b'[{"a": 1}, 7]', "row 2: expected an object"),
+        ("x.json", b"\xff\xfe\x00", "not a text in UTF-8"),
+        ("x.json.gz", b"[]", "not a whole gzip file"),
+        ("x.json.gz", gzip.compress(LIST.encode() * 1000)[:-12], "not a whole gzip file"),
+        ("x.jsonl.gz", gzip.compress(LINES.encode())[:-9], "not a whole gzip file"),
+        ("x.parquet", b"PAR1 and then nothing", "not a whole Parquet file"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}(, |: ){message}.*"):
+        fields(tmp_path / name)
+
+
+def test_a_broken_row_does_not_make_the_whole_file_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_CHUNK", 10)
+    monkeypatch.setattr(sources, "_LONGEST_ROW", 100)
+    text = io.StringIO('[{"a": oops}' + "x" * 10_000)
+    with pytest.raises(json.JSONDecodeError):
+        list(sources._list_items(text))
+    assert text.tell() < 400
+
+
+@pytest.mark.parametrize("content", ["", "[]", "\n"])
+def test_a_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    assert fields(tmp_path / "x.json") == []
+    with pytest.raises(ValueError, match=r"x\.json holds no rows"):
+        count(tmp_path / "x.json")
