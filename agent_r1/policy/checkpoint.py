@@ -82,6 +82,11 @@ def set_aside(folder: Path, aside: Path) -> None:
 def progress(folder: Path) -> Progress | None:
     """How far the checkpoint in `folder` is; None where there is none."""
     _finish_swap(folder)
+    return peek(folder)
+
+
+def peek(folder: Path) -> Progress | None:
+    """The same for one who only reads: a training may be writing the checkpoint, and nothing is cleaned up after it."""
     record = folder / "progress.json"
     return Progress(**json.loads(record.read_text())) if record.exists() else None
 

@@ -24,10 +24,10 @@ from agent_r1.policy.model import (
     load_policy,
     load_tokenizer,
     precision,
-    selected_logits,
 )
-from agent_r1.policy.objective import Metrics, Tokens, concatenate, normaliser, policy_metrics, token_losses
-from agent_r1.policy.rows import Floats, Row, asked_of_learner, make_row, not_finite, require_finite, select
+from agent_r1.policy.objective import Metrics, Tokens, concatenate, normaliser, policy_metrics
+from agent_r1.policy.passes import make_rows, policy_pass
+from agent_r1.policy.rows import Floats, Row, not_finite, require_finite
 from agent_r1.policy.scoring import Compute, logprobs, micro_batches, scores
 from agent_r1.records import Credit, Trajectory
 
@@ -98,7 +98,8 @@ class Learner:
             FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
             ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
         """
-        rows = [row for row in self._rows(trajectories, credits) if row.credit.kept]
+        rows = make_rows(self.policy, trajectories, credits, self.params, self.compute)
+        rows = [row for row in rows if row.credit.kept]
         _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
             _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
@@ -146,18 +147,6 @@ class Learner:
         torch.set_rng_state(state["torch_random"])
         random.setstate(state["python_random"])
 
-    def _rows(self, trajectories: Sequence[Trajectory], credits: Sequence[Credit]) -> list[Row]:
-        if self.params.kl_loss and not any(credit.reference_logprobs.any() for credit in credits):
-            raise ValueError(
-                f"kl_loss {self.params.kl_loss} needs a reference, and the credits hold no logprobs of one; "
-                "assign credit with a reference, or set kl_loss: 0"
-            )
-        pairs = list(zip(trajectories, credits, strict=True))
-        own = logprobs(
-            self.policy, trajectories, [asked_of_learner(*pair, self.params) for pair in pairs], self.compute
-        )
-        return [make_row(*pair, before, self.params) for pair, before in zip(pairs, own, strict=True)]
-
     def _step(self, rows: Sequence[Row], trains_policy: bool) -> Metrics:
         """One optimiser step of what trains in this iteration."""
         teaching = [row for row in rows if _has_gradient(row, self.params)]
@@ -182,13 +171,7 @@ class Learner:
     def _policy_pass(self, rows: Sequence[Row], divisor: int, *, learn: bool) -> Metrics:
         """Adds up the policy's gradient of one optimiser step, or only measures."""
         seen: list[Tokens] = []
-        trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
-        for batch in micro_batches(trajectories, masks, self.compute):
-            with torch.set_grad_enabled(learn), precision(self.compute.device, self.compute.dtype):
-                logits = selected_logits(self.policy, batch.ids, batch.mask)
-            tokens = select(batch, rows, logits, self.params)
-            terms = token_losses(tokens, self.params)
-            require_finite("policy loss", batch, rows, terms, tokens.logprobs - tokens.old_logprobs)
+        for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
             if learn:
                 ((terms * tokens.weights).sum() / divisor).backward()
             seen.append(tokens.detach())

@@ -1,0 +1,131 @@
+"""A replay as tables for the terminal: a line per iteration and configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+
+from flows.replayer import Replayed, reads_untrained_values
+
+# Heading and metric of every column.
+CREDIT = {
+    "return": "reward/total",
+    "return std": "reward/std",
+    "kept": "advantage/kept_share",
+    "advantage mean": "advantage/mean",
+    "advantage std": "advantage/std",
+    "advantage abs max": "advantage/abs_max",
+    "non-zero": "advantage/nonzero_share",
+    "correlation": "advantage/correlation",
+}
+GRADIENT = {
+    "loss": "policy/loss",
+    "clipped": "policy/clip_fraction",
+    "norm": "policy/grad_norm",
+    "cosine": "policy/gradient_cosine",
+    "observed loss": "policy/observed_loss_share",
+    "observed gradient": "policy/observed_gradient_share",
+}
+VALUES = {
+    "RMSE, actions": "value/action_rmse",
+    "return std, actions": "value/action_std",
+    "RMSE, observations": "value/observation_rmse",
+    "return std, observations": "value/observation_std",
+}
+
+ABOUT_CREDIT = (
+    "Advantages at action tokens. Non-zero: share of the tokens after the prompt. Correlation: with the advantages of "
+    "the iteration's first line, at action tokens of trajectories that both keep."
+)
+ABOUT_REWARDS = "Weighted parts of the return, mean per trajectory."
+ABOUT_GRADIENT = (
+    "Policy loss of all kept trajectories of the iteration as one optimiser step; its gradient before clipping and "
+    "Adam. Cosine: with the gradient of the iteration's first line. Observed: what comes from tokens after the prompt "
+    "that the policy did not sample, as a share of the absolute loss and of the squared norms of the gradient's two "
+    "parts."
+)
+ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
+UNTRAINED = (
+    "{name} reads values at tokens that the critic of {run} was never trained at; replay a run whose critic was to see "
+    "the effect of the masks alone."
+)
+
+Line = tuple[str, str, Mapping[str, float]]  # iteration, what it is about, metrics
+
+
+def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
+    """Credit, reward parts where they are weighed differently, gradients, errors of values, and what to bear in mind.
+
+    Args:
+        replayed: at least one iteration; the same configurations in each.
+    """
+    lines = [
+        (str(one.iteration), replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays
+    ]
+    yield _table("Credit", CREDIT, lines, ABOUT_CREDIT)
+    yield from _reward_parts(replayed)
+    with_gradient = [line for line in lines if "policy/grad_norm" in line[2]]
+    if with_gradient:
+        yield _table("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
+    yield from _policies(replayed)
+    values = [(str(one.iteration), one.replays[0].configuration.name, one.values) for one in replayed if one.values]
+    if values:
+        yield _table("Critic", VALUES, values, ABOUT_VALUES)
+    yield from _untrained_values(replayed[0])
+
+
+def number(value: float | None) -> str:
+    """Three decimals; two digits for what would be all zeros; a dash where there is no number."""
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.1e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+
+
+def _table(title: str, columns: Mapping[str, str], lines: Iterable[Line], about: str) -> Table:
+    table = Table(title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
+    table.add_column("iter.", justify="right")
+    table.add_column("", overflow="fold", min_width=8)
+    for heading in columns:
+        table.add_column(heading, justify="right", min_width=6)
+    before = ""
+    for iteration, name, metrics in lines:
+        if before and iteration != before:
+            table.add_section()
+        numbers = [number(metrics.get(metric)) for metric in columns.values()]
+        table.add_row("" if iteration == before else iteration, name, *numbers)
+        before = iteration
+    return table
+
+
+def _reward_parts(replayed: Sequence[Replayed]) -> Iterator[Table]:
+    weights = [replay.configuration.train.credit.rewards.model_dump() for replay in replayed[0].replays]
+    if all(each == weights[0] for each in weights):
+        return
+    parts = [part for part in weights[0] if any(each[part] for each in weights)]
+    lines = [
+        (
+            str(one.iteration),
+            replay.configuration.name,
+            {part: weighed[part] * replay.metrics[f"reward/{part}"] for part in parts},
+        )
+        for one in replayed
+        for replay, weighed in zip(one.replays, weights, strict=True)
+    ]
+    yield _table("Reward parts", {part: part for part in parts}, lines, ABOUT_REWARDS)
+
+
+def _policies(replayed: Sequence[Replayed]) -> Iterator[str]:
+    """At which weights the gradients were taken, the iterations that share them in one line."""
+    for note in dict.fromkeys(one.policy.note for one in replayed):
+        iterations = [str(one.iteration) for one in replayed if one.policy.note == note]
+        yield f"Policy of the gradient in iteration {', '.join(iterations)}: {note}."
+
+
+def _untrained_values(first: Replayed) -> Iterator[str]:
+    own, *others = [replay.configuration for replay in first.replays]
+    for each in others:
+        if reads_untrained_values(own.train.credit, each.train.credit):
+            yield UNTRAINED.format(name=each.name, run=own.name)

@@ -1,0 +1,218 @@
+"""The iterations of a stored run under other configurations than its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from transformers import PreTrainedModel
+
+from agent_r1.credit.assign import assign
+from agent_r1.credit.comparison import advantage_comparison, value_errors
+from agent_r1.credit.masks import loss_mask
+from agent_r1.params import CreditParams, Params, TrainParams
+from agent_r1.params.sections import override, validated
+from agent_r1.policy.gradients import PolicyGradient, gradient_metrics, policy_gradient
+from agent_r1.policy.model import compute_dtype, default_device, load_policy
+from agent_r1.policy.reference import Reference
+from agent_r1.policy.scoring import Compute
+from agent_r1.records import Credit, Trajectory
+from flows.paths import WARM_START
+from flows.stored_run import PolicyOnDisk, StoredRun
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+
+REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
+OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits
+OTHER_MODEL = 10  # times the canary's tolerance, because here every token of an iteration is looked at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """How trajectories are credited and learned from."""
+
+    name: str
+    train: TrainParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """One iteration under one configuration."""
+
+    configuration: Configuration
+    metrics: Metrics  # those of training, and those of the comparison with the run's own configuration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """One iteration under its run's own configuration and under others."""
+
+    iteration: int
+    trajectories: int
+    policy: PolicyOnDisk  # at which the gradients were taken
+    replays: list[Replay]  # the run's own first
+    values: Metrics  # errors of the values that the run's critic gave; empty without one
+
+
+def configurations(settings: Params, run: str, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
+    """The run's own configuration, and after it those to compare with it.
+
+    Raises:
+        ValueError: one is unknown or refused, or needs values that the run's critic would have had to give.
+    """
+    own = settings.run(run)
+    wanted = parse_changes(changes)
+    found = [Configuration(name=run, train=own)]
+    for other in others or [run]:
+        name = " ".join([other, *changes])
+        base = own.model_dump() | settings.run(other).model_dump(include=set(REPLAYED))
+        config = validated(TrainParams, override(base, wanted), f"{run} replayed as {name}")
+        if config.credit.needs_critic and not own.credit.needs_critic:
+            raise ValueError(
+                f"{run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of {name} "
+                "needs; replay a run with a critic, or take an estimator without one"
+            )
+        found.append(Configuration(name=name, train=config))
+    return found
+
+
+def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them.
+
+    Raises:
+        ValueError: one is not KEY=VALUE, or is of a section that a replay does not look at.
+    """
+    nested: dict[str, Any] = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        section, *rest = key.split(".")
+        if not equals or not rest:
+            raise ValueError(f"{change!r} is no change to make; write credit.lam=1.0, for instance")
+        if section not in REPLAYED:
+            raise ValueError(f"{change!r} has no effect: a replay looks at {' and '.join(REPLAYED)} of train alone")
+        content = yaml.safe_load(value)
+        for part in reversed(rest):
+            content = {part: content}
+        nested = override(nested, {section: content})
+    return nested
+
+
+def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
+    """Whether `other` reads values at tokens that a critic under `own` was not trained at."""
+    if not other.needs_critic:
+        return False
+    if own.estimator == "step_gae":
+        return other.estimator != "step_gae"
+    return own.advantage_mask.critic and not (other.advantage_mask.recursion and other.advantage_mask.critic)
+
+
+class Replayer:
+    """Replays the iterations of a stored run; loads a model when it is first needed."""
+
+    def __init__(
+        self, stored: StoredRun, compared: Sequence[Configuration], settings: Params, *, with_gradient: bool
+    ) -> None:
+        self.stored, self.compared, self.with_gradient = stored, list(compared), with_gradient
+        self.dtype, self.device = settings.model.dtype, default_device()
+        self.policies: dict[Path, PreTrainedModel] = {}
+        self.reference = (
+            Reference(WARM_START, compared[0].train.update, dtype=self.dtype)
+            if any(each.train.needs_reference for each in compared)
+            else None
+        )
+
+    def replay(self, number: int) -> Replayed:
+        """One iteration under every configuration.
+
+        Raises:
+            ValueError: a configuration needs values that are not stored, or another model sampled the trajectories.
+        """
+        trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
+        policy = self.stored.policy(trajectories[0].policy_version)
+        assigned = [self._assign(trajectories, stored, each) for each in self.compared]
+        self._compare_with_stored(number, assigned[0][0], stored)
+        gradients = [
+            self._gradient(number, policy, trajectories, credits_, each.train)
+            for each, (credits_, _) in zip(self.compared, assigned, strict=True)
+        ]
+        return Replayed(
+            iteration=number,
+            trajectories=len(trajectories),
+            policy=policy,
+            replays=[
+                Replay(
+                    configuration=each,
+                    metrics=metrics
+                    | advantage_comparison(trajectories, credits_, assigned[0][0])
+                    | (gradient_metrics(gradient, gradients[0]) if gradient and gradients[0] else {}),
+                )
+                for each, (credits_, metrics), gradient in zip(self.compared, assigned, gradients, strict=True)
+            ],
+            values=self._value_errors(trajectories, stored),
+        )
+
+    def _assign(
+        self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
+    ) -> tuple[list[Credit], Metrics]:
+        """As in training, with the values that the run's critic gave then."""
+        credit = configuration.train.credit
+        values = [row.values for row in stored] if credit.needs_critic else None
+        reference = None
+        if self.reference is not None and configuration.train.needs_reference:
+            masks = [loss_mask(each.source, credit.loss_mask) for each in trajectories]
+            reference = self.reference.logprobs(trajectories, masks)
+        credits_, metrics = assign(trajectories, values, credit, reference=reference)
+        if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
+            raise ValueError(
+                f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped, and no values "
+                "are stored for those; choose the same filter, or an estimator without a critic"
+            )
+        return credits_, metrics
+
+    def _gradient(
+        self,
+        number: int,
+        policy: PolicyOnDisk,
+        trajectories: list[Trajectory],
+        credits_: list[Credit],
+        config: TrainParams,
+    ) -> PolicyGradient | None:
+        if policy.path is None or not self.with_gradient:
+            return None
+        if policy.path not in self.policies:
+            self.policies[policy.path] = load_policy(policy.path, device=self.device)
+        compute = Compute(
+            device=self.device,
+            dtype=compute_dtype(self.dtype, self.device),
+            max_tokens=config.update.max_tokens_per_microbatch,
+        )
+        gradient = policy_gradient(self.policies[policy.path], trajectories, credits_, config.update, compute)
+        gap = gradient.metrics.get("policy/mismatch_max", 0.0)
+        if policy.sampled_it and gap > OTHER_MODEL * config.update.canary_tolerance:
+            raise ValueError(
+                f"{policy.path} is not the model that sampled iteration {number} of {self.stored.run}: logprobs differ "
+                f"by up to {gap:.2g} nats; bring its outputs back (dvc checkout), or compare without gradients"
+            )
+        return gradient
+
+    def _value_errors(self, trajectories: list[Trajectory], stored: list[Credit]) -> Metrics:
+        own = self.compared[0].train.credit
+        return value_errors(trajectories, stored, own.rewards) if own.needs_critic else {}
+
+    def _compare_with_stored(self, number: int, credits_: list[Credit], stored: list[Credit]) -> None:
+        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(credits_, stored, strict=True))
+        if gap > OTHER_NUMERICS:
+            logger.warning(
+                "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
+                "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
+                number,
+                self.stored.run,
+                gap,
+            )

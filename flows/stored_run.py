@@ -1,0 +1,77 @@
+"""What a finished training run has left on disk, for those who only read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from agent_r1.policy import checkpoint
+from agent_r1.records import Credit, Trajectory
+from agent_r1.tables import read_rows
+from flows.paths import WARM_START
+
+
+class PolicyOnDisk(NamedTuple):
+    """Where the weights that sampled an iteration are, or the nearest ones."""
+
+    path: Path | None  # None where neither they nor their successors are on disk
+    sampled_it: bool  # whether they are the very weights
+    note: str  # which weights they are, or why there are none
+
+
+class StoredRun:
+    """The finished iterations of a run. A training may be adding to them meanwhile."""
+
+    def __init__(self, run: str, folder: Path) -> None:
+        """Looks into the run's folder.
+
+        Raises:
+            FileNotFoundError: it holds no finished iteration.
+        """
+        progress = checkpoint.peek(folder / "checkpoint")
+        if progress is None or not progress.iterations:
+            raise FileNotFoundError(f"{folder} holds no finished iteration of {run}; train it first")
+        self.run, self.folder, self.progress = run, folder, progress
+
+    def trajectories(self, iteration: int) -> list[Trajectory]:
+        """The rows of one iteration."""
+        return read_rows(self.folder / "trajectories" / f"{iteration:03d}.parquet", Trajectory)
+
+    def credits(self, iteration: int) -> list[Credit]:
+        """The credit of the same rows, as the run assigned it."""
+        return read_rows(self.folder / "credit" / f"{iteration:03d}.parquet", Credit)
+
+    def choose(self, wanted: Sequence[str]) -> list[int]:
+        """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.
+
+        With a critic that is warmed up, the first of the two is the iteration of the policy's first update.
+
+        Raises:
+            ValueError: there is no such iteration.
+        """
+        finished = range(self.progress.iterations)
+        if list(wanted) == ["all"]:
+            return list(finished)
+        if not wanted:
+            by_warm_start = takewhile(lambda iteration: self._version(iteration) == 0, finished)
+            return sorted({max(by_warm_start, default=0), finished[-1]})
+        for number in wanted:
+            if not number.isdecimal() or int(number) not in finished:
+                raise ValueError(f"{self.run} has no iteration {number!r}; choose of 0 to {finished[-1]}, or all")
+        return sorted(set(map(int, wanted)))
+
+    def policy(self, version: int) -> PolicyOnDisk:
+        """The policy that sampled trajectories of this version, or the one a single update later."""
+        latest, path = self.progress.policy_version, self.folder / "checkpoint" / "policy"
+        if version == 0:
+            return PolicyOnDisk(WARM_START, True, "the warm start, which sampled them")
+        if version == latest:
+            return PolicyOnDisk(path, True, "the checkpoint, which sampled them")
+        if version == latest - 1:
+            return PolicyOnDisk(path, False, "the checkpoint, one update later than what sampled them")
+        return PolicyOnDisk(None, False, "none, its weights are no longer on disk")
+
+    def _version(self, iteration: int) -> int:
+        return self.trajectories(iteration)[0].policy_version

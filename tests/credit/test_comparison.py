@@ -1,0 +1,93 @@
+"""Credits against each other and values against what came, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.credit.comparison import advantage_comparison, returns_to_come, value_errors
+from agent_r1.params import RewardWeights
+from agent_r1.records import Credit, Trajectory
+
+MakeTrajectory = Callable[..., Trajectory]
+
+PROGRESS = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), "progress": 1.0})
+
+
+def credit(advantages: Sequence[float], values: Sequence[float] | None = None, *, kept: bool = True) -> Credit:
+    zeros = np.zeros(len(advantages), np.float32)
+    nowhere = np.zeros(len(advantages), np.bool_)
+    return Credit(
+        trajectory_id="0/q/0",
+        return_=0.0,
+        advantages=np.array(advantages, np.float32),
+        values=zeros if values is None else np.array(values, np.float32),
+        value_targets=zeros,
+        reference_logprobs=zeros,
+        loss_mask=nowhere,
+        critic_mask=nowhere,
+        kept=kept,
+    )
+
+
+def rewarded(*rewards: float) -> list[dict[str, Any]]:
+    return [{"rewards": {"progress": reward}} for reward in rewards]
+
+
+@pytest.mark.parametrize(
+    ("other", "correlation"),
+    [
+        ([0, 1, 2, 9, 3], 1.0),  # the 9 is at an observation
+        ([0, 10, 20, 0, 30], 1.0),
+        ([0, -1, -2, 0, -3], -1.0),
+        ([0, 1, 3, 0, 2], 0.5),  # deviations (-1, 0, 1) and (-1, 1, 0): 1 / 2
+    ],
+)
+def test_correlation_at_action_tokens(trajectory: MakeTrajectory, other: list[float], correlation: float) -> None:
+    compared = advantage_comparison([trajectory("PAAOA")], [credit([0, 1, 2, 0, 3])], [credit(other)])
+    assert compared["advantage/correlation"] == pytest.approx(correlation)
+
+
+def test_no_correlation_with_a_constant_or_with_nothing(trajectory: MakeTrajectory) -> None:
+    one, constant, dropped = credit([0, 1, 2]), credit([0, 4, 4]), credit([0, 1, 2], kept=False)
+    for other in (constant, dropped):
+        compared = advantage_comparison([trajectory("PAA")], [one], [other])
+        assert math.isnan(compared["advantage/correlation"])
+
+
+def test_shares(trajectory: MakeTrajectory) -> None:
+    """Of the 4 and 2 tokens after the prompts, 2 and 0 have an advantage; 1 of 2 trajectories is kept."""
+    rows = [trajectory("PPAAOA"), trajectory("PAA")]
+    credits_ = [credit([0, 0, 1, 0, 0, -1]), credit([0, 0, 0], kept=False)]
+    compared = advantage_comparison(rows, credits_, credits_)
+    assert compared["advantage/nonzero_share"] == pytest.approx(2 / 6)
+    assert compared["advantage/kept_share"] == 0.5
+
+
+def test_returns_to_come(trajectory: MakeTrajectory) -> None:
+    row = trajectory("PAAOTAO", rewarded(2, 1))
+    assert returns_to_come(row, PROGRESS).tolist() == [3, 3, 3, 1, 1, 1, 0]
+
+
+def test_value_errors(trajectory: MakeTrajectory) -> None:
+    """To come: 3 3 at the first action, 1 1 at what follows it, 1 at the second action."""
+    row = trajectory("PAAOTA", rewarded(2, 1))
+    errors = value_errors([row], [credit([0] * 6, [9, 3, 3, 5, 4, 4])], PROGRESS)
+    assert errors == pytest.approx(
+        {
+            "value/action_rmse": math.sqrt(9 / 3),  # errors 0, 0, 3
+            "value/action_std": math.sqrt(8 / 9),  # of 3, 3, 1
+            "value/observation_rmse": math.sqrt((16 + 9) / 2),  # errors 4, 3
+            "value/observation_std": 0.0,
+        }
+    )
+
+
+def test_no_observation_and_no_kept_trajectory_have_no_errors(trajectory: MakeTrajectory) -> None:
+    row = trajectory("PAA", rewarded(1))
+    assert sorted(value_errors([row], [credit([0] * 3)], PROGRESS)) == ["value/action_rmse", "value/action_std"]
+    assert value_errors([row], [credit([0] * 3, kept=False)], PROGRESS) == {}

@@ -1,0 +1,235 @@
+"""Replays of real small runs: what stays the same under the same configuration, what changes, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1 import params
+from agent_r1.params import CreditParams
+from agent_r1.records import Credit
+from agent_r1.tables import read_rows, write_rows
+from flows import replay as replay_module
+from flows.replay import replay
+from flows.replay_tables import number
+from flows.replayer import Replayed, configurations, parse_changes, reads_untrained_values
+from flows.stored_run import StoredRun
+
+ROOT = Path(__file__).parents[2]
+Inside = Callable[[Path], AbstractContextManager[None]]
+
+NO_MASKS = [
+    "credit.loss_mask=false",
+    "credit.advantage_mask={recursion: false, whitening: false, critic: false}",
+]
+
+
+@pytest.fixture
+def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., list[Replayed]]:
+    """Replays the run `ppo` inside its project."""
+
+    def call(*changes: str, **arguments: Any) -> list[Replayed]:
+        with inside(small_project):
+            return replay("ppo", arguments.pop("others", []), changes, **arguments)
+
+    return call
+
+
+def last(replays: list[Replayed]) -> dict[str, float]:
+    """The metrics of the last iteration under the last configuration."""
+    return replays[-1].replays[-1].metrics
+
+
+def contents(folder: Path) -> dict[Path, tuple[int, int]]:
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+
+
+def test_the_same_configuration_changes_nothing(replayed: Callable[..., list[Replayed]], ppo: Path) -> None:
+    """Iteration 1 is the last that the warm start sampled (iteration 0 trains the critic alone), 2 the last of all."""
+    before = contents(ppo)
+    found = replayed(others=["ppo"])
+    assert [one.iteration for one in found] == [1, 2]
+    assert [one.policy.sampled_it for one in found] == [True, False]
+    for one in found:
+        own, same = (each.metrics for each in one.replays)
+        assert same["policy/gradient_cosine"] == pytest.approx(1)
+        assert same["advantage/correlation"] == pytest.approx(1)
+        assert same == own
+        assert same["policy/grad_norm"] > 0
+    assert contents(ppo) == before, "a replay reads"
+
+
+def test_the_run_itself_is_reproduced(
+    replayed: Callable[..., list[Replayed]], ppo: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "flows"):
+        found = replayed(others=["ppo"], iterations=["all"], with_gradient=False)
+    assert not caplog.records, "the advantages are those that the run stored"
+    for one in found:
+        stored = read_rows(ppo / "credit" / f"{one.iteration:03d}.parquet", Credit)
+        assert one.replays[0].metrics["reward/total"] == pytest.approx(np.mean([row.return_ for row in stored]))
+        assert "policy/grad_norm" not in one.replays[0].metrics
+
+
+def test_another_lambda_changes_advantages_and_gradient(replayed: Callable[..., list[Replayed]]) -> None:
+    found = replayed("credit.lam=0.5")
+    assert 0 < last(found)["advantage/correlation"] < 0.999
+    assert -1 < last(found)["policy/gradient_cosine"] < 0.9999
+    own, other = (each.metrics for each in found[-1].replays)
+    assert own["reward/total"] == other["reward/total"]
+
+
+def test_without_masks_observations_have_a_share(replayed: Callable[..., list[Replayed]]) -> None:
+    found = replayed(*NO_MASKS)
+    masked, unmasked = (each.metrics for each in found[0].replays)
+    for share in ("policy/observed_loss_share", "policy/observed_gradient_share"):
+        assert masked[share] == 0
+        assert 0 < unmasked[share] < 1
+    assert masked["advantage/nonzero_share"] < unmasked["advantage/nonzero_share"]
+    assert unmasked["policy/gradient_cosine"] < 0.999
+    assert found[0].values.keys() >= {"value/action_rmse", "value/observation_rmse"}
+
+
+def test_gradients_only_where_the_policy_is_on_disk(ppo: Path) -> None:
+    """The checkpoint has 2 updates: of versions 0, 1 and 2, all but what lies between can be had."""
+    stored = StoredRun("ppo", ppo)
+    assert stored.progress.policy_version == 2
+    assert stored.policy(0).path == Path("outputs/warm_start")
+    assert stored.policy(1) == (stored.folder / "checkpoint/policy", False, stored.policy(1).note)
+    assert stored.policy(2).sampled_it
+    stored.progress = replace(stored.progress, policy_version=9)
+    assert stored.policy(4).path is None
+
+
+def test_groups_are_refused_where_there_are_none(replayed: Callable[..., list[Replayed]]) -> None:
+    with pytest.raises(ValueError, match=r"ppo replayed as grpo: .*rollout\.samples is 1; set it to 2 or more"):
+        replayed(others=["grpo"])
+
+
+def test_values_are_refused_where_there_are_none() -> None:
+    settings = params.load(ROOT / "params.yaml")
+    with pytest.raises(ValueError, match="grpo trained no critic, so it stored no values, which estimator gae"):
+        configurations(settings, "grpo", ["starpo"], [])
+    own, other = configurations(settings, "grpo", ["rloo"], [])
+    assert (own.name, other.name) == ("grpo", "rloo")
+    assert other.train.rollout == own.train.rollout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["credit.lam"], "is no change to make; write credit.lam=1.0"),
+        (["lam=1"], "is no change to make"),
+        (["rollout.samples=4"], "has no effect: a replay looks at credit and update"),
+        (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
+        (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
+        (["credit.loss_mask=false"], "loss_mask: false has no effect while"),
+    ],
+)
+def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configurations(params.load(ROOT / "params.yaml"), "ppo", [], changes)
+
+
+def test_changes_come_together() -> None:
+    changes = ["credit.lam=1", "update.ratio=step", "credit.advantage_mask.critic=false"]
+    assert parse_changes(changes) == {
+        "credit": {"lam": 1, "advantage_mask": {"critic": False}},
+        "update": {"ratio": "step"},
+    }
+
+
+def test_values_that_no_critic_was_trained_for() -> None:
+    settings = params.load(ROOT / "params.yaml")
+
+    def credit(run: str) -> CreditParams:
+        return settings.run(run).credit
+
+    assert reads_untrained_values(credit("ppo"), credit("ppo_no_masks"))
+    assert not reads_untrained_values(credit("ppo_no_masks"), credit("ppo"))
+    assert reads_untrained_values(credit("step_gae"), credit("ppo"))
+    assert not reads_untrained_values(credit("step_gae"), credit("step_gae"))
+    assert not reads_untrained_values(credit("ppo"), credit("reinforce_pp"))
+
+
+def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
+    stored = StoredRun("ppo", ppo)
+    assert stored.choose(["2", "0", "2"]) == [0, 2]
+    assert stored.choose(["all"]) == [0, 1, 2]
+    with pytest.raises(ValueError, match="ppo has no iteration '3'; choose of 0 to 2, or all"):
+        stored.choose(["3"])
+    with pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo; train it first"):
+        StoredRun("ppo", tmp_path)
+
+
+def test_a_changed_params_yaml_is_told(
+    replayed: Callable[..., list[Replayed]], ppo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(ppo, tmp_path / "ppo")
+    path = folder / "credit" / "000.parquet"
+    rows = [replace(row, advantages=row.advantages + np.float32(0.5)) for row in read_rows(path, Credit)]
+    write_rows(path, rows, Credit)
+    replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
+    assert "iteration 0: the advantages that ppo was trained with differ by up to 0.5" in caplog.text
+
+
+def test_another_warm_start_is_refused(
+    replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.stored_run.WARM_START", ppo / "checkpoint" / "policy")
+    with pytest.raises(ValueError, match="is not the model that sampled iteration 0 of ppo: logprobs differ by up to"):
+        replayed(others=["ppo"], iterations=["0"])
+
+
+def test_a_filter_leaves_no_values_behind(
+    small_project: Path, ppo: Path, inside: Inside, tmp_path: Path, replayed: Callable[..., list[Replayed]]
+) -> None:
+    folder = shutil.copytree(ppo, tmp_path / "ppo")
+    path = folder / "credit" / "000.parquet"
+    rows = read_rows(path, Credit)
+    write_rows(path, [replace(rows[0], kept=False), *rows[1:]], Credit)
+    with pytest.raises(ValueError, match="keeps trajectories that the filter of ppo dropped, and no values"):
+        replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
+
+
+def test_the_command_prints_tables(
+    small_project: Path,
+    ppo: Path,
+    inside: Inside,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["--run", "ppo", "--set", *NO_MASKS, "credit.rewards.progress=0.5", "--iteration", "all"]
+    monkeypatch.setattr("sys.argv", ["replay", *arguments])
+    with inside(small_project):
+        replay_module.main()
+    printed = capsys.readouterr().out
+    for words in ("Credit", "Reward parts", "Gradient", "Critic", "progress", "the warm start, which sampled them"):
+        assert words in printed
+    assert "reads values at tokens that the critic of ppo was never trained at" in " ".join(printed.split())
+
+
+def test_the_command_needs_something_to_compare_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["replay", "--run", "ppo"])
+    with pytest.raises(SystemExit):
+        replay_module.main()
+    assert "give --as, --set or both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0.000"), (0.25, "0.250"), (-0.00012, "-1.2e-04"), (math.nan, "-"), (None, "-"), (12.3456, "12.346")],
+)
+def test_numbers(value: float | None, shown: str) -> None:
+    assert number(value) == shown
