@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
+from agent_r1.params.engine import EngineParams
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, BM25Params, HotpotParams, PrepareParams
 from agent_r1.params.sections import Natural, Section, nearest, override, validated
@@ -22,6 +23,7 @@ __all__ = [
     "AtlasParams",
     "BM25Params",
     "CreditParams",
+    "EngineParams",
     "EnvParams",
     "FilterParams",
     "HotpotParams",
@@ -47,6 +49,7 @@ class EvaluateParams(Section):
 class Params(Section):
     prepare: PrepareParams
     model: ModelParams
+    engine: EngineParams
     warm_start: WarmStartParams
     env: EnvParams
     train: TrainParams
