@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from agent_r1 import params
 from agent_r1.params import Params
 from agent_r1.rollout.options import EngineSettings, vllm_options
@@ -62,8 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     own, further = parser.parse_known_args(arguments)
     settings = params.load(own.params)
-    import torch
-
     cuda = torch.cuda.is_available()
     line = [*command(own.model, settings, cuda=cuda), "--host", own.host, "--port", str(own.port), *further]
     os.execve(line[0], line, {**os.environ, **environment(settings, cuda=cuda)})

@@ -80,9 +80,8 @@ class ServerEngine:
         self._end_id = end_id
         self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
         try:
-            expected = shape(AutoConfig.from_pretrained(model).get_text_config())
             for server in self._servers:
-                _check(server, model, expected, max_tokens, dtype)
+                _check(server, model, end_id, max_tokens, dtype)
             self.load_weights(model, version)
         except BaseException:
             self.close()
@@ -157,14 +156,26 @@ class ServerEngine:
         return np.array(found, np.float32)
 
 
-def _check(server: VllmServer, model: Path | str, expected: dict[str, Any], max_tokens: int, dtype: str) -> None:
+def _shape_of(model: Path | str) -> dict[str, Any]:
+    try:
+        return shape(AutoConfig.from_pretrained(model).get_text_config())
+    except (OSError, ValueError) as error:
+        raise EngineError(f"no model can be read from {str(model)!r}: {error}") from error
+
+
+def _check(server: VllmServer, model: Path | str, end_id: int, max_tokens: int, dtype: str) -> None:
     """Refuses a server whose model is another one than `model`, or too narrow."""
-    found = server.describe()
+    expected, found = _shape_of(model), server.describe()
     wrong = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
     if wrong:
         raise EngineError(
             f"the engine server {server.url} runs another model than {model}: {', '.join(wrong)}; start it with "
             f"`python -m agent_r1.rollout.serve {model}`"
+        )
+    if found["vocab_size"] <= end_id:
+        raise EngineError(
+            f"the engine server {server.url} runs a model of {found['vocab_size']} tokens, and the tokenizer ends an "
+            f"action with token {end_id}: its vocabulary is larger than the model's; resize the model's embeddings"
         )
     if found["max_tokens"] < max_tokens:
         raise EngineError(

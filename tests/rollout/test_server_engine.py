@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig
 
-from agent_r1.policy.builtin import new_model
 from agent_r1.rollout import remote
+from agent_r1.rollout.options import shape
 from agent_r1.rollout.remote import VllmServer
 from agent_r1.rollout.sampling import EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
@@ -51,7 +51,8 @@ def serving(answer: Callable[[str, dict[str, Any]], Answer]) -> Iterator[str]:
 class Echo:
     """Speaks as a vLLM server does; an action is the context's first id and the end token, 9."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Path) -> None:
+        self.shape = shape(AutoConfig.from_pretrained(model))
         self.weights = "default"
         self.loaded: list[str] = []
         self.asked: list[int] = []
@@ -63,8 +64,7 @@ class Echo:
         if path == "/update_weight_version":
             self.weights = body["new_version"]
         if body.get("method") == "describe":
-            shape = {"model_type": "qwen2", "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2}
-            return 200, {"results": [{**shape, "max_tokens": 512, "dtype": "float32"}]}
+            return 200, {"results": [{**self.shape, "max_tokens": 512, "dtype": "float32"}]}
         if body.get("method") == "reload_weights":
             self.loaded.append(body["kwargs"]["weights_path"])
         return 200, {"results": [None], "success": True}
@@ -84,7 +84,7 @@ def connected(url: str, timeout_s: float = 5.0, retries: int = 0) -> VllmServer:
 
 
 def test_requests_are_spread_and_answered_in_order(tiny_model: Path) -> None:
-    first, second = Echo(), Echo()
+    first, second = Echo(tiny_model), Echo(tiny_model)
     with (
         serving(first) as here,
         serving(second) as there,
@@ -101,11 +101,11 @@ def test_requests_are_spread_and_answered_in_order(tiny_model: Path) -> None:
 
 def test_every_server_takes_every_weight(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the folder's full path: a server's current folder is another one."""
-    first, second = Echo(), Echo()
+    first, second = Echo(tiny_model), Echo(tiny_model)
     monkeypatch.chdir(tiny_model.parent)
     with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there]) as engine:
         engine.load_weights(Path(tiny_model.name), 1)
-    assert first.loaded == second.loaded == [str(tiny_model)] * 2
+    assert first.loaded == second.loaded == [str(tiny_model.resolve())] * 2
     assert first.weights == second.weights
     assert first.weights.endswith("-1")
 
@@ -114,20 +114,22 @@ def test_weights_that_another_training_loaded_are_noticed(tiny_model: Path, engi
     """A real server; the second engine takes it over, and the first one says so instead of going on."""
     with opened(tiny_model, [engine_server]) as first, opened(tiny_model, [engine_server]) as second:
         assert len(second.sample(REQUESTS)) == 20
-        with pytest.raises(EngineError, match="has other weights than it was given.* give every training its own"):
+        with pytest.raises(EngineError, match=r"has other weights than it was given.* give every training its own"):
             first.sample(REQUESTS)
 
 
-@pytest.mark.parametrize(("vocabulary", "hidden"), [(384, 64), (512, 32)])
-def test_a_server_of_another_model_is_refused(
-    engine_server: str, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, vocabulary: int, hidden: int
-) -> None:
-    config = new_model(tiny_tokenizer, hidden_size=hidden, layers=2, heads=2, max_tokens=512, seed=0).config
-    config.vocab_size = vocabulary
-    config.save_pretrained(tmp_path)
-    wrong = "vocab_size 512, not 384" if vocabulary == 384 else "hidden_size 64, not 32"
+@pytest.mark.parametrize("size", ["vocab_size", "hidden_size"])
+def test_a_server_of_another_model_is_refused(engine_server: str, tiny_model: Path, tmp_path: Path, size: str) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, size: config[size] // 2}))
+    wrong = f"{size} {config[size]}, not {config[size] // 2}"
     with pytest.raises(EngineError, match=f"runs another model than .*: {wrong}; start it with"):
         opened(tmp_path, [engine_server])
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(engine_server: str, tiny_model: Path) -> None:
+    with pytest.raises(EngineError, match="ends an action with token 100000: its vocabulary is larger than the model"):
+        ServerEngine(tiny_model, [engine_server], end_id=100_000, max_tokens=512)
 
 
 def test_a_server_of_another_type_is_refused(engine_server: str, tiny_model: Path) -> None:
@@ -135,21 +137,16 @@ def test_a_server_of_another_type_is_refused(engine_server: str, tiny_model: Pat
         opened(tiny_model, [engine_server], dtype="bfloat16")
 
 
-def test_weights_that_the_server_cannot_read_are_told(engine_server: str, tiny_model: Path, tmp_path: Path) -> None:
-    with opened(tiny_model, [engine_server]) as engine, pytest.raises(EngineError, match="refused /collective_rpc"):
-        engine.load_weights(tmp_path, 1)
-
-
 def test_what_the_server_refuses_is_told(engine_server: str, tiny_model: Path) -> None:
     too_long = Request(episode=0, step=0, context=[1] * 1024, seed=0, max_tokens=1)
-    with opened(tiny_model, [engine_server]) as engine, pytest.raises(EngineError, match="refused /inference.*1024"):
+    with opened(tiny_model, [engine_server]) as engine, pytest.raises(EngineError, match=r"refused /inference.*1024"):
         engine.sample([too_long])
 
 
 def test_a_server_that_is_down_is_told(tiny_model: Path) -> None:
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))  # and never listens
-        with pytest.raises(EngineError, match="did not answer .* in 1 attempts .*; start it with `python -m agent_r1"):
+        with pytest.raises(EngineError, match=r"did not answer .* in 1 attempts .*; start it with `python -m agent_r1"):
             opened(tiny_model, [f"http://127.0.0.1:{unused.getsockname()[1]}"])
 
 
@@ -191,7 +188,7 @@ def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
 
 
 def test_one_failed_request_fails_the_call(tiny_model: Path) -> None:
-    echo = Echo()
+    echo = Echo(tiny_model)
 
     def failing(path: str, body: dict[str, Any]) -> Answer:
         return (500, {"error": "out of memory"}) if body.get("token_ids", [0])[0] == 101 else echo(path, body)
@@ -205,7 +202,7 @@ def test_one_failed_request_fails_the_call(tiny_model: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_dropped_is_told(tiny_model: Path) -> None:
-    echo = Echo()
+    echo = Echo(tiny_model)
 
     def busy(path: str, body: dict[str, Any]) -> Answer:
         return (200, {"success": False}) if path == "/reset_prefix_cache" else echo(path, body)
