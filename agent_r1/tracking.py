@@ -153,6 +153,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "loss_mask": train.credit.loss_mask,
         "advantage_mask": "+".join(on) if 0 < len(on) < len(switches) else bool(on),
         "seed": train.seed,
+        "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
         **flatten(train.model_dump(mode="json", exclude={"seed"})),
     }
@@ -166,6 +167,7 @@ def baseline_params(variant: str, params: Params) -> dict[str, Any]:
         "loss_mask": "none",
         "advantage_mask": "none",
         "seed": params.warm_start.seed,
+        "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model": True, "warm_start": True, "env": True})),
     }
 

@@ -21,7 +21,7 @@ from agent_r1.params import Params, TrainParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import Engine
+from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows, replacing, write_rows
@@ -75,7 +75,8 @@ def _answer(
 ) -> list[Trajectory]:
     with (
         accelerator(),
-        Engine(
+        open_engine(
+            settings.engine,
             model,
             end_id=chat.end_id,
             max_tokens=settings.env.max_tokens,

@@ -27,7 +27,7 @@ from agent_r1.records import Credit, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import Engine
+from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows, replacing, write_rows
@@ -91,7 +91,8 @@ class Training:
         elif self._may_roll_back:
             folder.save(self.learner, finished=0)
         self.chat = Chat(self.learner.tokenizer)
-        self.engine = Engine(
+        self.engine = open_engine(
+            settings.engine,
             folder.checkpoint / "policy" if folder.resumed else WARM_START,
             end_id=self.chat.end_id,
             max_tokens=self.env.max_tokens,
@@ -216,7 +217,7 @@ def _identity(settings: Params, config: TrainParams) -> str:
     """What must not have changed for a run to go on: its configuration, its inputs and the code."""
     inputs = [sha256(QUESTIONS), sha256(INDEX), sha256(WARM_START)]
     code = [sha256(path) for path in sorted(Path(agent_r1.__file__).parent.rglob("*.py"))]
-    return fingerprint(config, settings.env, settings.model, inputs, code)
+    return fingerprint(config, settings.env, settings.model, settings.engine.identity, inputs, code)
 
 
 def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder, sweep: str | None) -> tracking.Run:

@@ -1,23 +1,30 @@
-"""What several rooms' tests share: a small tokenizer, small models, a task of one action, an engine without vLLM."""
+"""What several rooms' tests share: a small tokenizer, small models, a task of one action, a vLLM server."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
+import httpx
 import pytest
 import torch
+import yaml
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import load
 from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.policy.warm_start import fit
-from agent_r1.records import Question, StopReason
+from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.sampling import Action, Request
 from agent_r1.rollout.scripted import ScriptedSampler
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
@@ -42,54 +49,47 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrai
     return folder
 
 
-class TorchEngine:
-    """Samples as `agent_r1.rollout.engine.Engine` does, with plain transformers in this process.
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
 
-    For tests in which the sampler is not what is tested: it starts at once.
-    """
 
-    def __init__(
-        self,
-        model: Path,
-        *,
-        end_id: int,
-        max_tokens: int,
-        temperature: float = 1.0,
-        dtype: str = "auto",
-        version: int = 0,
-    ) -> None:
-        assert temperature == 1
-        self._end_id = end_id
-        self.load_weights(model, version)
-
-    def load_weights(self, folder: Path, version: int) -> None:
-        self.version = version
-        self._model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-    def sample(self, requests: Sequence[Request]) -> list[Action]:
-        return [self._act(request) for request in requests]
-
-    def close(self) -> None:
-        pass
-
-    @torch.no_grad()
-    def _act(self, request: Request) -> Action:
-        generator = torch.Generator().manual_seed(request.seed)
-        ids, logprobs, past = [], [], None
-        unread = torch.tensor([request.context])
-        while len(ids) < request.max_tokens and self._end_id not in ids:
-            out = self._model(unread, past_key_values=past, use_cache=True)
-            chances = out.logits[0, -1].log_softmax(-1)
-            unread, past = torch.multinomial(chances.exp(), 1, generator=generator)[None], out.past_key_values
-            ids.append(int(unread))
-            logprobs.append(float(chances[ids[-1]]))
-        stop_reason = StopReason.END if ids[-1] == self._end_id else StopReason.LENGTH
-        return Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").is_success:
+                return
+        assert process.poll() is None, log.read_text()
+        time.sleep(1)
+    raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
 
 
 @pytest.fixture(scope="session")
-def torch_engine() -> type[TorchEngine]:
-    return TorchEngine
+def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
+    folder = tmp_path_factory.mktemp("engine_server")
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
+    params = yaml.safe_load(PARAMS.read_text())
+    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
+    port, log = _free_port(), folder / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agent_r1.rollout.serve", ".", "--port", str(port)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(PARAMS.parent)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @pytest.fixture(scope="session")

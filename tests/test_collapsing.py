@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from agent_r1.params import load
 from agent_r1.policy.learner import Learner
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.transformers_engine import TransformersEngine
 
 TRAIN = load(Path(__file__).parents[1] / "params.yaml").train
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
@@ -56,7 +56,6 @@ def history(
     model: Path,
     chat: Chat,
     attempts: Attempts,
-    torch_engine: type[Any],
     folder: Path,
     *,
     learning_rate: float,
@@ -65,7 +64,7 @@ def history(
     """The metrics of a GRPO run, as `flows.train` makes them."""
     update = TRAIN.update.model_copy(update={"learning_rate": learning_rate, "minibatches": 4})
     learner = Learner(model, update, with_critic=False, seed=0)
-    engine = torch_engine(model, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"])
+    engine = TransformersEngine(model, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"])
     rows: list[Row] = []
     for iteration in range(iterations):
         trajectories = collect(engine, chat, attempts(iteration), **LIMITS, seed=0, iteration=iteration)
@@ -84,24 +83,20 @@ def seen(rows: list[Row]) -> list[set[str]]:
     ]
 
 
-def test_a_run_that_learns_shows_no_alarm(
-    undecided: Path, chat: Chat, attempts: Attempts, torch_engine: type[Any], tmp_path: Path
-) -> None:
+def test_a_run_that_learns_shows_no_alarm(undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path) -> None:
     """The reward rises from about .5 to above .7."""
-    rows = history(undecided, chat, attempts, torch_engine, tmp_path, learning_rate=3e-4, iterations=12)
+    rows = history(undecided, chat, attempts, tmp_path, learning_rate=3e-4, iterations=12)
     assert np.mean([row["reward/total"] for row in rows[-4:]]) > rows[0]["reward/total"] + 0.1
     assert not any(seen(rows))
 
 
 @pytest.mark.parametrize("learning_rate", [1.5e-2, 5e-2])
 def test_a_learning_rate_far_too_high_is_noticed_as_soon_as_patience_allows(
-    undecided: Path, chat: Chat, attempts: Attempts, torch_engine: type[Any], tmp_path: Path, learning_rate: float
+    undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path, learning_rate: float
 ) -> None:
     """The first update leaves nothing of the reward; the last of the next `patience` iterations raises the alarm."""
     patience = TRAIN.monitor.patience
-    rows = history(
-        undecided, chat, attempts, torch_engine, tmp_path, learning_rate=learning_rate, iterations=1 + patience
-    )
+    rows = history(undecided, chat, attempts, tmp_path, learning_rate=learning_rate, iterations=1 + patience)
     assert rows[0]["reward/total"] > 0.3
     assert rows[1]["reward/total"] < -0.9
     *before, at_last = seen(rows)

@@ -19,7 +19,7 @@ from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.rollout.canary import StaleWeightsError, prove
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import Engine
+from agent_r1.rollout.engine import VllmEngine
 from agent_r1.rollout.episodes import Attempt, collect
 
 PARAMS = load(Path(__file__).parents[1] / "params.yaml")
@@ -57,8 +57,8 @@ def update_params() -> UpdateParams:
 
 
 @pytest.fixture(scope="module")
-def engine(undecided: Path, chat: Chat) -> Iterator[Engine]:
-    with Engine(undecided, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"]) as engine:
+def engine(undecided: Path, chat: Chat) -> Iterator[VllmEngine]:
+    with VllmEngine(undecided, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"]) as engine:
         yield engine
 
 
@@ -66,7 +66,7 @@ class Loop:
     """What `flows.train` does in an iteration, without the files."""
 
     def __init__(
-        self, engine: Engine, chat: Chat, attempts: Attempts, model: Path, folder: Path, estimator: str
+        self, engine: VllmEngine, chat: Chat, attempts: Attempts, model: Path, folder: Path, estimator: str
     ) -> None:
         self.engine, self.chat, self.attempts, self.folder = engine, chat, attempts, folder
         self.credit = PARAMS.train.credit.model_copy(update={"estimator": estimator})
@@ -98,7 +98,7 @@ class Loop:
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_what_is_rewarded_is_done_more_often(
-    engine: Engine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path, estimator: str
+    engine: VllmEngine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path, estimator: str
 ) -> None:
     """From about .5 to above .9; with the sign of the advantage flipped it falls to 0."""
     loop, shares = Loop(engine, chat, attempts, undecided, tmp_path, estimator), []
@@ -112,7 +112,7 @@ def test_what_is_rewarded_is_done_more_often(
 
 
 def test_weights_that_were_not_transferred_are_noticed(
-    engine: Engine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path
+    engine: VllmEngine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path
 ) -> None:
     loop = Loop(engine, chat, attempts, undecided, tmp_path, "grpo")
     loop.learn(loop.collect(0), 0)

@@ -205,6 +205,15 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("prepare.bm25.b", 1.5),
         ("prepare.atlas.people", 3),
         ("model.dtype", "float16"),
+        ("engine.kind", "sglang"),
+        ("engine.vllm.gpu_memory_utilization", 1.1),
+        ("engine.vllm.threads", 0),
+        ("engine.vllm.cpu_cache_gib", 0.0),
+        ("engine.transformers.batch_size", 0),
+        ("engine.server.urls", ["127.0.0.1:8001"]),
+        ("engine.server.concurrency", 0),
+        ("engine.server.timeout_s", 0.0),
+        ("engine.server.retries", -1),
         ("warm_start.stop_early", 2.0),
         ("env.max_tokens", 64),
         ("evaluate.bootstrap_samples", 10),
@@ -376,6 +385,34 @@ def masked(content: dict[str, Any], estimator: str, loss_mask: bool, off: list[s
         "loss_mask": loss_mask,
         "advantage_mask": {name: name not in off for name in ("recursion", "whitening", "critic")},
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "urls", "message"),
+    [
+        ("server", [], "engine: kind: server needs server.urls; start one with"),
+        ("vllm", ["http://a:1"], r"engine: server.urls has no effect with kind: vllm; set kind: server, or urls: \[\]"),
+        ("transformers", ["http://a:1"], "engine: server.urls has no effect with kind: transformers"),
+        ("server", ["http://a:1", "http://a:1/"], "engine.server: urls names a server twice: http://a:1, http://a:1"),
+    ],
+)
+def test_servers_are_named_where_they_are_asked_and_only_there(
+    content: dict[str, Any], write: Write, kind: str, urls: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(write(put(put(content, "engine.kind", kind), "engine.server.urls", urls)))
+
+
+def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any]) -> None:
+    """Another kind's settings, and where servers are, start nothing over."""
+    changed = put(put(content, "engine.transformers.batch_size", 7), "engine.server.timeout_s", 9.0)
+    assert Params.model_validate(changed).engine.identity == Params.model_validate(content).engine.identity
+    assert Params.model_validate(content).engine.identity == {"kind": "vllm", **content["engine"]["vllm"]}
+    changed = put(changed, "engine.kind", "transformers")
+    assert Params.model_validate(changed).engine.identity == {"kind": "transformers", "batch_size": 7}
+    changed = put(put(changed, "engine.kind", "server"), "engine.server.urls", ["http://a:1/"])
+    assert Params.model_validate(changed).engine.identity == {"kind": "server"}
+    assert Params.model_validate(changed).engine.server.urls == ["http://a:1"]
 
 
 @pytest.mark.parametrize(

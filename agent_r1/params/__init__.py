@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
+from agent_r1.params.engine import EngineParams
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, BM25Params, FilesParams, PrepareParams, SplitParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
@@ -25,6 +26,7 @@ __all__ = [
     "AtlasParams",
     "BM25Params",
     "CreditParams",
+    "EngineParams",
     "EnvParams",
     "FilesParams",
     "FilterParams",
@@ -70,6 +72,7 @@ class AblationsParams(Section):
 class Params(Section):
     prepare: PrepareParams
     model: ModelParams
+    engine: EngineParams
     warm_start: WarmStartParams
     env: EnvParams
     train: TrainParams

@@ -16,20 +16,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.records import StopReason
-from agent_r1.rollout.sampling import Action, Request
-from agent_r1.rollout.worker import EngineSettings
+from agent_r1.rollout.options import EngineSettings
+from agent_r1.rollout.sampling import Action, EngineError, Request, action
 
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
 
 
-class EngineError(RuntimeError):
-    """The engine's process failed; the message holds its traceback."""
-
-
-class Engine:
+class VllmEngine:
     """Samples actions with vLLM, on CUDA where there is one and else on the CPU.
 
     The same requests in the same order, to an engine of the same weights and the same `threads`, give the same ids
@@ -102,7 +97,7 @@ class Engine:
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request, in their order; none ends later than its `max_tokens`."""
         sampled = self._call("sample", [(request.context, request.seed, request.max_tokens) for request in requests])
-        return [self._action(ids, logprobs) for ids, logprobs in sampled]
+        return [action(ids, logprobs, self._end_id) for ids, logprobs in sampled]
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first.
@@ -134,10 +129,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _action(self, ids: list[int], logprobs: list[float]) -> Action:
-        stop_reason = StopReason.END if ids[-1] == self._end_id else StopReason.LENGTH
-        return Action(token_ids=ids, logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._exchange((name, arguments))

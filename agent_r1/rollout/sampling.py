@@ -1,10 +1,12 @@
-"""What a sampler is: token ids in, token ids out."""
+"""What a sampler and an engine are: token ids in, token ids out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,3 +40,43 @@ class Sampler(Protocol):
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request, in their order."""
         ...
+
+
+class Engine(Sampler, Protocol):
+    """A sampler with a model of its own, whose weights can be replaced; `agent_r1.rollout.engines` opens one."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights: what the last `load_weights` said."""
+        ...
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first.
+
+        What the engine thinks of given tokens, to be compared with what the learner thinks of them.
+        """
+        ...
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Replaces the weights by those of a Hugging Face folder and drops every cache of the old ones."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what the engine holds; safe to call twice."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class EngineError(RuntimeError):
+    """The engine failed outside of this process; the message says how, and what to do where that is known."""
+
+
+def action(ids: Sequence[int], logprobs: Sequence[float], end_id: int) -> Action:
+    """What was sampled, ids [A] and logprobs [A]; only the last id may be `end_id`."""
+    stop_reason = StopReason.END if ids[-1] == end_id else StopReason.LENGTH
+    return Action(token_ids=list(ids), logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)

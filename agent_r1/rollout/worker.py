@@ -12,31 +12,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-_BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
+from agent_r1.rollout.options import EngineSettings, shape, vllm_options
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSettings:
-    """What an engine is started with; `agent_r1.rollout.engine.Engine` explains the fields."""
-
-    model: str
-    end_id: int
-    max_tokens: int
-    temperature: float
-    dtype: str
-    max_num_seqs: int
-    gpu_memory_utilization: float
-    cpu_cache_gib: float
-
-
-class FreshEmbeddings:
+class WorkerExtension:
     """An extension of vLLM's worker, called by name through `collective_rpc`."""
 
     model_runner: Any
+    model_config: Any
 
     def refresh_embeddings(self) -> None:
         """Drops what was derived from the old embeddings: on a CPU a tied output layer would go on using them."""
@@ -46,26 +32,27 @@ class FreshEmbeddings:
             if isinstance(module, VocabParallelEmbedding):
                 module.quant_method.process_weights_after_loading(module)
 
+    def describe(self) -> dict[str, Any]:
+        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.options.shape`."""
+        return {
+            **shape(self.model_config.hf_text_config),
+            "max_tokens": self.model_config.max_model_len,
+            "dtype": str(self.model_config.dtype).removeprefix("torch."),
+        }
+
 
 class Server:
     """The calls that come through the pipe."""
 
     def __init__(self, settings: EngineSettings) -> None:
+        import torch
         from vllm import LLM
 
         self._settings = settings
-        self._llm = LLM(
-            model=settings.model,
-            skip_tokenizer_init=True,
-            generation_config="vllm",  # no sampling defaults from the model's folder
-            max_model_len=settings.max_tokens,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=max(_BATCHED_TOKENS, settings.max_tokens),
-            async_scheduling=False,
-            worker_extension_cls="agent_r1.rollout.worker.FreshEmbeddings",
-            use_tqdm_on_load=False,
-            **_device_options(settings),
-        )
+        cuda = torch.cuda.is_available()
+        if not cuda:
+            torch._dynamo.config.disable = True
+        self._llm = LLM(**vllm_options(settings, cuda=cuda))
 
     def sample(self, requests: Sequence[tuple[list[int], int, int]]) -> list[tuple[list[int], list[float]]]:
         """Ids and logprobs of one action per (context, seed, max_tokens)."""
@@ -108,23 +95,6 @@ class Server:
 
         prompts = [TokensPrompt(prompt_token_ids=context) for context in contexts]
         return list(self._llm.generate(prompts, params, use_tqdm=False))
-
-
-def _device_options(settings: EngineSettings) -> dict[str, Any]:
-    """What differs between a GPU and a CPU: types, memory, and compiling, which costs more than it saves on a CPU."""
-    import torch
-
-    if torch.cuda.is_available():
-        dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
-        return {"dtype": dtype, "gpu_memory_utilization": settings.gpu_memory_utilization}
-    torch._dynamo.config.disable = True
-    dtype = "float32" if settings.dtype == "auto" else settings.dtype
-    return {
-        "dtype": dtype,
-        "enforce_eager": True,
-        "enable_chunked_prefill": False,  # a seeded request cut in two rewinds its generator, which none on a CPU can
-        "kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30),
-    }
 
 
 def _sampled(completion: Any) -> tuple[list[int], list[float]]:

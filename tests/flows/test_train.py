@@ -212,7 +212,7 @@ def finished(
         raise Asked(iteration)
 
     shutil.copytree(small_project, tmp_path / "copy")
-    monkeypatch.setattr(train_module, "Engine", NoEngine)
+    monkeypatch.setattr(train_module, "open_engine", NoEngine)
     monkeypatch.setattr(Training, "rollout", begin)
     with inside(tmp_path / "copy"):
         yield tmp_path / "copy"
@@ -234,6 +234,8 @@ def test_a_finished_run_trains_nothing(finished: Path) -> None:
         {"train": {"update": {"learning_rate": 1e-5}}},
         {"train": {"seed": 1}},
         {"env": {"max_steps": 3}},
+        {"engine": {"kind": "transformers"}},
+        {"engine": {"vllm": {"max_num_seqs": 8}}},
         {"runs": {"ppo": {"credit": {"lam": 0.9}}}},
     ],
 )
@@ -248,7 +250,15 @@ def test_changed_parameters_start_over(
 
 
 def test_parameters_of_other_stages_do_not(finished: Path, write_params: Callable[..., None]) -> None:
-    write_params(finished, {"evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}, "runs": {"ppo": {}}})
+    write_params(
+        finished,
+        {
+            "engine": {"transformers": {"batch_size": 8}},
+            "evaluate": {"questions": 3},
+            "warm_start": {"batch_size": 2},
+            "runs": {"ppo": {}},
+        },
+    )
     train("ppo")
 
 

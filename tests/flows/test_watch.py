@@ -23,7 +23,6 @@ from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import start
-from flows import train as train_module
 from flows.paths import WARM_START, train_dir
 from flows.prepare import prepare
 from flows.run_folder import RunFolder
@@ -140,17 +139,15 @@ def touchy(
     untrained: Path,
     inside: Inside,
     write_params: Callable[..., None],
-    torch_engine: type[Any],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., Path]]:
     """A project with a touchy monitor and two runs alike, `ppo` and `twin`; gives the first one's folder."""
     shutil.copytree(untrained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(train_module, "Engine", torch_engine)
 
     def write(**monitor: Any) -> Path:
         small = {"iterations": 3, "monitor": {**TOUCHY, **monitor}, "update": {"critic_warmup_iterations": 0}}
         limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": 8}
-        write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
+        engine = {"kind": "transformers"}  # starts at once
+        write_params(tmp_path, {"engine": engine, "env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
         return tmp_path / train_dir("ppo")
 
     with inside(tmp_path):

