@@ -58,7 +58,9 @@ def test_as_many_are_asked_of_every_data_set(make_question: Any) -> None:
     assert [question.dataset for question in drawn].count("atlas") == 3
     assert [question.dataset for question in drawn].count("musique") == 3
     assert drawn == [question for question in mixed if question in drawn]
-    assert set(asked_questions(atlas, 3, seed=0)) <= set(drawn)  # one data set's draw does not hang on the others
+    assert all(
+        question in drawn for question in asked_questions(atlas, 3, seed=0)
+    )  # one data set's draw does not hang on the others
     with pytest.raises(ValueError, match="test split of musique has 5"):
         asked_questions(mixed, 6, seed=0)
 
