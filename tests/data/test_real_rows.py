@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.answers import contains
+from agent_r1.answers import normalize
 from agent_r1.data.mixture import FORMATS
 from agent_r1.data.prepare import write
 from agent_r1.data.sources import read
@@ -88,7 +88,6 @@ def test_awkward_rows_of_2wiki_are_there() -> None:
 
 
 def test_answers_of_2wiki_are_in_their_context_once_normalised() -> None:
-    """Ten are not there as whole words: "Canadian" in "American-Canadian", "Saint-Cyr" written "Saint- Cyr"."""
     as_written = normalised = spans = 0
     for row in read(SHARED / "2wikimultihopqa/dev.subset.json.gz"):
         answer = row.fields["answer"]
@@ -96,9 +95,9 @@ def test_answers_of_2wiki_are_in_their_context_once_normalised() -> None:
         if answer not in ("yes", "no"):
             spans += 1
             as_written += answer in text
-            normalised += contains(text, [answer])
+            normalised += normalize(answer) in normalize(text.replace("- ", "-"))  # its texts say "Saint- Cyr"
     assert as_written < 0.8 * spans
-    assert normalised == spans - 10
+    assert normalised == spans
 
 
 def _cites_beyond(fields: dict[str, list[list[str]]]) -> bool:
