@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, Field, model_validator
 
-from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
+from agent_r1.params.agent import EnvParams, LoraParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, BM25Params, HotpotParams, PrepareParams
@@ -25,6 +25,7 @@ __all__ = [
     "EnvParams",
     "FilterParams",
     "HotpotParams",
+    "LoraParams",
     "ModelParams",
     "MonitorParams",
     "Params",
