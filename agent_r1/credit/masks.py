@@ -25,7 +25,8 @@ def after_prompt(source: NDArray[np.uint8]) -> Mask:
 
     Template text that precedes the first action (a role header) belongs to the first prompt.
     """
-    return np.logical_or.accumulate(action_tokens(source)) & np.not_equal(source, Source.PROMPT)
+    mask: Mask = np.logical_or.accumulate(action_tokens(source)) & np.not_equal(source, Source.PROMPT)
+    return mask
 
 
 def loss_mask(source: NDArray[np.uint8], on: bool) -> Mask:
