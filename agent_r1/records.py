@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 class Source(enum.IntEnum):
     """Where a token came from. `source == ACTION` is the action mask; it is never rebuilt from text."""
 
-    PROMPT = 0
+    PROMPT = 0  # the opening of a context; in a later one, history as the chat template renders it again
     ACTION = 1
     OBSERVATION = 2
     TEMPLATE = 3
@@ -115,7 +116,7 @@ class Trajectory:
     token_ids: NDArray[np.int32]  # [L] exactly as sampled or appended
     source: NDArray[np.uint8]  # [L] values of Source
     logprobs: NDArray[np.float32]  # [L] the sampler's, nats; 0 where source is not ACTION
-    context_starts: list[int]  # [C] index where each context begins; append-only episodes have [0]
+    context_starts: list[int]  # [C] index where each context begins, 0 first; append-only episodes have [0]
     steps: list[Step]  # [K]
     outcome: Outcome
     answer: str  # the text between the answer tags, "" without one
@@ -130,6 +131,26 @@ class Trajectory:
                 )
         if any(step.action_stop > length for step in self.steps):
             raise ValueError(f"trajectory {self.trajectory_id!r}: a step ends after token {length}")
+        self._check_contexts(length)
+
+    def _check_contexts(self, length: int) -> None:
+        bounds = [*self.context_starts, length]
+        rising = all(start < stop for start, stop in pairwise(bounds)) or bounds == [0, 0]
+        if bounds[0] != 0 or not rising:
+            raise ValueError(
+                f"trajectory {self.trajectory_id!r}: field 'context_starts' is {self.context_starts} for {length} "
+                "tokens; it begins with 0 and rises"
+            )
+        if any(step.action_start < start < step.action_stop for step in self.steps for start in self.context_starts):
+            raise ValueError(
+                f"trajectory {self.trajectory_id!r}: field 'context_starts' is {self.context_starts}, and one of them "
+                "cuts an action in two"
+            )
+
+    @property
+    def contexts(self) -> list[slice]:
+        """[C] the tokens of each context: what the policy reads as one sequence, from position 0."""
+        return [slice(*bounds) for bounds in pairwise([*self.context_starts, len(self.token_ids)])]
 
     @property
     def action_mask(self) -> NDArray[np.bool_]:

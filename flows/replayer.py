@@ -19,7 +19,7 @@ from agent_r1.params import CreditParams, Params, TrainParams
 from agent_r1.params.sections import override, validated
 from agent_r1.policy.gradients import PolicyGradient, gradient_metrics, policy_gradient
 from agent_r1.policy.model import compute_dtype, default_device, load_policy
-from agent_r1.policy.reference import Reference
+from agent_r1.policy.reference import frozen
 from agent_r1.policy.scoring import Compute
 from agent_r1.records import Credit, Trajectory
 from flows.paths import WARM_START
@@ -123,7 +123,7 @@ class Replayer:
         self.dtype, self.device = settings.model.dtype, default_device()
         self.policies: dict[Path, PreTrainedModel] = {}
         self.reference = (
-            Reference(WARM_START, compared[0].train.update, dtype=self.dtype)
+            frozen(WARM_START, self._compute(compared[0].train))
             if any(each.train.needs_reference for each in compared)
             else None
         )
@@ -176,6 +176,10 @@ class Replayer:
             )
         return credits_, metrics
 
+    def _compute(self, config: TrainParams) -> Compute:
+        dtype = compute_dtype(self.dtype, self.device)
+        return Compute(device=self.device, dtype=dtype, max_tokens=config.update.max_tokens_per_microbatch)
+
     def _gradient(
         self,
         number: int,
@@ -188,12 +192,9 @@ class Replayer:
             return None
         if policy.path not in self.policies:
             self.policies[policy.path] = load_policy(policy.path, device=self.device)
-        compute = Compute(
-            device=self.device,
-            dtype=compute_dtype(self.dtype, self.device),
-            max_tokens=config.update.max_tokens_per_microbatch,
+        gradient = policy_gradient(
+            self.policies[policy.path], trajectories, credits_, config.update, self._compute(config)
         )
-        gradient = policy_gradient(self.policies[policy.path], trajectories, credits_, config.update, compute)
         gap = gradient.metrics.get("policy/mismatch_max", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * config.update.canary_tolerance:
             raise ValueError(

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import AutoConfig
 
 import agent_r1
 from agent_r1 import params, tracking
@@ -20,9 +21,10 @@ from agent_r1.credit.masks import loss_mask
 from agent_r1.data.draw import draw, draw_further
 from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
-from agent_r1.policy import checkpoint
+from agent_r1.policy import checkpoint, memory
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.reference import Reference
+from agent_r1.policy.model import default_device
+from agent_r1.policy.reference import reference_of
 from agent_r1.records import Credit, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
@@ -76,16 +78,17 @@ class Training:
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
         self.index = BM25.load(INDEX)
+        _check_memory(settings, config)
         self.learner = Learner(
             WARM_START,
             config.update,
             with_critic=config.credit.needs_critic,
             seed=self.seed,
             dtype=settings.model.dtype,
+            adapter=settings.model.adapter,
+            gradient_checkpointing=settings.model.gradient_checkpointing,
         )
-        self.reference = (
-            Reference(WARM_START, config.update, dtype=settings.model.dtype) if config.needs_reference else None
-        )
+        self.reference = reference_of(self.learner, WARM_START) if config.needs_reference else None
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
         elif self._may_roll_back:
@@ -211,6 +214,16 @@ def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
+
+
+def _check_memory(settings: Params, config: TrainParams) -> None:
+    """Says what the run needs before anything is loaded, and refuses what cannot fit."""
+    device, model = default_device(), AutoConfig.from_pretrained(WARM_START)
+    available = memory.available_gib(device)
+    demand = memory.demand_of(model, settings.model, settings.env, config, engine=settings.engine, device=device)
+    parts = memory.estimate(demand)
+    logger.info("memory at the peak, estimated:\n%s", memory.table(parts, available))
+    memory.require_fit(parts, available)
 
 
 def _identity(settings: Params, config: TrainParams) -> str:

@@ -14,7 +14,7 @@ from agent_r1.data.prepare import plans
 from agent_r1.envs import naive_rag, tool_env
 from agent_r1.params import Params
 from agent_r1.policy import builtin
-from agent_r1.policy.model import default_device, load_policy, load_tokenizer
+from agent_r1.policy.model import default_device, load_agent
 from agent_r1.policy.warm_start import fit
 from agent_r1.records import Passage, Question, Trajectory
 from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
@@ -39,7 +39,7 @@ def warm_start() -> None:
     settings = params.load()
     with accelerator():
         if settings.model.path and not settings.warm_start.fine_tune:
-            model, tokenizer = load_policy(settings.model.path), load_tokenizer(settings.model.path)
+            model, tokenizer = load_agent(settings.model.path)
             logger.info("passing %s through", settings.model.path)
         else:
             model, tokenizer = _train(settings)
@@ -54,7 +54,7 @@ def _train(settings: Params) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:
-        model, tokenizer = load_policy(settings.model.path), load_tokenizer(settings.model.path)
+        model, tokenizer = load_agent(settings.model.path)
     else:
         model, tokenizer = _built_in(settings, [*searching, *answering])
     demonstrations = _act_out(searching, answering, Chat(tokenizer), index, settings)

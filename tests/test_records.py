@@ -101,6 +101,22 @@ def test_a_step_beyond_the_last_token_is_refused() -> None:
         trajectory(steps=[step(1, 5)])
 
 
+@pytest.mark.parametrize("starts", [[], [1], [0, 3, 3], [0, 3, 2], [0, 4]])
+def test_contexts_that_do_not_rise_are_refused(starts: list[int]) -> None:
+    with pytest.raises(ValueError, match="it begins with 0 and rises"):
+        trajectory(context_starts=starts)
+
+
+def test_a_context_that_begins_within_an_action_is_refused() -> None:
+    with pytest.raises(ValueError, match="cuts an action in two"):
+        trajectory(context_starts=[0, 2])
+
+
+def test_contexts_are_the_spans_between_their_starts() -> None:
+    assert trajectory().contexts == [slice(0, 4)]
+    assert trajectory(context_starts=[0, 3]).contexts == [slice(0, 3), slice(3, 4)]
+
+
 @pytest.mark.parametrize("name", ["values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"])
 def test_a_credit_of_uneven_arrays_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"credit of '0/q1/0': field '{name}' has 5 entries"):

@@ -1,7 +1,8 @@
 """Which tokens count: the action mask is a fact of the record, the switches over it are choices.
 
 Every function takes `source` [L] (values of `Source`) and gives a mask [L]. A switch that is on selects the
-action tokens; off, it selects every token after the first prompt (DESIGN §6; Agent-R1, arXiv 2511.14460, §4).
+action tokens; off, it selects every token after the first prompt (DESIGN §6; Agent-R1, arXiv 2511.14460, §4). Where a
+later context opens with history that is rendered again, that opening is a prompt too: what it repeats counted before.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ def action_tokens(source: NDArray[np.uint8]) -> Mask:
 
 
 def after_prompt(source: NDArray[np.uint8]) -> Mask:
-    """[L] true from the first sampled token on: actions, observations and template text alike.
+    """[L] true from the first sampled token on, at actions, observations and template text alike, never at a prompt.
 
     Template text that precedes the first action (a role header) belongs to the first prompt.
     """
-    return np.logical_or.accumulate(action_tokens(source))
+    mask: Mask = np.logical_or.accumulate(action_tokens(source)) & np.not_equal(source, Source.PROMPT)
+    return mask
 
 
 def loss_mask(source: NDArray[np.uint8], on: bool) -> Mask:

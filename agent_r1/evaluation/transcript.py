@@ -25,7 +25,8 @@ def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, wi
     """
     lines = _field("question", question.text)
     if with_prompt:
-        lines += _field("prompt", _decoded(trajectory, 0, len(trajectory.token_ids), Source.PROMPT, decode))
+        first = trajectory.contexts[0]
+        lines += _field("prompt", _decoded(trajectory, first.start, first.stop, Source.PROMPT, decode))
     for number, step in enumerate(trajectory.steps, start=1):
         lines += ["", f"step {number}", *_step(trajectory, number - 1, step, decode)]
     return "\n".join([*lines, "", *_ending(trajectory, question)])

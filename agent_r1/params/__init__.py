@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, Field, model_validator
 
-from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
+from agent_r1.params.agent import EnvParams, LoraParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.engine import EngineParams
 from agent_r1.params.monitor import MonitorParams
@@ -30,6 +30,7 @@ __all__ = [
     "EnvParams",
     "FilesParams",
     "FilterParams",
+    "LoraParams",
     "ModelParams",
     "MonitorParams",
     "Params",

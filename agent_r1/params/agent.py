@@ -9,9 +9,24 @@ from pydantic import Field, model_validator
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight
 
 
+class LoraParams(Section):
+    """Adapters of policy and critic; see `agent_r1.policy.adapter`."""
+
+    rank: Natural
+    alpha: Count
+    targets: Annotated[list[str], Field(min_length=1)]
+
+
 class ModelParams(Section):
     path: str
     dtype: Literal["auto", "float32", "bfloat16"]
+    gradient_checkpointing: bool
+    lora: LoraParams
+
+    @property
+    def adapter(self) -> LoraParams | None:
+        """The adapters that train instead of the weights; None where the weights themselves do."""
+        return self.lora if self.lora.rank else None
 
 
 class WarmStartParams(Section):

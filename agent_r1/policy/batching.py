@@ -1,6 +1,7 @@
 """Which trajectories go through a model together. Everything here is deterministic.
 
-Legend for shapes: B = rows of a micro-batch, T = its longest row, N = selected tokens of all its rows.
+Legend for shapes: R = trajectories of a micro-batch, B = their contexts, each a row of its own, T = the longest
+context, N = selected tokens of all trajectories.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
 
@@ -32,22 +34,25 @@ def minibatches(count: int, parts: int, *, seed: int, iteration: int, epoch: int
     return np.array_split(order, parts)
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Groups rows of similar length so that each group, padded to its longest row, holds at most `max_tokens` tokens.
+def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Groups trajectories of similar length so that a group, its contexts padded to the longest, keeps to a budget.
 
     Args:
-        lengths: tokens of each row.
-        max_tokens: the budget of a padded group; a longer row gets a group of its own.
+        lengths: tokens of each context of each trajectory. The contexts of a trajectory stay together.
+        max_tokens: the budget of a padded group; a trajectory beyond it gets a group of its own.
 
     Returns:
-        Indices into `lengths`, the longest rows first, so that too large a budget fails at once.
+        Indices into `lengths`, the longest contexts first, so that too large a budget fails at once.
     """
     groups: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= max_tokens:
-            groups[-1].append(row)
+    width, height = 0, 0  # of the group being filled
+    for index in sorted(range(len(lengths)), key=lambda index: (-max(lengths[index]), index)):
+        height += len(lengths[index])
+        if groups and height * width <= max_tokens:
+            groups[-1].append(index)
         else:
-            groups.append([row])
+            groups.append([index])
+            width, height = max(lengths[index]), len(lengths[index])
     return groups
 
 
@@ -65,43 +70,43 @@ def pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Rows that go through a model together, and which of their tokens are asked for."""
+    """Trajectories that go through a model together, and which of their tokens are asked for."""
 
-    rows: list[int]  # [B] indices into the sequences that were batched
-    masks: list[NDArray[np.bool_]]  # [B] of [L]
-    ids: Tensor  # [B, T] int64, right-padded
+    rows: list[int]  # [R] indices into the trajectories that were batched
+    masks: list[NDArray[np.bool_]]  # [R] of [L]
+    ids: Tensor  # [B, T] int64, right-padded; no context sees another
     mask: Tensor  # [B, T] bool, false on padding
 
     def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """The entries of these rows at the selected tokens: [N], in the order of `ids[mask]`.
+        """The entries of these trajectories at the selected tokens: [N], in the order of `ids[mask]`.
 
         Args:
-            arrays: one [L] for each of the sequences that were batched.
+            arrays: one [L] for each of the trajectories that were batched.
         """
         chosen = [arrays[row][mask] for row, mask in zip(self.rows, self.masks, strict=True)]
         return torch.from_numpy(np.concatenate(chosen)).to(self.ids.device)
 
     def split(self, entries: Tensor) -> list[Tensor]:
-        """Takes entries [N] apart again: [B], one piece per row."""
+        """Takes entries [N] apart again: [R], one piece per trajectory."""
         return list(torch.split(entries, [int(mask.sum()) for mask in self.masks]))
 
 
 def batches(
-    sequences: Sequence[NDArray[np.int32]], masks: Sequence[NDArray[np.bool_]], *, max_tokens: int, device: torch.device
+    trajectories: Sequence[Trajectory], masks: Sequence[NDArray[np.bool_]], *, max_tokens: int, device: torch.device
 ) -> Iterator[MicroBatch]:
-    """Micro-batches of at most `max_tokens` padded tokens; a sequence without a selected token is in none.
+    """Micro-batches of at most `max_tokens` padded tokens; a trajectory without a selected token is in none.
 
     Args:
-        sequences: token ids, each [L].
-        masks: the tokens that are asked for, each [L].
+        masks: the tokens of each trajectory that are asked for, [L].
     """
     asked = [index for index, mask in enumerate(masks) if mask.any()]
-    for group in micro_batches([len(sequences[index]) for index in asked], max_tokens):
+    lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
+    for group in micro_batches(lengths, max_tokens):
         rows = [asked[position] for position in group]
-        chosen = [masks[row] for row in rows]
+        contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
             rows=rows,
-            masks=chosen,
-            ids=pad([sequences[row] for row in rows], torch.long).to(device),
-            mask=pad(chosen, torch.bool).to(device),
+            masks=[masks[row] for row in rows],
+            ids=pad([trajectories[row].token_ids[span] for row, span in contexts], torch.long).to(device),
+            mask=pad([masks[row][span] for row, span in contexts], torch.bool).to(device),
         )

@@ -1,8 +1,9 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
-A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers and the
-random states; `progress.json`. It is written beside the old one under a hidden name, synced to disk and swapped in by
-renaming, so one whole checkpoint exists at any moment. One process at a time may write it.
+A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers, the
+random states, and adapters where they are what trains; `progress.json`. It is written beside the old one under a hidden
+name, synced to disk and swapped in by renaming, so one whole checkpoint exists at any moment. One process at a time may
+write it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch
 from safetensors import SafetensorError
 
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import load_policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def load(folder: Path, learner: Learner) -> Progress:
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
     state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
-    learner.restore(load_policy(folder / "policy", device=torch.device("cpu")).state_dict(), state)
+    learner.restore(folder / "policy", state)
     return found
 
 

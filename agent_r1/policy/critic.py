@@ -17,10 +17,12 @@ class Critic(nn.Module):
     The head starts at zero, so that every value is 0 until something was learned.
     """
 
-    def __init__(self, path: str | Path, device: torch.device | None = None) -> None:
-        """Starts from the policy of a Hugging Face folder or hub id, in float32."""
+    def __init__(
+        self, path: str | Path, device: torch.device | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's."""
         super().__init__()
-        self.backbone = AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        self.backbone = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

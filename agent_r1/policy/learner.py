@@ -10,33 +10,37 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from agent_r1.params import UpdateParams
+from agent_r1.params import LoraParams, UpdateParams
 from agent_r1.policy import losses
+from agent_r1.policy.adapter import attach, load_trained_state, merged_state, trained_state
 from agent_r1.policy.batching import minibatches
 from agent_r1.policy.critic import Critic
 from agent_r1.policy.model import (
     DtypeName,
     compute_dtype,
     default_device,
+    load_agent,
     load_policy,
-    load_tokenizer,
     precision,
+    recompute_activations,
 )
 from agent_r1.policy.objective import Metrics, Tokens, concatenate, normaliser, policy_metrics
 from agent_r1.policy.passes import make_rows, policy_pass
 from agent_r1.policy.rows import Floats, Row, not_finite, require_finite
 from agent_r1.policy.scoring import Compute, logprobs, micro_batches, scores
 from agent_r1.records import Credit, Trajectory
+from agent_r1.seeds import derive
 
 
 class Learner:
     """Holds the policy, the critic where the estimator needs one, and their optimisers.
 
-    Weights are float32; with a compute dtype of bfloat16 the matrix products run in it. Nothing here draws random
-    numbers: the order of the trajectories follows from (seed, iteration, epoch).
+    Weights that train are float32; with a compute dtype of bfloat16 the matrix products run in it. With adapters the
+    weights beneath them, which do not train, are kept in the compute dtype. Nothing here draws random numbers after
+    the start: the order of the trajectories follows from (seed, iteration, epoch).
     """
 
     def __init__(
@@ -48,11 +52,17 @@ class Learner:
         seed: int,
         dtype: DtypeName = "auto",
         device: torch.device | None = None,
+        adapter: LoraParams | None = None,
+        gradient_checkpointing: bool = False,
     ) -> None:
         """Starts from a Hugging Face folder or hub id, on the accelerator where there is one.
 
+        Args:
+            adapter: of policy and critic, which then train instead of the weights.
+            gradient_checkpointing: computes the layers of an update twice instead of keeping their activations.
+
         Raises:
-            ValueError: no model, tokenizer or chat template at `path`.
+            ValueError: no model, tokenizer or chat template at `path`, or an option that the model does not support.
         """
         self.params = params
         self.seed = seed
@@ -61,14 +71,21 @@ class Learner:
         self.compute = Compute(
             device=device, dtype=compute_dtype(dtype, device), max_tokens=params.max_tokens_per_microbatch
         )
-        self.tokenizer = load_tokenizer(path)
-        self.policy = load_policy(path, device=device)
-        self.critic = Critic(path, device) if with_critic else None
+        stored = self.compute.dtype if adapter else torch.float32
+        self.policy, self.tokenizer = load_agent(path, stored, device)
+        self.critic = Critic(path, device, dtype=stored) if with_critic else None
+        self.adapter = adapter
+        backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
+        for name, backbone in backbones.items():
+            if adapter:
+                attach(backbone, adapter, seed=derive(seed, "adapter", name))
+            if gradient_checkpointing:
+                recompute_activations(backbone)
         self.policy_optimizer = _adamw(self.policy, params.learning_rate)
         self.critic_optimizer = _adamw(self.critic, params.critic_learning_rate) if self.critic else None
 
     def values(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
-        """The critic's value [L] of the state before each token, 0 at the first; all 0 without a critic."""
+        """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
         critic = self.critic
         if critic is None:
             return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
@@ -76,8 +93,8 @@ class Learner:
         return scores(lambda ids, mask: critic(ids)[mask], trajectories, everywhere, self.compute)
 
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
-        """The learner's own logprob [L] of every token in nats, 0 at the first, which nothing predicts."""
-        predicted = [np.arange(len(each.token_ids)) > 0 for each in trajectories]
+        """The learner's own logprob [L] of every token in nats, 0 at a context's first, which nothing predicts."""
+        predicted = [~np.isin(np.arange(len(each.token_ids)), each.context_starts) for each in trajectories]
         return logprobs(self.policy, trajectories, predicted, self.compute)
 
     def update(
@@ -120,29 +137,36 @@ class Learner:
         }
 
     def save_policy(self, folder: Path) -> None:
-        """Writes policy and tokenizer as an ordinary Hugging Face folder."""
-        self.policy.save_pretrained(folder)
+        """Writes policy and tokenizer as an ordinary Hugging Face folder, adapters merged into the weights."""
+        self.policy.save_pretrained(folder, state_dict=merged_state(self.policy) if self.adapter else None)
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """What a learner needs to go on besides the policy's weights; the process's random states included."""
+        """What a learner needs to go on besides the policy's weights; the process's random states included.
+
+        With adapters, those of policy and critic are in it, and the weights beneath them are not.
+        """
         return {
             "policy_version": self.policy_version,
             "policy_optimizer": self.policy_optimizer.state_dict(),
-            "critic": self.critic.state_dict() if self.critic else None,
+            "adapter": trained_state(self.policy) if self.adapter else None,
+            "critic": trained_state(self.critic) if self.critic else None,
             "critic_optimizer": self.critic_optimizer.state_dict() if self.critic_optimizer else None,
             "torch_random": torch.get_rng_state(),
             "python_random": random.getstate(),
         }
 
-    def restore(self, policy: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Takes over the policy's weights and the `state` of another learner of the same shape."""
+    def restore(self, policy: Path, state: dict[str, Any]) -> None:
+        """Takes over what another learner of the same shape saved: the folder of its policy, and its `state`."""
         assert (state["critic"] is None) == (self.critic is None), "the state is of a learner with another estimator"
-        self.policy.load_state_dict(policy)
+        if self.adapter:
+            load_trained_state(self.policy, state["adapter"])
+        else:
+            self.policy.load_state_dict(load_policy(policy, device=torch.device("cpu")).state_dict())
         self.policy_version = state["policy_version"]
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         if self.critic and self.critic_optimizer:
-            self.critic.load_state_dict(state["critic"])
+            load_trained_state(self.critic, state["critic"])
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         torch.set_rng_state(state["torch_random"])
         random.setstate(state["python_random"])
@@ -209,7 +233,8 @@ def _has_gradient(row: Row, params: UpdateParams) -> bool:
 
 
 def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, fused=True)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
@@ -93,6 +94,44 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
     return tokenizer
+
+
+def load_agent(
+    path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them.
+
+    Raises:
+        ValueError: one of them is missing or unfit, or the tokenizer has ids that the model has no embedding for.
+    """
+    tokenizer = load_tokenizer(path)
+    model = load_policy(path, dtype, device)
+    rows, ids = len(model.get_input_embeddings().get_parameter("weight")), max(tokenizer.get_vocab().values()) + 1
+    if rows < ids:
+        raise ValueError(
+            f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
+            "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
+        )
+    return model, tokenizer
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
+
+    Only the layers themselves are put into training mode, which is what transformers asks for; the modules in them,
+    where dropout would be, stay out of it.
+
+    Raises:
+        ValueError: the model's architecture does not support it.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"{type(model).__name__} does not support gradient checkpointing; set model.gradient_checkpointing: false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True
 
 
 def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:

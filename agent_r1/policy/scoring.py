@@ -30,13 +30,7 @@ class Compute:
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
     """The trajectories in micro-batches; those without an asked-for token are in none."""
-    assert all(trajectory.context_starts == [0] for trajectory in trajectories), "a model reads one context"
-    return batches(
-        [trajectory.token_ids for trajectory in trajectories],
-        masks,
-        max_tokens=compute.max_tokens,
-        device=compute.device,
-    )
+    return batches(trajectories, masks, max_tokens=compute.max_tokens, device=compute.device)
 
 
 def scores(
@@ -58,5 +52,8 @@ def scores(
 def logprobs(
     policy: PreTrainedModel, trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute
 ) -> list[Floats]:
-    """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never ask for the first token."""
+    """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere.
+
+    Never ask for the first token of a context: nothing predicts it.
+    """
     return scores(lambda ids, mask: token_logprobs(policy, ids, mask), trajectories, masks, compute)

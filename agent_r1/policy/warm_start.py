@@ -33,12 +33,14 @@ def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: Wa
     """
     optimiser = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, params.steps))
-    weights = [_token_weights(trajectory.source, params.observation_weight) for trajectory in demonstrations]
-    batches = _batches([len(trajectory.token_ids) for trajectory in demonstrations], params)
+    contexts = [(trajectory, span) for trajectory in demonstrations for span in trajectory.contexts]
+    token_ids = [trajectory.token_ids[span] for trajectory, span in contexts]
+    weights = [_token_weights(trajectory.source[span], params.observation_weight) for trajectory, span in contexts]
+    batches = _batches([len(row) for row in token_ids], params)
     model.train()
     losses: list[float] = []
     for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=not sys.stderr.isatty())):
-        loss = _loss(model, [demonstrations[i].token_ids for i in batch], [weights[i] for i in batch])
+        loss = _loss(model, [token_ids[i] for i in batch], [weights[i] for i in batch])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""Episodes: the policy and the environments take turns, and token ids are only ever appended."""
+"""Episodes: the policy and the environments take turns, and token ids are only ever appended to a context."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from agent_r1.envs.base import Env, Transition
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
-from agent_r1.rollout.chat import Chat, Tokens
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.encoding import Tokens
 from agent_r1.rollout.sampling import Action, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -42,10 +43,11 @@ def collect(
     """Runs all episodes to their ends, in rounds: one action for every episode that still lives, in one call.
 
     An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT, and the
-    observation is not appended.
+    observation is not appended. Where the chat template renders the history in another way than it did, a new context
+    begins; see `Dialogue`.
 
     Args:
-        max_tokens: all tokens of an episode.
+        max_tokens: all tokens of a context, hence of an episode of one.
         max_action_tokens: tokens of one action.
         seed: the run's; every action's own is derived from (seed, iteration, question, sample, step).
 
@@ -72,13 +74,15 @@ class _Episode:
         self._chat = chat
         self._max_tokens = max_tokens
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
+        self._dialogue = chat.begin(attempt.env.system, attempt.env.user, attempt.env.tools)
+        self._context_starts = [0]
         self._ids: list[int] = []
         self._source: list[int] = []
         self._logprobs: list[float] = []
         self._steps: list[Step] = []
         self._answer = ""
         self.outcome: Outcome | None = None
-        self._append(chat.opening(attempt.env.system, attempt.env.user, attempt.env.tools))
+        self._append(self._dialogue.opening)
         if self._room() < 1:
             raise ValueError(
                 f"the prompt of question {attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
@@ -89,7 +93,7 @@ class _Episode:
         return Request(
             episode=index,
             step=len(self._steps),
-            context=list(self._ids),
+            context=self._context(),
             seed=derive(*self._seed_parts, len(self._steps)),
             max_tokens=min(max_action_tokens, self._room()),
         )
@@ -97,7 +101,7 @@ class _Episode:
     def advance(self, request: Request, action: Action) -> None:
         """Appends the sampled action, lets the environment answer it, and appends what comes back."""
         assert 1 <= len(action.token_ids) == len(action.logprobs) <= request.max_tokens, len(action.token_ids)
-        assert self._ids == request.context, "a context may only grow by what is appended here"
+        assert self._context() == request.context, "a context may only grow by what is appended here"
         start = len(self._ids)
         self._ids += action.token_ids
         self._source += [Source.ACTION] * len(action.token_ids)
@@ -107,7 +111,7 @@ class _Episode:
         text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         transition = self._attempt.env.step(text)
         self._steps.append(_step(start, len(self._ids), action.stop_reason, transition))
-        self._observe(transition, closed)
+        self._observe(transition, action.token_ids, closed)
 
     def finish(self, iteration: int, policy_version: int) -> Trajectory:
         assert self.outcome is not None
@@ -123,29 +127,34 @@ class _Episode:
             token_ids=np.array(self._ids, np.int32),
             source=np.array(self._source, np.uint8),
             logprobs=np.array(self._logprobs, np.float32),
-            context_starts=[0],
+            context_starts=self._context_starts,
             steps=self._steps,
             outcome=self.outcome,
             answer=self._answer,
         )
 
-    def _observe(self, transition: Transition, closed: bool) -> None:
+    def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
         if transition.observation is None:
             self.outcome, self._answer = transition.outcome, transition.answer
             return
-        reply = self._chat.reply(transition.observation, closed=closed)
-        if len(reply.ids) < self._room():
-            self._append(reply)
-        else:
+        reply = self._dialogue.reply(action, transition.observation, closed=closed)
+        if len(reply.tokens.ids) >= (self._max_tokens if reply.restarts else self._room()):
             self.outcome = Outcome.TOKEN_LIMIT
+            return
+        if reply.restarts:
+            self._context_starts.append(len(self._ids))
+        self._append(reply.tokens)
 
     def _append(self, tokens: Tokens) -> None:
         self._ids += tokens.ids
         self._source += tokens.source
         self._logprobs += [0.0] * len(tokens.ids)
 
+    def _context(self) -> list[int]:
+        return self._ids[self._context_starts[-1] :]
+
     def _room(self) -> int:
-        return self._max_tokens - len(self._ids)
+        return self._max_tokens - (len(self._ids) - self._context_starts[-1])
 
 
 def _step(start: int, stop: int, stop_reason: StopReason, transition: Transition) -> Step:

@@ -29,9 +29,12 @@ def test_after_prompt_is_empty_without_an_action() -> None:
     assert not masks.after_prompt(np.array([0, 0, 3], dtype=np.uint8)).any()
 
 
-def test_after_prompt_includes_the_prompt_of_a_later_context() -> None:
-    # An environment that rewrites its context starts again with prompt tokens: they are after the first prompt.
-    assert masks.after_prompt(np.array([0, 1, 0, 1], dtype=np.uint8)).tolist() == [False, True, True, True]
+def test_after_prompt_leaves_out_the_prompt_of_a_later_context() -> None:
+    # Prompt, action, | the history again, the newest observation, template, action: only what is new counts.
+    assert masks.after_prompt(np.array([0, 1, 0, 0, 2, 3, 1], dtype=np.uint8)).tolist() == [
+        *(False, True),
+        *(False, False, True, True, True),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agent_r1.params import UpdateParams
+from agent_r1.params import LoraParams, UpdateParams
 from agent_r1.policy.learner import Learner
 from agent_r1.records import CallStatus, Credit, Outcome, Source, Step, StopReason, Trajectory
 
@@ -47,9 +47,24 @@ def update_params() -> UpdateParams:
 def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
     """Builds a learner over the tiny model on the CPU; keyword arguments override update parameters."""
 
-    def build(*, with_critic: bool = True, dtype: Any = "float32", **changes: Any) -> Learner:
-        params = UpdateParams.model_validate(update_params.model_dump() | changes)
-        return Learner(tiny_model, params, with_critic=with_critic, seed=3, dtype=dtype, device=torch.device("cpu"))
+    def build(
+        *,
+        with_critic: bool = True,
+        dtype: Any = "float32",
+        adapter: LoraParams | None = None,
+        gradient_checkpointing: bool = False,
+        **changes: Any,
+    ) -> Learner:
+        return Learner(
+            tiny_model,
+            UpdateParams.model_validate(update_params.model_dump() | changes),
+            with_critic=with_critic,
+            seed=3,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            adapter=adapter,
+            gradient_checkpointing=gradient_checkpointing,
+        )
 
     return build
 
@@ -67,7 +82,12 @@ def step(start: int, stop: int) -> Step:
     )
 
 
-def trajectory(index: int, source: Sequence[int], logprobs: NDArray[np.float32] | None = None) -> Trajectory:
+def trajectory(
+    index: int,
+    source: Sequence[int],
+    logprobs: NDArray[np.float32] | None = None,
+    context_starts: Sequence[int] = (0,),
+) -> Trajectory:
     """A trajectory of random tokens with the given sources; every run of actions is a step."""
     edges = np.flatnonzero(np.diff([0, *(np.array(source) == Source.ACTION), 0])).tolist()
     tokens = np.random.default_rng(index).integers(20, 400, len(source)).astype(np.int32)
@@ -82,7 +102,7 @@ def trajectory(index: int, source: Sequence[int], logprobs: NDArray[np.float32] 
         token_ids=tokens,
         source=np.array(source, np.uint8),
         logprobs=np.zeros(len(source), np.float32) if logprobs is None else logprobs,
-        context_starts=[0],
+        context_starts=list(context_starts),
         steps=[step(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)],
         outcome=Outcome.ANSWERED,
         answer="",

@@ -1,3 +1,6 @@
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -5,23 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.policy.batching import batches, micro_batches, minibatches, pad
+from agent_r1.records import Trajectory
 
 
 def test_micro_batches_by_hand() -> None:
     # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
-    assert micro_batches([4, 9, 1, 5, 4, 2], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+    assert micro_batches([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+
+
+def test_the_contexts_of_a_trajectory_stay_together() -> None:
+    # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
+    assert micro_batches([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
+    assert micro_batches([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
 
 
 def test_a_row_longer_than_the_budget_gets_its_own() -> None:
-    assert micro_batches([3, 50, 3], max_tokens=10) == [[1], [0, 2]]
+    assert micro_batches([[3], [50], [3]], max_tokens=10) == [[1], [0, 2]]
 
 
-@given(st.lists(st.integers(1, 60), max_size=40), st.integers(1, 200))
-def test_micro_batches_take_every_row_once_within_the_budget(lengths: list[int], max_tokens: int) -> None:
+@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=40), st.integers(1, 200))
+def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list[int]], max_tokens: int) -> None:
     groups = micro_batches(lengths, max_tokens)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:
-        assert len(group) == 1 or len(group) * max(lengths[row] for row in group) <= max_tokens
+        contexts = [length for row in group for length in lengths[row]]
+        assert len(group) == 1 or len(contexts) * max(contexts) <= max_tokens
 
 
 def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
@@ -44,10 +55,14 @@ def test_pad_fills_with_zeros_on_the_right() -> None:
     assert padded.tolist() == [[7, 8, 9], [5, 0, 0]]
 
 
-def test_a_micro_batch_takes_entries_in_the_order_of_its_mask() -> None:
-    sequences = [np.array([10, 11], np.int32), np.array([20, 21, 22, 23], np.int32), np.array([30], np.int32)]
-    masks = [np.array([False, True]), np.array([False, True, False, True]), np.array([False])]
-    (batch,) = batches(sequences, masks, max_tokens=100, device=torch.device("cpu"))
-    assert batch.rows == [1, 0]  # the longest first; the row without a selected token is left out
-    assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 11]
-    assert [piece.tolist() for piece in batch.split(batch.take(sequences))] == [[21, 23], [11]]
+def test_a_micro_batch_takes_entries_in_the_order_of_its_mask(make_trajectory: Callable[..., Trajectory]) -> None:
+    lengths, starts = [2, 6, 1], [[0], [0, 4], [0]]
+    rows = [make_trajectory(i, [0] * length, None, starts[i]) for i, length in enumerate(lengths)]
+    sequences = [np.arange(10 * i, 10 * i + length, dtype=np.int32) for i, length in enumerate(lengths, start=1)]
+    rows = [dataclasses.replace(row, token_ids=ids) for row, ids in zip(rows, sequences, strict=True)]
+    masks = [np.isin(ids, [11, 21, 23, 25]) for ids in sequences]
+    (batch,) = batches(rows, masks, max_tokens=100, device=torch.device("cpu"))
+    assert batch.rows == [1, 0]  # the longest first; the one without a selected token is left out
+    assert batch.ids.tolist() == [[20, 21, 22, 23], [24, 25, 0, 0], [10, 11, 0, 0]]  # a context is a row
+    assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 25, 11]
+    assert [piece.tolist() for piece in batch.split(batch.take(sequences))] == [[21, 23, 25], [11]]

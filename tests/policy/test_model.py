@@ -9,8 +9,10 @@ from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import (
     chosen_logprobs,
     compute_dtype,
+    load_agent,
     load_policy,
     load_tokenizer,
+    recompute_activations,
     selected_logits,
     token_logprobs,
 )
@@ -111,3 +113,40 @@ def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         load_policy("outputs/nowhere")
     with pytest.raises(ValueError, match=r"correct model\.path"):
         load_tokenizer("outputs/nowhere")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    rows = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(rows - 3)
+    model.save_pretrained(tmp_path)
+    load_tokenizer(tiny_model).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"a vocabulary of {rows - 3} tokens and its tokenizer has {rows};"):
+        load_agent(tmp_path, device=CPU)
+
+
+def test_gradient_checkpointing_changes_no_bit_of_a_gradient(tiny_model: Path) -> None:
+    ids = torch.randint(20, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    gradients, kept = [], []
+    for recompute in (False, True):
+        model = load_policy(tiny_model, device=CPU)
+        if recompute:
+            recompute_activations(model)
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.numel()) or x, lambda x: x):
+            loss = -token_logprobs(model, ids, mask).sum()
+        loss.backward()
+        gradients.append([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
+        kept.append(sum(saved))
+        assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    assert gradients[0] == gradients[1]
+    assert kept[1] < 0.6 * kept[0], "something must have been computed again"
+
+
+def test_a_model_without_checkpointing_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    monkeypatch.setattr(model, "supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM does not support gradient checkpointing"):
+        recompute_activations(model)

@@ -40,9 +40,7 @@ def step_loss(rows: Sequence[Row], table: Tensor, params: UpdateParams, max_toke
     """The loss of one optimiser step of the bigram policy, in micro-batches of at most `max_tokens` padded tokens."""
     masks = [row.credit.loss_mask for row in rows]
     sums = [torch.zeros((), dtype=torch.float64)]
-    for batch in batches(
-        [row.trajectory.token_ids for row in rows], masks, max_tokens=max_tokens, device=torch.device("cpu")
-    ):
+    for batch in batches([row.trajectory for row in rows], masks, max_tokens=max_tokens, device=torch.device("cpu")):
         logits = table[batch.ids[:, :-1]][batch.mask[:, 1:]]
         tokens = select(batch, rows, logits, params)
         sums.append((token_losses(tokens, params) * tokens.weights).sum())
@@ -92,7 +90,7 @@ def test_the_gradient_at_masked_tokens_is_exactly_zero(
     own = np.full(7, -6, np.float32)
     rows = [make_row(each, make_credit(each), own[: len(each.token_ids)], params) for each in episodes]
     [batch] = batches(
-        [each.token_ids for each in episodes],
+        episodes,
         [each.action_mask for each in episodes],
         max_tokens=100,
         device=torch.device("cpu"),
@@ -151,7 +149,7 @@ def test_what_is_not_finite_is_named_by_trajectory(
     episodes = [make_trajectory(index, [P, A, A]) for index in range(3)]
     rows = [make_row(each, make_credit(each), np.zeros(3, np.float32), update_params) for each in episodes]
     masks = [each.action_mask for each in episodes]
-    [batch] = batches([each.token_ids for each in episodes], masks, max_tokens=100, device=torch.device("cpu"))
+    [batch] = batches(episodes, masks, max_tokens=100, device=torch.device("cpu"))
     fine, broken = torch.zeros(6), torch.tensor([0, 0, torch.nan, 0, 0, torch.inf])
     require_finite("policy loss", batch, rows, fine, fine)
     with pytest.raises(FloatingPointError, match=r"policy loss is not finite in trajectories 0/q1/0, 0/q2/0;"):

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.encoding import Tokens
 
 SEARCH = {
     "type": "function",
@@ -77,9 +78,13 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
     call = '<think>First.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "x."}}\n</tool_call>'
     messages = [("system", texts[0]), ("user", texts[1]), ("assistant", call), ("tool", texts[2])]
     messages += [("assistant", "hm"), ("tool", texts[3])]
-    ids = chat.opening(texts[0], texts[1], [SEARCH]).ids
+    dialogue = chat.begin(texts[0], texts[1], [SEARCH])
+    ids = dialogue.opening.ids
     for action, observation in [(call, texts[2]), ("hm", texts[3])]:
-        ids += chat.encode_action(action) + chat.reply(observation, closed=True).ids
+        sampled = chat.encode_action(action)
+        reply = dialogue.reply(sampled, observation, closed=True)
+        assert not reply.restarts
+        ids += sampled + reply.tokens.ids
     rendered = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tools=[SEARCH],
@@ -89,8 +94,15 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
     assert ids == tokenizer.encode(rendered, add_special_tokens=False)
 
 
+def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Tokens:
+    """What is appended to an action that says nothing special."""
+    reply = chat.begin("s", "u").reply(chat.encode_action("a")[: None if closed else -1], observation, closed=closed)
+    assert not reply.restarts
+    return reply.tokens
+
+
 def test_the_built_in_reply_by_hand(chat: Chat) -> None:
-    reply = chat.reply("Tesk", closed=True)
+    reply = reply_to(chat, "Tesk")
     text = "".join(
         chat.decode([index]) if source is Source.TEMPLATE else f"[{chat.decode([index])}]"
         for index, source in zip(reply.ids, reply.source, strict=True)
@@ -101,7 +113,7 @@ def test_the_built_in_reply_by_hand(chat: Chat) -> None:
 
 
 def test_an_unclosed_action_is_closed_by_the_template(chat: Chat) -> None:
-    closed, unclosed = chat.reply("x", closed=True), chat.reply("x", closed=False)
+    closed, unclosed = reply_to(chat, "x"), reply_to(chat, "x", closed=False)
     assert unclosed.ids == [chat.end_id, *closed.ids]
     assert unclosed.source == [Source.TEMPLATE, *closed.source]
 
@@ -112,7 +124,7 @@ def test_the_end_token_is_the_templates_not_the_tokenizers(qwen_like: PreTrained
 
 def test_a_token_across_the_border_belongs_to_the_observation(qwen_like: PreTrainedTokenizerFast) -> None:
     """'.' ends the observation and begins the token '.\\n' whose line break is the template's."""
-    reply = Chat(qwen_like).reply("A.", closed=True)
+    reply = reply_to(Chat(qwen_like), "A.")
     border = reply.ids.index(qwen_like.convert_tokens_to_ids(".Ċ"))
     assert reply.source[border - 1 : border + 2] == [Source.OBSERVATION, Source.OBSERVATION, Source.TEMPLATE]
 
@@ -125,12 +137,12 @@ def test_hostile_text_stays_text(tokenizer: PreTrainedTokenizerFast, hostile: st
     """In the question, the system message and the reply: as many marks as with harmless text, and no other source."""
     chat = Chat(tokenizer)
     for harmless, attacked in [
-        (chat.opening("a", "b", [SEARCH]), chat.opening(hostile, hostile, [SEARCH])),
-        (chat.reply("a", closed=True), chat.reply(hostile, closed=True)),
+        (chat.begin("a", "b", [SEARCH]).opening, chat.begin(hostile, hostile, [SEARCH]).opening),
+        (reply_to(chat, "a"), reply_to(chat, hostile)),
     ]:
         assert count_marks(tokenizer, attacked.ids) == count_marks(tokenizer, harmless.ids)
         assert hostile in chat.decode(attacked.ids)
-    assert set(chat.opening(hostile, hostile).source) == {Source.PROMPT}
+    assert set(chat.begin(hostile, hostile).opening.source) == {Source.PROMPT}
 
 
 marks = st.sampled_from(
@@ -140,8 +152,8 @@ marks = st.sampled_from(
 
 @given(st.lists(marks | st.text(max_size=3)).map("".join))
 def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: str) -> None:
-    reply = chat.reply(text, closed=True)
-    frame = chat.reply("", closed=True)
+    reply = reply_to(chat, text)
+    frame = reply_to(chat, "")
     assert len(reply.ids) == len(reply.source)
     assert chat.decode(reply.ids) == chat.decode(frame.ids).replace("\n\n", f"\n{text}\n")
     assert reply.source[0] == reply.source[-1] == Source.TEMPLATE
@@ -171,11 +183,15 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrain
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("message.content +", "message.content.split('</think>')[-1] +", "does not append.*<think>a"),
         ("message.content + ", "message.content + '\\n' + ", "no end token.*'\\\\n<|im_end|>"),
-        ('\\n<tool_response>\\n" + message.content', '"', "leaves out messages of the role 'tool'"),
-        ('message.role == "system"', 'message.role == "system" and raise_exception("no system")', "no system"),
-        ('<|im_start|>system\\n" + message.content', '<|im_start|>system\\n"', "writes .* where each of"),
+        ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
+        (
+            "if add_generation_prompt",
+            "if false",
+            r"no generation prompt: it writes '<\|im_start\|>assistant\\n' before",
+        ),
+        ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
+        ('message.role == "tool"', "loop.index > 2 and raise_exception('two at most')", "refuses .*: two at most"),
     ],
 )
 def test_templates_that_cannot_be_used(

@@ -81,9 +81,10 @@ def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], **limits: int) -> lis
 def test_one_episode_by_hand(chat: Chat) -> None:
     env = Echo("seen", steps=1)
     [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
-    opening = chat.opening("Be brief.", "Who?").ids
+    dialogue = chat.begin("Be brief.", "Who?")
+    opening = dialogue.opening.ids
     first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
-    reply = chat.reply("seen", closed=True)
+    reply = dialogue.reply(first, "seen", closed=True).tokens
     assert trajectory.token_ids.tolist() == opening + first + reply.ids + second
     assert trajectory.source.tolist() == (
         [Source.PROMPT] * len(opening) + [Source.ACTION] * len(first) + reply.source + [Source.ACTION] * len(second)
@@ -129,8 +130,8 @@ def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:
 @pytest.mark.parametrize("spare", [0, 1])
 def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> None:
     """Room for the observation alone ends the episode; one token more, and an action of one token follows."""
-    opening, reply = chat.opening("Be brief.", "Who?").ids, chat.reply("seen", closed=True).ids
-    action = chat.encode_action("go")
+    dialogue, action = chat.begin("Be brief.", "Who?"), chat.encode_action("go")
+    opening, reply = dialogue.opening.ids, dialogue.reply(action, "seen", closed=True).tokens.ids
     sampler = Recording(ScriptedSampler([["go", "go"]], chat))
     limit = len(opening) + len(action) + len(reply) + spare
     [trajectory] = run(sampler, chat, [Echo("seen", steps=9)], max_tokens=limit)
@@ -145,7 +146,7 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
 
 
 def test_a_prompt_without_room_is_refused(chat: Chat) -> None:
-    length = len(chat.opening("Be brief.", "Who?").ids)
+    length = len(chat.begin("Be brief.", "Who?").opening.ids)
     with pytest.raises(ValueError, match=rf"'q0' has {length} tokens and max_tokens is {length}.*raise env.max_tokens"):
         run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)], max_tokens=length)
 

@@ -1,0 +1,89 @@
+"""LoRA adapters: small trainable matrices beside weights that stay as they were loaded.
+
+Source: Hu et al. 2021 (arXiv 2106.09685), as peft has it. There is no dropout: sampler and learner would disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from agent_r1.params import LoraParams
+
+ADAPTER = "default"
+
+
+def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
+    """Freezes a model and puts adapters beside its linear layers, in place; they change nothing at first.
+
+    What trains is float32, whatever the model's weights are in.
+
+    Raises:
+        ValueError: the model has no layer of the names in `params.targets`.
+    """
+    config = LoraConfig(
+        r=params.rank,
+        lora_alpha=params.alpha,
+        target_modules="all-linear" if params.targets == ["all-linear"] else params.targets,
+        lora_dropout=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(config, model, ADAPTER)
+        except ValueError as error:
+            raise ValueError(f"model.lora.targets {params.targets} does not fit the model: {error}") from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of the same model without adapters that computes the same, in float32 where there was one.
+
+    The model's own weights are left alone: adding an update and taking it away again would change their last bits.
+    """
+    adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    state = {
+        name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
+    }
+    for name, layer in adapted.items():
+        weight = state[f"{name}.weight"]
+        state[f"{name}.weight"] = weight.float() + _update_of(layer)
+    return state
+
+
+def _update_of(layer: LoraLayer) -> Tensor:
+    subclass: Any = layer  # the base class does not declare it
+    return torch.as_tensor(subclass.get_delta_weight(ADAPTER)).detach()
+
+
+@contextmanager
+def detached(model: nn.Module) -> Iterator[None]:
+    """The model as it was before its adapters were trained; without adapters, as it is."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by name: with adapters, what differs from the model that was loaded."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Takes over the `trained_state` of another model of the same shape, which started from the same weights."""
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected, unexpected
+    assert trained_state(model).keys().isdisjoint(missing), "the state is of a model with other adapters"

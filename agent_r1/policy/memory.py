@@ -1,0 +1,182 @@
+"""What a training run needs of a device's memory, from the model's configuration alone, and whether it fits.
+
+Legend for units: bytes unless a name says GiB. h, q, k, i are a layer's widths: hidden, queries, keys, MLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from agent_r1.params import EngineParams, EnvParams, LoraParams, ModelParams, TrainParams
+from agent_r1.policy.adapter import attach
+from agent_r1.policy.model import compute_dtype
+
+GIB = 2**30
+FLOAT32 = 4
+ADAM_STATES = 2
+LOGIT_COPIES = 5  # float32 tensors [N, V] at the peak: logits, log-probabilities twice, probabilities, gradient
+LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the allocator holds back
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What a run keeps and computes on one device."""
+
+    model: PretrainedConfig
+    dtype: torch.dtype  # of the matrix products
+    adapter: LoraParams | None
+    critic: bool
+    reference: bool
+    gradient_checkpointing: bool
+    microbatch_tokens: int  # padded, at most
+    loss_tokens: int  # of a micro-batch, at most: each takes a row of logits
+    sampler_gib: float | None  # reserved by the sampler; None: it takes its weights, and a small cache
+
+
+def demand_of(
+    config: PretrainedConfig,
+    model: ModelParams,
+    env: EnvParams,
+    train: TrainParams,
+    *,
+    engine: EngineParams,
+    device: torch.device,
+) -> Demand:
+    """What a run of params.yaml asks of a device.
+
+    A micro-batch holds at least one whole context. Its loss tokens are at most the actions that fit an episode.
+    """
+    acting = min(1.0, env.max_steps * env.max_action_tokens / env.max_tokens) if train.credit.loss_mask else 1.0
+    tokens = max(train.update.max_tokens_per_microbatch, env.max_tokens)
+    return Demand(
+        model=config,
+        dtype=compute_dtype(model.dtype, device),
+        adapter=model.adapter,
+        critic=train.credit.needs_critic,
+        reference=train.needs_reference,
+        gradient_checkpointing=model.gradient_checkpointing,
+        microbatch_tokens=tokens,
+        loss_tokens=round(acting * tokens),
+        sampler_gib=_sampler_gib(engine, device),
+    )
+
+
+def _sampler_gib(engine: EngineParams, device: torch.device) -> float | None:
+    if engine.kind == "server":
+        return 0.0
+    if engine.kind == "vllm" and device.type == "cuda":
+        return engine.vllm.gpu_memory_utilization * available_gib(device)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameters:
+    """How many weights there are. Tied ones count once."""
+
+    policy: int  # without adapters
+    backbone: int  # without the output layer; the critic's
+    adapters: int  # of one backbone
+
+
+def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
+    """Builds the model without its weights, on the meta device, and counts."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        policy = sum(weight.numel() for weight in model.parameters())
+        backbone = sum(weight.numel() for weight in model.base_model.parameters())
+        if adapter:
+            attach(model, adapter, seed=0)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return Parameters(policy=policy, backbone=backbone, adapters=trained if adapter else 0)
+
+
+def estimate(demand: Demand) -> dict[str, float]:
+    """GiB by what they are for, at the peak of an update.
+
+    Weights that train are float32, with a gradient and two Adam states of the same size; those beneath adapters and
+    those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
+    count once.
+    """
+    count = count_parameters(demand.model, demand.adapter)
+    frozen = demand.dtype.itemsize
+    parts = {"policy": _trained(count.policy, count.adapters, frozen)}
+    if demand.critic:
+        parts["critic"] = _trained(count.backbone + demand.model.hidden_size + 1, count.adapters, frozen)
+    if demand.reference and not demand.adapter:
+        parts["reference"] = count.policy * frozen
+    if frozen < FLOAT32 and not demand.adapter:
+        parts["weights cast for matrix products"] = count.policy * frozen
+    parts["activations"] = activation_bytes(demand)
+    parts["logits"] = demand.loss_tokens * demand.model.vocab_size * FLOAT32 * LOGIT_COPIES
+    gib = {name: size / GIB for name, size in parts.items()}
+    sampler = count.policy * frozen / GIB + 0.5 if demand.sampler_gib is None else demand.sampler_gib
+    return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
+
+
+def activation_bytes(demand: Demand) -> int:
+    """What a micro-batch keeps for its backward pass, the logits aside.
+
+    Per token and layer: the input, the normalised input and the output of two norms, in the residual stream's
+    precision and once more for the matrix products (6 h); queries, keys and values as attention reads them, repeated
+    to as many heads, and its result twice (5 q); four of the MLP's width (4 i). With gradient checkpointing every
+    layer keeps its input alone, and one at a time is computed again.
+    """
+    config: Any = demand.model  # its fields are those of the architecture
+    compute = demand.dtype.itemsize
+    stream = compute if demand.adapter else FLOAT32
+    queries = config.num_attention_heads * _head_size(config)
+    layer = 4 * stream * config.hidden_size + compute * (
+        2 * config.hidden_size + 5 * queries + 4 * config.intermediate_size
+    )
+    if demand.adapter:  # the adapted layers keep their inputs in the adapters' precision too
+        layer += FLOAT32 * (2 * config.hidden_size + queries + config.intermediate_size)
+    kept = config.num_hidden_layers * layer
+    if demand.gradient_checkpointing:
+        kept = config.num_hidden_layers * stream * config.hidden_size + layer
+    return int(demand.microbatch_tokens * kept)
+
+
+def available_gib(device: torch.device) -> float:
+    """The memory a run may fill: all of a GPU's, or what is free of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / GIB
+    return float(psutil.virtual_memory().available / GIB)
+
+
+def table(parts: Mapping[str, float], available: float) -> str:
+    """The estimate as lines of text."""
+    rows = [*parts.items(), ("all", sum(parts.values())), ("available", available)]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}} {size:8.2f} GiB" for name, size in rows)
+
+
+def require_fit(parts: Mapping[str, float], available: float) -> None:
+    """Checks an estimate against a device.
+
+    Raises:
+        ValueError: it does not fit; the message holds the numbers and what lowers them.
+    """
+    if sum(parts.values()) > available:
+        raise ValueError(
+            f"this run needs about {sum(parts.values()):.1f} GiB and the device has {available:.1f}:\n"
+            f"{table(parts, available)}\n"
+            "lower train.update.max_tokens_per_microbatch, set model.gradient_checkpointing: true, train adapters "
+            "(model.lora.rank), choose an estimator without a critic, give the sampler less, or take a smaller model"
+        )
+
+
+def _trained(weights: int, adapters: int, frozen: int) -> int:
+    """Bytes of a model that is trained, or that only its adapters are."""
+    with_states = FLOAT32 * (2 + ADAM_STATES)
+    return weights * frozen + adapters * with_states if adapters else weights * with_states
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    default = config.hidden_size // config.num_attention_heads
+    return int(config.to_dict().get("head_dim") or default)

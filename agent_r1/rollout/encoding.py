@@ -1,0 +1,120 @@
+"""Text to token ids, where only a chat template's own text and sampled tokens may be added tokens (law 3)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.records import Source
+
+FIRST_ESCAPE = 0x10FF00  # private use, and the last of it: a text that holds these characters loses nothing but them
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token ids and where each came from."""
+
+    ids: list[int]  # [T]
+    source: list[int]  # [T] values of Source
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a rendered conversation, all of one source."""
+
+    text: str
+    source: Source
+
+
+class Encoder:
+    """Encodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
+
+    Marks become their tokens, and what lies between two of them is encoded as one by a copy of the tokenizer without
+    added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
+    is put into the template: the first character of each is replaced by one that no template and no tokenizer knows,
+    and that comes back when the text is encoded. So a template may cut, strip and quote what it is given.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._plain = _without_added_tokens(tokenizer)
+        self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
+        self._id_of = {mark: index for index, mark in self._mark_of.items()}
+        self._mark = re.compile("|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True))) or r"(?!)")
+        heads = sorted({mark[0] for mark in self._id_of})
+        self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
+        self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
+
+    def escape(self, text: str) -> str:
+        """The text, of the same length, without a mark in it."""
+        while self._mark.search(text):
+            text = self._mark.sub(lambda found: self._escaped[found[0][0]] + found[0][1:], text)
+        return text
+
+    def write(self, ids: Sequence[int]) -> str:
+        """What sampled tokens say: marks where added tokens were sampled, and where they were spelled out, escaped."""
+        runs = groupby(ids, key=self._mark_of.get)
+        return "".join(
+            self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
+        )
+
+    def mark_at_start(self, text: str) -> tuple[str, int] | None:
+        """The mark that a text begins with and its token id."""
+        found = self._mark.match(text)
+        return None if found is None else (found[0], self._id_of[found[0]])
+
+    def encode(self, pieces: Sequence[Piece]) -> Tokens:
+        """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
+        ids: list[int] = []
+        source: list[int] = []
+        for stretch in self._stretches(pieces):
+            tokens = self._encode_plain(stretch) if isinstance(stretch, list) else self._encode_mark(stretch)
+            ids += tokens.ids
+            source += tokens.source
+        return Tokens(ids, source)
+
+    def encode_sampled(self, text: str) -> list[int]:
+        """What a policy that writes `text` would sample, marks as added tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _stretches(self, pieces: Sequence[Piece]) -> Iterator[list[Piece] | Piece]:
+        """The marks, and the pieces of plain text between them."""
+        plain: list[Piece] = []
+        for piece in pieces:
+            position = 0
+            for mark in self._mark.finditer(piece.text):
+                yield [*plain, Piece(piece.text[position : mark.start()], piece.source)]
+                yield Piece(mark.group(), piece.source)
+                plain, position = [], mark.end()
+            plain.append(Piece(piece.text[position:], piece.source))
+        yield plain
+
+    def _encode_mark(self, mark: Piece) -> Tokens:
+        return Tokens([self._id_of[mark.text]], [mark.source])
+
+    def _encode_plain(self, pieces: Sequence[Piece]) -> Tokens:
+        text = "".join(piece.text for piece in pieces).translate(self._unescaped)
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
+        source = [piece.source for piece in pieces for _ in piece.text]  # per character
+        return Tokens(encoding.ids, [_of_token(source[start:stop] or source[:1]) for start, stop in encoding.offsets])
+
+
+def _of_token(characters: Sequence[Source]) -> Source:
+    return Source.OBSERVATION if Source.OBSERVATION in characters else characters[0]
+
+
+def _without_added_tokens(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    return Tokenizer.from_str(json.dumps({**state, "added_tokens": [], "post_processor": None, "truncation": None}))

@@ -1,0 +1,154 @@
+"""A tokenizer's chat template as it is found: what it cannot render is put to it in another way, or refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+
+Message = tuple[str, str]  # role (system, user, assistant or tool) and content
+Tools = Sequence[dict[str, Any]]  # JSON schemas in the OpenAI function form
+
+logger = logging.getLogger(__name__)
+
+# Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
+SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
+OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
+SAMPLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+TOOLS_TEXT = """
+
+# Tools
+
+You may call one of these functions at a time:
+<tools>
+{schemas}
+</tools>
+
+To call one, write
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """What a template renders by itself; the rest is put into messages that it knows."""
+
+    system: bool = True  # else the system text opens the user message
+    tools: bool = True  # else their schemas end the system text
+    observations: bool = True  # role "tool"; else a user message in <tool_response> tags
+
+    def put(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
+        """A conversation, which opens with a system and a user message, as the template can take it."""
+        (_, system), (_, user), *rest = messages
+        if tools and not self.tools:
+            schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+            system, tools = system + TOOLS_TEXT.format(schemas=schemas), ()
+        opening = [("system", system), ("user", user)] if self.system else [("user", f"{system}\n\n{user}")]
+        return [*opening, *(self._put(*message) for message in rest)], tools
+
+    def _put(self, role: str, content: str) -> Message:
+        if role == "tool" and not self.observations:
+            return "user", f"<tool_response>\n{content}\n</tool_response>"
+        return role, content
+
+
+class Template:
+    """Renders conversations with a tokenizer's own chat template.
+
+    Raises:
+        ValueError: the tokenizer has no chat template, or one that has no generation prompt, or that leaves out or
+            refuses what it is given in whatever way it is put.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an instruct model, or set "
+                "`chat_template` on the tokenizer and save it again"
+            )
+        self._tokenizer = tokenizer
+        self.dialect = self._find_dialect()
+        if self.dialect != Dialect():
+            logger.info("the chat template does not render everything by itself: %s", self.dialect)
+        self.after_action = self._after_action()
+
+    def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
+        """A conversation as text, up to where the assistant's next message begins.
+
+        Raises:
+            ValueError: the template refuses it.
+        """
+        try:
+            return self._render(self.dialect, messages, tools, generation_prompt=generation_prompt)
+        except TemplateError as error:
+            raise ValueError(
+                f"the chat template refuses a conversation of {', '.join(role for role, _ in messages)}: {error}; "
+                "use a model whose template takes user and assistant messages in turn"
+            ) from error
+
+    def _render(
+        self, dialect: Dialect, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool = True
+    ) -> str:
+        put, tools = dialect.put(messages, tools)
+        text = self._tokenizer.apply_chat_template(
+            [{"role": role, "content": content} for role, content in put],
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+        )
+        return str(text)
+
+    def _find_dialect(self) -> Dialect:
+        """Tries what a template may lack, one after the other: a system message, tools, observations."""
+        dialect = Dialect()
+        if not self._shows(dialect, OPENING, (), SYSTEM):
+            dialect = replace(dialect, system=False)
+        if not self._shows(dialect, OPENING, [SAMPLE_TOOL], "look_up"):
+            dialect = replace(dialect, tools=False)
+        if not self._shows(dialect, [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)], (), OBSERVATION):
+            dialect = replace(dialect, observations=False)
+        return dialect
+
+    def _shows(self, dialect: Dialect, messages: Sequence[Message], tools: Tools, text: str) -> bool:
+        try:
+            return text in self._render(dialect, messages, tools)
+        except TemplateError:
+            return False
+
+    def _after_action(self) -> str:
+        """What stands between an action and the next one, with OBSERVATION in it."""
+        prompt = self.render(OPENING, [SAMPLE_TOOL])
+        whole = self.render([*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)], [SAMPLE_TOOL])
+        for text, where in ((SYSTEM, prompt), (USER, prompt), (ACTION, whole), (OBSERVATION, whole)):
+            if where.count(text) != 1:
+                raise ValueError(
+                    f"the chat template writes the text {text.strip(chr(0x2063))!r} {where.count(text)} times; "
+                    "use a template that renders every message once"
+                )
+        before, _, after = whole.partition(ACTION)
+        self._check_generation_prompt(prompt, before)
+        return after
+
+    def _check_generation_prompt(self, prompt: str, before: str) -> None:
+        """Compares what the policy is given to go on from with what stands before its text once it is history."""
+        missing = before.removeprefix(prompt) if before.startswith(prompt) else ""
+        unchanged = prompt == self.render(OPENING, [SAMPLE_TOOL], generation_prompt=False)
+        if missing.strip() or (unchanged and not before.startswith(prompt)):
+            raise ValueError(
+                f"the chat template has no generation prompt: it writes {(missing or before)[-40:]!r} before the "
+                f"assistant's text, and a prompt ends with {prompt[-40:]!r}; use a template that honours "
+                "add_generation_prompt"
+            )

@@ -1,0 +1,147 @@
+"""LoRA adapters: what trains, what the merged model computes, and a resume that loses no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from agent_r1.params import LoraParams
+from agent_r1.policy import checkpoint
+from agent_r1.policy.adapter import attach, detached, merged_state
+from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import load_policy, token_logprobs
+from agent_r1.records import Trajectory
+
+Make = Callable[..., Any]
+LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
+CPU = torch.device("cpu")
+
+
+def trained_names(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def bits(learner: Learner) -> dict[str, bytes]:
+    assert learner.critic is not None
+    return {
+        f"{part}.{name}": parameter.detach().numpy().tobytes()
+        for part, module in (("policy", learner.policy), ("critic", learner.critic))
+        for name, parameter in module.named_parameters()
+    }
+
+
+def test_one_layer_by_hand() -> None:
+    """y = W x + alpha / rank B A x; nothing but A and B trains, and the merged weight is W + alpha / rank B A."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    attach(model, LoraParams(rank=1, alpha=3.0, targets=["0"]), seed=0)
+    x = torch.tensor([[1.0, 1.0]])
+    assert model(x).tolist() == [[3.0, 7.0]]  # B starts at zero
+    with torch.no_grad():
+        model[0].lora_A["default"].weight.copy_(torch.tensor([[1.0, 0.0]]))
+        model[0].lora_B["default"].weight.copy_(torch.tensor([[1.0], [2.0]]))
+    assert model(x).tolist() == [[6.0, 13.0]]
+    assert merged_state(model)["0.weight"].tolist() == [[4.0, 2.0], [9.0, 4.0]]
+    assert trained_names(model) == {"0.lora_A.default.weight", "0.lora_B.default.weight"}
+    with detached(model):
+        assert model(x).tolist() == [[3.0, 7.0]]
+    assert model(x).tolist() == [[6.0, 13.0]]
+
+
+def test_the_same_seed_gives_the_same_adapters_and_leaves_torchs_alone() -> None:
+    def first_matrix(seed: int) -> list[float]:
+        model = nn.Sequential(nn.Linear(8, 8))
+        attach(model, LoraParams(rank=2, alpha=2.0, targets=["0"]), seed=seed)
+        found: list[float] = model[0].lora_A["default"].weight.flatten().tolist()
+        return found
+
+    before = torch.get_rng_state()
+    model = nn.Sequential(nn.Linear(8, 8))
+    after_layer = torch.get_rng_state()
+    attach(model, LoraParams(rank=2, alpha=2.0, targets=["0"]), seed=1)
+    assert torch.equal(torch.get_rng_state(), after_layer)
+    assert not torch.equal(before, after_layer)
+    assert first_matrix(1) == first_matrix(1) != first_matrix(2)
+
+
+def test_layers_that_the_model_lacks_are_refused(make_learner: Make) -> None:
+    with pytest.raises(ValueError, match=r"model\.lora\.targets \['nowhere'\] does not fit the model"):
+        make_learner(adapter=LoraParams(rank=4, alpha=8.0, targets=["nowhere"]))
+
+
+def test_only_adapters_and_the_critics_head_train(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner(adapter=LORA, learning_rate=0.01, critic_learning_rate=0.01)
+    nn.init.normal_(learner.critic.head.weight, std=0.02)  # at zero, no gradient passes it
+    before = bits(learner)
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    changed = {name for name, value in bits(learner).items() if value != before[name]}
+    adapters = {f"policy.{name}" for name in trained_names(learner.policy)}
+    assert changed & {name for name in before if name.startswith("policy.")} <= adapters
+    assert all("lora_" in name or name.startswith("critic.head.") for name in changed)
+    assert {"critic.head.weight", "critic.head.bias"} <= changed
+    assert sum("lora_B" in name for name in changed) == 2 * 2 * 7  # two models of two layers with seven matrices
+
+
+def test_the_merged_policy_computes_what_the_learner_does(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
+) -> None:
+    """As the sampler and plain transformers load it, in float32 within the canary's tolerance."""
+    learner = make_learner(adapter=LORA, learning_rate=0.03)
+    start = learner.logprobs(trajectories)
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    learner.save_policy(tmp_path)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
+    for each, old, own in zip(trajectories, start, learner.logprobs(trajectories), strict=True):
+        ids = torch.from_numpy(each.token_ids.astype(np.int64))[None]
+        predicted = torch.arange(len(each.token_ids))[None] > 0
+        with torch.no_grad():
+            found = token_logprobs(merged, ids, predicted).numpy()
+        np.testing.assert_allclose(found, own[1:], atol=1e-4)
+        assert np.abs(own - old).max() > 1e-2, "an update that changes nothing would prove nothing"
+
+
+def test_a_resumed_training_ends_with_the_same_bits(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    straight, killed, resumed = (make_learner(adapter=LORA, minibatches=2, epochs=2) for _ in range(3))
+    for iteration in range(2):
+        straight.update(trajectories, credits, iteration)
+    killed.update(trajectories, credits, 0)
+    checkpoint.save(tmp_path / "checkpoint", killed, iterations=1, fingerprint="f")
+    found = checkpoint.load(tmp_path / "checkpoint", resumed)
+    assert bits(resumed) == bits(killed) != bits(straight)
+    resumed.update(trajectories, credits, found.iterations)
+    assert bits(resumed) == bits(straight)
+    assert resumed.policy_version == straight.policy_version == 2
+
+
+def test_a_checkpoint_of_adapters_is_small(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    state = learner.state()
+    assert set(state["adapter"]) == trained_names(learner.policy)
+    assert set(state["critic"]) == trained_names(learner.critic)
+
+
+def test_weights_beneath_adapters_are_kept_in_the_compute_dtype(make_learner: Make) -> None:
+    learner = make_learner(adapter=LORA, dtype="bfloat16")
+    kinds = {parameter.requires_grad: parameter.dtype for parameter in learner.policy.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+
+
+def test_a_plain_model_is_untouched_by_detaching(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    with detached(model):
+        assert all(parameter.requires_grad for parameter in model.parameters())
