@@ -134,7 +134,7 @@ def activation_bytes(demand: Demand) -> int:
     layer = 4 * stream * config.hidden_size + compute * (
         2 * config.hidden_size + 5 * queries + 4 * config.intermediate_size
     )
-    if demand.adapter:  # the adapted layers keep their inputs in the adapters' precision too
+    if demand.adapter and compute < FLOAT32:  # adapted layers keep their inputs in the adapters' precision too
         layer += FLOAT32 * (2 * config.hidden_size + queries + config.intermediate_size)
     kept = config.num_hidden_layers * layer
     if demand.gradient_checkpointing:
