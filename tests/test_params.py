@@ -189,7 +189,15 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.credit.kl_reward", float("inf")),
         ("train.iterations", "many"),
         ("prepare.dataset", "hotpot"),
-        ("prepare.bm25.b", 1.5),
+        ("search.kind", "bm52"),
+        ("search.cache_entries", -1),
+        ("search.bm25.b", 1.5),
+        ("search.bm25.k1", 0.0),
+        ("search.dense.pooling", "max"),
+        ("search.dense.max_tokens", 0),
+        ("search.hybrid.candidates", 0),
+        ("search.remote.timeout_s", 0.0),
+        ("search.remote.backoff_s", float("inf")),
         ("prepare.atlas.people", 3),
         ("model.dtype", "float16"),
         ("warm_start.stop_early", 2.0),
@@ -200,6 +208,27 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
 def test_a_value_out_of_range_is_refused(content: dict[str, Any], write: Write, key: str, value: Any) -> None:
     with pytest.raises(ValueError, match=key.rpartition(".")[2]):
         load(write(put(content, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search.dense.nlist": 8}, "nlist 8 and nprobe 0 have no effect with faiss: flat"),
+        ({"search.dense.nprobe": 2}, "nlist 0 and nprobe 2 have no effect with faiss: flat"),
+        ({"search.dense.faiss": "ivf", "search.dense.nlist": 8}, "nprobe 0 lists out of nlist 8"),
+        ({"search.dense.faiss": "ivf", "search.dense.nlist": 8, "search.dense.nprobe": 9}, "nprobe 9 lists"),
+        ({"search.kind": "dense"}, r"kind: dense needs an encoder; set dense\.encoder"),
+        ({"search.kind": "hybrid"}, r"kind: hybrid needs an encoder; set dense\.encoder"),
+        ({"search.kind": "remote", "search.remote.url": "localhost:8700"}, r"set remote\.url .* got 'localhost:8700'"),
+    ],
+)
+def test_a_kind_of_search_that_lacks_something_is_refused(
+    content: dict[str, Any], write: Write, changes: dict[str, Any], message: str
+) -> None:
+    for key, value in changes.items():
+        content = put(content, key, value)
+    with pytest.raises(ValueError, match=message):
+        load(write(content))
 
 
 def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) -> None:

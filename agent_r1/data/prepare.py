@@ -1,4 +1,4 @@
-"""The prepare stage: a data set becomes questions, passages and an index on disk."""
+"""The prepare stage: a data set becomes questions and passages on disk."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from agent_r1.data import atlas, hotpotqa
 from agent_r1.data.plans import Facts, Plan, plan_from_titles
 from agent_r1.params import PrepareParams
 from agent_r1.records import Passage, Question
-from agent_r1.search import bm25
 from agent_r1.tables import write_rows
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS, PASSAGES, INDEX = "questions.parquet", "passages.parquet", "bm25"
+QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
 
 
 def prepare(params: PrepareParams, directory: Path) -> None:
-    """Writes questions.parquet, passages.parquet and the folder bm25 to `directory`.
+    """Writes questions.parquet and passages.parquet to `directory`.
 
     On an error what was there before stays whole, and nothing else is left behind.
 
@@ -35,9 +34,8 @@ def prepare(params: PrepareParams, directory: Path) -> None:
         staging = Path(unfinished)
         write_rows(staging / QUESTIONS, questions, Question)
         write_rows(staging / PASSAGES, passages, Passage)
-        bm25.build(passages, staging / INDEX, k1=params.bm25.k1, b=params.bm25.b)
-        for name in (QUESTIONS, PASSAGES, INDEX):
-            bm25.move_into_place(staging / name, directory / name)
+        for name in (QUESTIONS, PASSAGES):
+            (staging / name).replace(directory / name)
     splits = Counter(question.split for question in questions)
     logger.info("prepared %s: %d passages, questions %s", params.dataset, len(passages), dict(splits))
 

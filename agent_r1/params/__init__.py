@@ -13,7 +13,8 @@ from pydantic import BaseModel, Field, model_validator
 from agent_r1.params.agent import EnvParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.monitor import MonitorParams
-from agent_r1.params.prepare import AtlasParams, BM25Params, HotpotParams, PrepareParams
+from agent_r1.params.prepare import AtlasParams, HotpotParams, PrepareParams
+from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
 from agent_r1.params.sections import Natural, Section, nearest, override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import UpdateParams
@@ -22,14 +23,18 @@ __all__ = [
     "AtlasParams",
     "BM25Params",
     "CreditParams",
+    "DenseParams",
     "EnvParams",
     "FilterParams",
     "HotpotParams",
+    "HybridParams",
     "ModelParams",
     "MonitorParams",
     "Params",
     "PrepareParams",
+    "RemoteParams",
     "RewardWeights",
+    "SearchParams",
     "TrainParams",
     "UpdateParams",
     "WarmStartParams",
@@ -46,6 +51,7 @@ class EvaluateParams(Section):
 
 class Params(Section):
     prepare: PrepareParams
+    search: SearchParams
     model: ModelParams
     warm_start: WarmStartParams
     env: EnvParams

@@ -1,4 +1,4 @@
-"""`prepare`: the data set and its index."""
+"""`prepare`: the data set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agent_r1.params.sections import Count, Natural, Positive, Section, Share
+from agent_r1.params.sections import Count, Natural, Section
 
 
 class AtlasParams(Section):
@@ -27,14 +27,8 @@ class HotpotParams(Section):
     max_questions: Natural
 
 
-class BM25Params(Section):
-    k1: Positive
-    b: Share
-
-
 class PrepareParams(Section):
     dataset: Literal["atlas", "hotpotqa"]
     seed: Natural
     atlas: AtlasParams
     hotpotqa: HotpotParams
-    bm25: BM25Params

@@ -65,13 +65,14 @@ def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.Monkey
     runs = yaml.safe_load(Path("params.yaml").read_text())["repro_runs"]
     assert set(order) == {
         "prepare",
+        "index",
         "warm_start",
         *(f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs),
         "baseline@base_tool_call",
         "baseline@naive_rag",
         "report",
     }
-    assert order[:2] == ["prepare", "warm_start"]
+    assert order[:3] == ["prepare", "index", "warm_start"]
     assert order[-1] == "report"
     assert all(order.index(f"train@{run}") < order.index(f"evaluate@{run}") for run in runs)
 

@@ -24,6 +24,7 @@ from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import start
 from flows import train as train_module
+from flows.index import index
 from flows.paths import WARM_START, train_dir
 from flows.prepare import prepare
 from flows.run_folder import RunFolder
@@ -127,6 +128,7 @@ def untrained(
     write_params(folder, {})
     with inside(folder):
         prepare()
+        index()
     new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=MAX_TOKENS, seed=0).save_pretrained(
         folder / WARM_START
     )
