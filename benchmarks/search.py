@@ -1,7 +1,7 @@
 """What an index finds, and what it costs: `python -m benchmarks.search --prepared data/prepared --kind bm25`.
 
 Builds the index of params.yaml over the passages of a prepared data set, in a process of its own, and asks it the
-questions of some splits. Prints the share of gold passages among the best 2, 5 and 10, milliseconds per query, the
+questions of some splits. Prints recall at 2, 5 and 10, milliseconds per query, the
 index's size on disk, seconds to build it, and the largest resident memory of the build and of the search; of times also
 the processor's, which another process on the machine does not lengthen.
 """
@@ -56,10 +56,10 @@ def timed_build(params: SearchParams, passages: Path, index: Path) -> str:
 
 
 def recall(questions: Sequence[Question], found: Sequence[Sequence[Passage]], k: int) -> float:
-    """The share of all gold titles that are among the titles of their question's best `k` passages."""
+    """The share of a question's gold titles that are among the titles of its best `k` passages, mean over questions."""
     golds = [set(question.gold_titles) for question in questions]
     hits = [len(gold & {passage.title for passage in best[:k]}) for gold, best in zip(golds, found, strict=True)]
-    return sum(hits) / sum(map(len, golds))
+    return sum(hit / len(gold) for hit, gold in zip(hits, golds, strict=True)) / len(golds)
 
 
 def peak_mb() -> float:

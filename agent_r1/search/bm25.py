@@ -87,10 +87,10 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int
     sums = np.zeros(size, np.float32)
     least, added = 0.0, 0
     while added < len(columns) and rest[added] + slack >= least:
-        column = columns[added]
-        sums[column.passages] += np.float32(column.times) * column.scores
-        least = max(least, _kth_largest(sums[column.passages], k))
-        added += 1
+        column, added = columns[added], added + 1
+        reached = sums[column.passages] + np.float32(column.times) * column.scores
+        sums[column.passages] = reached
+        least = max(least, _kth_best(column.passages, reached, columns[added:], k))
     found = _met(columns[:added], sums, least - rest[added] - slack)
     reached = sums[found]
     for i in range(added, len(columns)):
@@ -101,9 +101,21 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int
     return found
 
 
+def _kth_best(passages: NDArray[np.int32], reached: Scores, columns: Sequence[_Column], k: int) -> float:
+    """The smallest of the full scores of the `k` passages that have reached most, once the other columns are added."""
+    if len(passages) < k:
+        return 0.0
+    leading = np.argpartition(reached, -k)[-k:]
+    scores = reached[leading]
+    for column in columns:
+        scores += np.float32(column.times) * column.at(passages[leading])
+    return float(scores.min())
+
+
 def _met(columns: Sequence[_Column], sums: Scores, least: float) -> NDArray[np.int32]:
     """The passages of some columns whose sums are at least so large, ascending, each once."""
-    return np.unique(np.concatenate([column.passages[sums[column.passages] >= least] for column in columns]))
+    met = np.sort(np.concatenate([column.passages[sums[column.passages] >= least] for column in columns]))
+    return met[np.diff(met, prepend=-1) > 0]
 
 
 def _kth_largest(scores: Scores, k: int) -> float:

@@ -124,8 +124,9 @@ def _write_columns(
     starts = np.concatenate([[0], np.cumsum(frequencies)])
     rarities = _rarities(frequencies, len(lengths))
     saturation = k1 * ((1 - b) + b * lengths / lengths.mean())  # [N]
-    passages = open_memmap(folder / PASSAGES, "w+", np.int32, (int(starts[-1]),))
-    scores = open_memmap(folder / SCORES, "w+", np.float32, (int(starts[-1]),))
+    pairs = int(starts[-1])
+    passages: NDArray[np.int32] = open_memmap(folder / PASSAGES, "w+", np.int32, (pairs,))  # type: ignore[no-untyped-call]
+    scores: NDArray[np.float32] = open_memmap(folder / SCORES, "w+", np.float32, (pairs,))  # type: ignore[no-untyped-call]
     heads = starts[:-1].copy()
     for run in map(_Run.load, paths):
         words = ranks[run.words]
@@ -135,8 +136,6 @@ def _write_columns(
         heads += np.bincount(words, minlength=len(ranks))
     np.save(folder / STARTS, starts)
     np.save(folder / BOUNDS, np.maximum.reduceat(scores, starts[:-1]))
-    passages.flush()
-    scores.flush()
 
 
 def _rarities(frequencies: NDArray[np.int64], passages: int) -> NDArray[np.float32]:
