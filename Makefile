@@ -47,7 +47,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
 		--custom-compile-command "make lock" --quiet --output-file requirements/cpu.txt
 
 clean:  ## remove what the stages and checks wrote; keeps .venv, data/raw and the history in .tracking
-	rm -rf outputs data/prepared .dvc/cache .dvc/tmp dvc_plots build *.egg-info
+	rm -rf outputs data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): requirements/cpu.txt pyproject.toml

@@ -173,7 +173,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
     table = pq.read_table(path)
-    _check_schema(path, table.schema, SCHEMAS[kind])
+    check_schema(path, table.schema, SCHEMAS[kind])
     build = _BUILDERS.get(kind, kind)
     columns = {name: _column(name, table.column(name)) for name in table.column_names}
     return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
@@ -185,7 +185,8 @@ def _table(rows: Sequence[Row], kind: type[Row]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+def check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
+    """Refuses a file with a ValueError that names the first field which is missing, unknown or of another type."""
     for field in expected:
         if field.name not in found.names:
             raise ValueError(f"{path}: field {field.name!r} is missing; delete the file and rerun its stage")

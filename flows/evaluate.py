@@ -23,7 +23,7 @@ from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.search.bm25 import BM25
+from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, replacing, write_rows
 from flows.lock import accelerator
 from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, label, train_dir
@@ -50,7 +50,8 @@ def evaluate(name: str, seed: int | None = None, sweep: str | None = None) -> No
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert isinstance(tokenizer, PreTrainedTokenizerFast), type(tokenizer)  # warm_start and train saved it
     chat = Chat(tokenizer)
-    attempts = (naive_rag_attempts if name == NAIVE_RAG else tool_attempts)(questions, BM25.load(INDEX), settings.env)
+    index = open_index(settings.search, PASSAGES, INDEX)
+    attempts = (naive_rag_attempts if name == NAIVE_RAG else tool_attempts)(questions, index, settings.env)
     trajectories = _answer(model, chat, attempts, settings, _policy_version(model))
     predictions = predict(trajectories, questions, name, config.seed if config else settings.warm_start.seed)
     scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
@@ -106,7 +107,7 @@ def _hashes(model: Path, prompt_hash: str) -> dict[str, str]:
     return {
         "questions": sha256(QUESTIONS),
         "passages": sha256(PASSAGES),
-        "index": sha256(INDEX),
+        "index": describe(INDEX).index_hash,
         "prompt": prompt_hash,
         "policy": sha256(model),
     }

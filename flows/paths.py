@@ -5,7 +5,7 @@ from pathlib import Path
 PREPARED = Path("data/prepared")
 QUESTIONS = PREPARED / "questions.parquet"
 PASSAGES = PREPARED / "passages.parquet"
-INDEX = PREPARED / "bm25"
+INDEX = Path("data/index")
 WARM_START = Path("outputs/warm_start")
 
 

@@ -8,7 +8,7 @@ from flows.paths import PREPARED
 
 
 def prepare() -> None:
-    """Writes the questions, the passages and the index of the configured data set."""
+    """Writes the questions and the passages of the configured data set."""
     write_data(params.load().prepare, PREPARED)
 
 

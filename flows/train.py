@@ -31,10 +31,10 @@ from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
-from agent_r1.search.bm25 import BM25
+from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, replacing, write_rows
 from flows.lock import accelerator
-from flows.paths import INDEX, QUESTIONS, WARM_START, label, train_dir
+from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from flows.run_folder import RunFolder
 from flows.stage import task
 from flows.watch import Decision, Verdict, announce, judge, reseeded
@@ -77,8 +77,8 @@ class Training:
     def __init__(self, settings: Params, config: TrainParams, folder: RunFolder) -> None:
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
-        self.index = BM25.load(INDEX)
         _check_memory(settings, config)
+        self.index = open_index(settings.search, PASSAGES, INDEX)
         self.learner = Learner(
             WARM_START,
             config.update,
@@ -113,7 +113,8 @@ class Training:
         gap = self._prove(trajectories[:PROVED])
         refilled = self._refill(trajectories, iteration)
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
-        return {"rollout/canary_gap": gap, **refilled}
+        hit_share = self.index.take_hit_share()
+        return {"rollout/canary_gap": gap, "time/search_cache_hit_share": hit_share, **refilled}
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
@@ -228,7 +229,7 @@ def _check_memory(settings: Params, config: TrainParams) -> None:
 
 def _identity(settings: Params, config: TrainParams) -> str:
     """What must not have changed for a run to go on: its configuration, its inputs and the code."""
-    inputs = [sha256(QUESTIONS), sha256(INDEX), sha256(WARM_START)]
+    inputs = [sha256(QUESTIONS), describe(INDEX).index_hash, sha256(WARM_START)]
     code = [sha256(path) for path in sorted(Path(agent_r1.__file__).parent.rglob("*.py"))]
     return fingerprint(config, settings.env, settings.model, settings.engine.identity, inputs, code)
 

@@ -22,7 +22,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.search.base import Search
-from agent_r1.search.bm25 import BM25
+from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from flows.lock import accelerator
 from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START
@@ -48,7 +48,7 @@ def warm_start() -> None:
 
 
 def _train(settings: Params) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    index = BM25.load(INDEX)
+    index = open_index(settings.search, PASSAGES, INDEX)
     questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
     plan_of, facts = plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)

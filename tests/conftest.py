@@ -22,10 +22,13 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import load
 from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.policy.warm_start import fit
-from agent_r1.records import Question
+from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.rollout.scripted import ScriptedSampler
+from agent_r1.search.base import Search
+from agent_r1.search.index import build, open_index
+from agent_r1.tables import write_rows
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 TEXTS = [
@@ -54,6 +57,20 @@ def _free_port() -> int:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="session")
+def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Passage]], Search]:
+    """An index of some passages, as the index stage builds it by default."""
+
+    def index(passages: Sequence[Passage]) -> Search:
+        folder = tmp_path_factory.mktemp("bm25_index")
+        write_rows(folder / "passages.parquet", passages, Passage)
+        params = load(PARAMS).search
+        build(params, folder / "passages.parquet", folder / "index")
+        return open_index(params, folder / "passages.parquet", folder / "index")
+
+    return index
 
 
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -39,6 +39,7 @@ PLACES = {
     "mlflow": ("agent_r1.tracking",),
     "prefect": ("flows",),
     "dvc": (),
+    "faiss": ("agent_r1.search.dense",),
 }
 
 

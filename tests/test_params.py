@@ -202,7 +202,15 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("prepare.datasets", ["atlas", "atlas"]),
         ("prepare.files.musique.test.questions", -1),
         ("prepare.files.musique.format", "hotpot"),
-        ("prepare.bm25.b", 1.5),
+        ("search.kind", "bm52"),
+        ("search.cache_entries", -1),
+        ("search.bm25.b", 1.5),
+        ("search.bm25.k1", 0.0),
+        ("search.dense.pooling", "max"),
+        ("search.dense.max_tokens", 0),
+        ("search.hybrid.candidates", 0),
+        ("search.remote.timeout_s", 0.0),
+        ("search.remote.backoff_s", float("inf")),
         ("prepare.atlas.people", 3),
         ("model.dtype", "float16"),
         ("engine.kind", "sglang"),
@@ -263,6 +271,27 @@ def test_a_data_set_has_the_splits_it_names(content: dict[str, Any], write: Writ
     assert [list(prepare.files[name].splits) for name in prepare.datasets] == [["train", "test"], ["test"]]
     assert prepare.dataset == "hotpotqa+musique"
     assert prepare.files["hotpotqa"].splits["train"].questions == 25600
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search.dense.nlist": 8}, "nlist 8 and nprobe 0 have no effect with faiss: flat"),
+        ({"search.dense.nprobe": 2}, "nlist 0 and nprobe 2 have no effect with faiss: flat"),
+        ({"search.dense.faiss": "ivf", "search.dense.nlist": 8}, "nprobe 0 lists out of nlist 8"),
+        ({"search.dense.faiss": "ivf", "search.dense.nlist": 8, "search.dense.nprobe": 9}, "nprobe 9 lists"),
+        ({"search.kind": "dense"}, r"kind: dense needs an encoder; set dense\.encoder"),
+        ({"search.kind": "hybrid"}, r"kind: hybrid needs an encoder; set dense\.encoder"),
+        ({"search.kind": "remote", "search.remote.url": "localhost:8700"}, r"set remote\.url .* got 'localhost:8700'"),
+    ],
+)
+def test_a_kind_of_search_that_lacks_something_is_refused(
+    content: dict[str, Any], write: Write, changes: dict[str, Any], message: str
+) -> None:
+    for key, value in changes.items():
+        content = put(content, key, value)
+    with pytest.raises(ValueError, match=message):
+        load(write(content))
 
 
 def test_all_reward_weights_0_is_refused(content: dict[str, Any], write: Write) -> None:

@@ -1,4 +1,4 @@
-"""The prepare stage: data sets become questions, passages and an index on disk."""
+"""The prepare stage: data sets become questions and passages on disk."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ from agent_r1.data.progress import progress
 from agent_r1.params import PrepareParams
 from agent_r1.params.prepare import BUILT_IN
 from agent_r1.records import Passage, Question
-from agent_r1.search import bm25
-from agent_r1.tables import read_rows, row_writer
+from agent_r1.tables import row_writer
 
 logger = logging.getLogger(__name__)
 
-QUESTIONS, PASSAGES, INDEX = "questions.parquet", "passages.parquet", "bm25"
+QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
 SPLITS = ("train", "dev", "test")
 
 
 def prepare(params: PrepareParams, directory: Path) -> None:
-    """Writes questions.parquet, passages.parquet and the folder bm25 to `directory`.
+    """Writes questions.parquet and passages.parquet to `directory`.
 
     On an error what was there before stays whole, and nothing else is left behind.
 
@@ -42,10 +41,8 @@ def prepare(params: PrepareParams, directory: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".prepare.", dir=directory) as unfinished:
         staging = Path(unfinished)
         write(params, staging)
-        passages = read_rows(staging / PASSAGES, Passage)
-        bm25.build(passages, staging / INDEX, k1=params.bm25.k1, b=params.bm25.b)
-        for name in (QUESTIONS, PASSAGES, INDEX):
-            bm25.move_into_place(staging / name, directory / name)
+        for name in (QUESTIONS, PASSAGES):
+            (staging / name).replace(directory / name)
 
 
 def write(params: PrepareParams, directory: Path) -> None:

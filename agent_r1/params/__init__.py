@@ -16,7 +16,8 @@ from agent_r1.params.agent import EnvParams, LoraParams, ModelParams, WarmStartP
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.engine import EngineParams
 from agent_r1.params.monitor import MonitorParams
-from agent_r1.params.prepare import AtlasParams, BM25Params, FilesParams, PrepareParams, SplitParams
+from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
+from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import UpdateParams
@@ -26,16 +27,20 @@ __all__ = [
     "AtlasParams",
     "BM25Params",
     "CreditParams",
+    "DenseParams",
     "EngineParams",
     "EnvParams",
     "FilesParams",
     "FilterParams",
+    "HybridParams",
     "LoraParams",
     "ModelParams",
     "MonitorParams",
     "Params",
     "PrepareParams",
+    "RemoteParams",
     "RewardWeights",
+    "SearchParams",
     "SplitParams",
     "TrainParams",
     "UpdateParams",
@@ -72,6 +77,7 @@ class AblationsParams(Section):
 
 class Params(Section):
     prepare: PrepareParams
+    search: SearchParams
     model: ModelParams
     engine: EngineParams
     warm_start: WarmStartParams

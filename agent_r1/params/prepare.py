@@ -1,4 +1,4 @@
-"""`prepare`: the data sets, how they are mixed, and the index."""
+"""`prepare`: the data sets and how they are mixed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from agent_r1.params.sections import Count, Natural, Positive, Section, Share, nearest
+from agent_r1.params.sections import Count, Natural, Section, nearest
 
 BUILT_IN = "atlas"
 
@@ -55,17 +55,11 @@ class FilesParams(Section):
         return {name: split for name, split in named.items() if split is not None}
 
 
-class BM25Params(Section):
-    k1: Positive
-    b: Share
-
-
 class PrepareParams(Section):
     datasets: Annotated[list[str], Field(min_length=1)]
     seed: Natural
     atlas: AtlasParams
     files: dict[DatasetName, FilesParams]
-    bm25: BM25Params
 
     @field_validator("files")
     @classmethod

@@ -1,119 +1,123 @@
-"""BM25 over titles and texts, kept on disk.
-
-The index is built by `bm25s`: an established library that scores every (word, passage) pair once, at indexing
-time, into a sparse matrix (Lù 2024, arXiv 2407.03618). A query is then a sum of a few columns, fast without a
-server or a Java runtime, and the saved matrix is plain numpy files that are memory-mapped when loaded.
-"""
+"""BM25 over titles and texts: ranks from the score columns that `agent_r1.search.postings` keeps on disk."""
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-import shutil
-import unicodedata
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
-import bm25s
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from agent_r1.records import Passage
-from agent_r1.search.base import Search
-from agent_r1.tables import read_rows, write_rows
+from agent_r1.search import postings
+from agent_r1.search.base import Positions, Ranker
+from agent_r1.search.words import words
 
-logging.getLogger("bm25s").setLevel(logging.INFO)  # the library sets DEBUG for itself when imported
-
-_WORD = re.compile(r"\w+")
-_PASSAGES = "passages.parquet"
+Scores = NDArray[np.float32]
 
 
-def words(text: str) -> list[str]:
-    """The words that are matched: lower case, no accents, no plural s. Stop words stay: BM25 weighs them low.
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The passages that contain a word of the query, and what each gets for it."""
 
-    On HotpotQA folding accents and plurals each find more gold passages; leaving out stop words finds fewer.
+    passages: NDArray[np.int32]  # ascending
+    scores: Scores  # of the word, once
+    times: int  # the word stands in the query
+    bound: float  # the most that a passage gets for the word, `times` counted
+
+    def at(self, passages: NDArray[np.int32]) -> Scores:
+        """The score of each of some passages, 0 where the word is not."""
+        if not len(self.passages):
+            return np.zeros(len(passages), np.float32)
+        places = np.searchsorted(self.passages, passages).clip(max=len(self.passages) - 1)
+        return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
+
+
+class BM25(Ranker):
+    """A memory-mapped index: memory holds a number per passage and the pages of the columns that are asked for."""
+
+    def __init__(self, folder: Path, passages: int) -> None:
+        """Opens what `postings.build` wrote about so many passages."""
+        self._size = passages
+        self._vocabulary = pa.ipc.open_file(pa.memory_map(str(folder / postings.VOCABULARY))).get_batch(0)["word"]
+        self._starts, self._passages, self._scores, self._bounds = (
+            np.asarray(np.load(folder / name, mmap_mode="r"))
+            for name in (postings.STARTS, postings.PASSAGES, postings.SCORES, postings.BOUNDS)
+        )
+
+    def rank(self, query: str, k: int) -> Positions:
+        """Positions of the best passages, best first; those that share no word with the query are left out."""
+        asked = words(query)
+        columns = {word: column for word, times in Counter(asked).items() if (column := self._column(word, times))}
+        if not columns:
+            return np.empty(0, np.int64)
+        candidates = _candidates(list(columns.values()), self._size, k)
+        scores = np.zeros(len(candidates), np.float32)
+        for word in asked:  # in the query's order: a sum of floats depends on it
+            if word in columns:
+                scores += columns[word].at(candidates)
+        return candidates[np.argsort(-scores, kind="stable")][:k].astype(np.int64)
+
+    def _column(self, word: str, times: int) -> _Column | None:
+        place = bisect_left(self._vocabulary, word, key=_text)
+        if place == len(self._vocabulary) or self._vocabulary[place].as_py() != word:
+            return None
+        span = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        return _Column(self._passages[span], self._scores[span], times, times * float(self._bounds[place]))
+
+
+def _text(word: pa.StringScalar) -> str:
+    return str(word.as_py())
+
+
+def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int32]:
+    """Passages, ascending, that hold the best `k` and everything that equals the last of them.
+
+    Adds the columns up from the rarest word on, until what the remaining ones could give to a passage that was not
+    met is less than the k-th best has already (MaxScore: Turtle and Flood 1995). The long columns of common words are
+    then only looked up for the few passages that may still get far enough.
     """
-    letters = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    return [_singular(word) for word in _WORD.findall(letters.lower())]
+    columns = sorted(columns, key=lambda column: len(column.passages))
+    bounds = np.array([column.bound for column in columns])
+    rest = np.append(np.cumsum(bounds[::-1])[::-1], 0.0)  # [columns + 1] what columns i and later can give
+    slack = rest[0] * sum(column.times for column in columns) * np.finfo(np.float32).eps  # of sums in another order
+    sums = np.zeros(size, np.float32)
+    least, added = 0.0, 0
+    while added < len(columns) and rest[added] + slack >= least:
+        column, added = columns[added], added + 1
+        reached = sums[column.passages] + np.float32(column.times) * column.scores
+        sums[column.passages] = reached
+        least = max(least, _kth_best(column.passages, reached, columns[added:], k))
+    found = _met(columns[:added], sums, least - rest[added] - slack)
+    reached = sums[found]
+    for i in range(added, len(columns)):
+        reached += np.float32(columns[i].times) * columns[i].at(found)
+        least = max(least, _kth_largest(reached, k))
+        stays = reached + rest[i + 1] + slack >= least
+        found, reached = found[stays], reached[stays]
+    return found
 
 
-def _singular(word: str) -> str:
-    return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+def _kth_best(passages: NDArray[np.int32], reached: Scores, columns: Sequence[_Column], k: int) -> float:
+    """The smallest of the full scores of the `k` passages that have reached most, once the other columns are added."""
+    if len(passages) < k:
+        return 0.0
+    leading = np.argpartition(reached, -k)[-k:]
+    scores = reached[leading]
+    for column in columns:
+        scores += np.float32(column.times) * column.at(passages[leading])
+    return float(scores.min())
 
 
-def build(passages: Sequence[Passage], directory: Path, *, k1: float, b: float) -> None:
-    """Writes an index of the passages to `directory`, whole or not at all; an older one there is replaced.
-
-    The same passages give the same bytes.
-
-    Args:
-        k1: how soon repetitions of a word stop counting.
-        b: how much long passages are held back, 0 to 1.
-
-    Raises:
-        ValueError: there is not a single word to index.
-    """
-    vocabulary: dict[str, int] = {}  # by first appearance; bm25s' own order changes from process to process
-    documents = [
-        [vocabulary.setdefault(word, len(vocabulary)) for word in words(f"{passage.title}\n{passage.text}")]
-        for passage in passages
-    ]
-    if not vocabulary:
-        raise ValueError(f"{len(passages)} passages without a single word: nothing to index; check the data set")
-    index = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-    index.index((documents, vocabulary), show_progress=False)
-    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
-    try:
-        index.save(unfinished, show_progress=False)
-        write_rows(unfinished / _PASSAGES, passages, Passage)
-        move_into_place(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _met(columns: Sequence[_Column], sums: Scores, least: float) -> NDArray[np.int32]:
+    """The passages of some columns whose sums are at least so large, ascending, each once."""
+    met = np.sort(np.concatenate([column.passages[sums[column.passages] >= least] for column in columns]))
+    return met[np.diff(met, prepend=-1) > 0]
 
 
-def move_into_place(new: Path, place: Path) -> None:
-    """Renames a finished file or folder to `place`; what was there is gone."""
-    if place.is_dir():
-        shutil.rmtree(place)
-    new.replace(place)
-
-
-class BM25(Search):
-    """A loaded index. Equal scores rank by the order of the passages, so a search has one result everywhere."""
-
-    def __init__(self, index: Any, passages: Sequence[Passage]) -> None:
-        self._index = index
-        self._passages = passages
-
-    @classmethod
-    def load(cls, directory: Path) -> Self:
-        """Opens an index that `build` wrote; its score matrix stays on disk, memory-mapped.
-
-        Raises:
-            FileNotFoundError: there is no index in `directory`.
-        """
-        if not directory.is_dir():
-            raise FileNotFoundError(f"there is no index at {directory}; run the prepare stage (`dvc repro prepare`)")
-        passages = read_rows(directory / _PASSAGES, Passage)
-        return cls(bm25s.BM25.load(directory, mmap=True, show_progress=False), passages)
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """For each query its best passages, best first; passages that share no word with it are left out."""
-        return [[self._passages[i] for i in self._best(words(query), k)] for query in queries]
-
-    def _best(self, query: list[str], k: int) -> NDArray[np.intp]:
-        known = [word for word in query if word in self._index.vocab_dict]
-        if not known:
-            return np.empty(0, dtype=np.intp)
-        return _top(self._index.get_scores(known), k)
-
-
-def _top(scores: NDArray[np.float32], k: int) -> NDArray[np.intp]:
-    """Indices of the `k` largest positive scores, largest first, equal ones in their order."""
-    candidates = np.flatnonzero(scores > 0)
-    if len(candidates) > k:
-        least = np.partition(scores[candidates], -k)[-k]
-        candidates = candidates[scores[candidates] >= least]
-    return candidates[np.argsort(-scores[candidates], kind="stable")][:k]
+def _kth_largest(scores: Scores, k: int) -> float:
+    """0 where there are fewer: every score is larger."""
+    return float(np.partition(scores, -k)[-k]) if len(scores) >= k else 0.0

@@ -18,6 +18,10 @@ class ToolError(Exception):
     """A call that is well formed and cannot be served; the message is for the policy."""
 
 
+class ToolTimeout(ToolError):
+    """A call that took too long."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
     """What a call gave."""
@@ -56,8 +60,8 @@ class Tool:
     def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
 
-        Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolError gives FAILED; any other exception
-        is a bug of the tool and is raised.
+        Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolTimeout gives TIMEOUT and any other
+        ToolError FAILED; another exception is a bug of the tool and is raised.
         """
         try:
             values = self._arguments.model_validate(arguments)
@@ -65,6 +69,8 @@ class Tool:
             return ToolResult(text=_explain(error), call_status=CallStatus.BAD_ARGUMENTS)
         try:
             return self._function(**{name: getattr(values, name) for name in self._arguments.model_fields})
+        except ToolTimeout as error:
+            return ToolResult(text=str(error), call_status=CallStatus.TIMEOUT)
         except ToolError as error:
             return ToolResult(text=str(error), call_status=CallStatus.FAILED)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_r1.records import Passage
-from agent_r1.search.base import Search
-from agent_r1.tools.base import Tool, ToolError, ToolResult
+from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
+from agent_r1.tools.base import Tool, ToolError, ToolResult, ToolTimeout
 
 
 def search_tool(index: Search, *, top_k: int) -> Tool:
@@ -16,7 +16,12 @@ def search_tool(index: Search, *, top_k: int) -> Tool:
         """Finds passages about a query."""
         if not query.strip():
             raise ToolError("the query is empty")
-        [passages] = index.search([query], top_k)
+        try:
+            [passages] = index.search([query], top_k)
+        except SearchTimeout as fault:
+            raise ToolTimeout("the search took too long") from fault
+        except SearchUnavailable as fault:
+            raise ToolError("the search does not answer") from fault
         return ToolResult(
             text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
         )

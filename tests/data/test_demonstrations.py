@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from agent_r1.data.world import World
 from agent_r1.envs.actions import parse_action
 from agent_r1.params import WarmStartParams, load
 from agent_r1.records import CallStatus, Passage, Question
-from agent_r1.search import bm25
-from agent_r1.search.bm25 import BM25
+from agent_r1.search.base import Search
 
 Rows = list[tuple[Question, Plan]]
 TOP_K = 2
@@ -29,10 +29,8 @@ def warm_start_params() -> WarmStartParams:
 
 
 @pytest.fixture(scope="module")
-def index(atlas: World, tmp_path_factory: pytest.TempPathFactory) -> BM25:
-    folder = tmp_path_factory.mktemp("index") / "bm25"
-    bm25.build(world.passages(atlas, 0), folder, k1=1.2, b=0.75)
-    return BM25.load(folder)
+def index(atlas: World, bm25_index: Callable[[Sequence[Passage]], Search]) -> Search:
+    return bm25_index(world.passages(atlas, 0))
 
 
 def searching(atlas: World, rows: Rows, params: WarmStartParams) -> list[Demonstration]:
@@ -40,13 +38,13 @@ def searching(atlas: World, rows: Rows, params: WarmStartParams) -> list[Demonst
     return with_tools(questions, plans, atlas.facts, params)
 
 
-def answering(rows: Rows, index: BM25, params: WarmStartParams) -> list[Demonstration]:
+def answering(rows: Rows, index: Search, params: WarmStartParams) -> list[Demonstration]:
     questions, plans = [question for question, _ in rows], {question.question_id: plan for question, plan in rows}
     return without_tools(questions, plans, index, TOP_K, params)
 
 
 def test_there_are_as_many_as_asked_for(
-    atlas: World, rows: Rows, index: BM25, warm_start_params: WarmStartParams
+    atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams
 ) -> None:
     params = warm_start_params.model_copy(update={"demonstrations": 300, "naive_rag_demonstrations": 7})
     ids = [each.question.question_id for each in searching(atlas, rows, params)]
@@ -67,7 +65,7 @@ def test_a_repeated_question_is_not_a_repeated_demonstration(
     assert {len(each.actions) for each in found} == {2, 3, 4}
 
 
-def test_the_seed_decides(atlas: World, rows: Rows, index: BM25, warm_start_params: WarmStartParams) -> None:
+def test_the_seed_decides(atlas: World, rows: Rows, index: Search, warm_start_params: WarmStartParams) -> None:
     other = warm_start_params.model_copy(update={"seed": 1})
     assert searching(atlas, rows, warm_start_params) == searching(atlas, rows, warm_start_params)
     assert searching(atlas, rows, warm_start_params) != searching(atlas, rows, other)
@@ -86,7 +84,7 @@ def test_every_script_calls_well_and_ends_with_an_answer(
 
 
 def test_without_tools_it_answers_at_once_with_what_is_shown(
-    rows: Rows, index: BM25, warm_start_params: WarmStartParams
+    rows: Rows, index: Search, warm_start_params: WarmStartParams
 ) -> None:
     for each in answering(rows, index, warm_start_params):
         [passages] = index.search([each.question.text], TOP_K)
@@ -102,7 +100,7 @@ def is_shown(answer: str, question: Question, passages: list[Passage]) -> bool:
 
 
 def test_without_training_questions_there_is_nothing_to_demonstrate(
-    atlas: World, index: BM25, warm_start_params: WarmStartParams
+    atlas: World, index: Search, warm_start_params: WarmStartParams
 ) -> None:
     with pytest.raises(ValueError, match=r"no training questions to demonstrate on; give a data set of prepare\.files"):
         searching(atlas, [], warm_start_params)

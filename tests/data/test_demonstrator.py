@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,9 +14,8 @@ from agent_r1.data import world
 from agent_r1.data.demonstrator import demonstrate
 from agent_r1.data.plans import Hop, Plan, look_up, plan_from_titles
 from agent_r1.data.world import World
-from agent_r1.records import Question
-from agent_r1.search import bm25
-from agent_r1.search.bm25 import BM25
+from agent_r1.records import Passage, Question
+from agent_r1.search.base import Search
 
 FACTS = {
     "The Silent Harbor": {"director": "Mara Quill", "release year": "1957"},
@@ -137,10 +136,11 @@ def test_quotes_in_an_entity_stay_json() -> None:
     assert "é" in actions[0]
 
 
-def test_everything_it_copies_can_be_seen(atlas: World, rows: list[tuple[Question, Plan]], tmp_path: Path) -> None:
+def test_everything_it_copies_can_be_seen(
+    atlas: World, rows: list[tuple[Question, Plan]], bm25_index: Callable[[Sequence[Passage]], Search]
+) -> None:
     """A query's entity stands in the question or in the results so far; so does the answer, unless yes or no."""
-    bm25.build(world.passages(atlas, 3), tmp_path / "bm25", k1=1.2, b=0.75)
-    index = BM25.load(tmp_path / "bm25")
+    index = bm25_index(world.passages(atlas, 3))
     rng = random.Random(0)
     for asked, plan in rows:
         seen = asked.text

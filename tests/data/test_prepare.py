@@ -15,11 +15,9 @@ import pytest
 from agent_r1.data.prepare import plans, prepare, write
 from agent_r1.params import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
-from agent_r1.search import bm25
-from agent_r1.search.bm25 import BM25
 from agent_r1.tables import read_rows
 
-PIECES = ["bm25", "passages.parquet", "questions.parquet"]
+PIECES = ["passages.parquet", "questions.parquet"]
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_it_writes_questions_passages_and_an_index(params: PrepareParams, tmp_path: Path) -> None:
+def test_it_writes_questions_and_passages(params: PrepareParams, tmp_path: Path) -> None:
     prepare(params, tmp_path / "prepared")
     assert sorted(path.name for path in (tmp_path / "prepared").iterdir()) == PIECES
     questions = read_rows(tmp_path / "prepared/questions.parquet", Question)
@@ -40,13 +38,11 @@ def test_it_writes_questions_passages_and_an_index(params: PrepareParams, tmp_pa
     assert len(passages) == 61 + 30 + 12 + 10 + 4
     titles = {passage.title for passage in passages}
     assert all(title in titles for question in questions for title in question.gold_titles)
-    found = BM25.load(tmp_path / "prepared/bm25").search([passages[0].title], k=1)
-    assert found == [[passages[0]]]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_files_of_others_stay(params: PrepareParams, tmp_path: Path) -> None:
     prepare(params, tmp_path)
-    (tmp_path / ".gitignore").write_text("/bm25\n")
+    (tmp_path / ".gitignore").write_text("/passages.parquet\n")
     first = contents(tmp_path)
     prepare(params, tmp_path)
     assert contents(tmp_path) == first
@@ -54,9 +50,8 @@ def test_the_same_seed_gives_the_same_bytes_and_files_of_others_stay(params: Pre
     assert contents(tmp_path)["questions.parquet"] != first["questions.parquet"]
 
 
-@pytest.mark.parametrize("failing", ["write", "build"])
 def test_a_full_disk_leaves_what_was_there(
-    params: PrepareParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+    params: PrepareParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare(params, tmp_path)
     before = contents(tmp_path)
@@ -64,10 +59,7 @@ def test_a_full_disk_leaves_what_was_there(
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    if failing == "write":
-        monkeypatch.setattr(pq.ParquetWriter, "write_table", full_disk)
-    else:
-        monkeypatch.setattr(bm25, "build", full_disk)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full_disk)
     with pytest.raises(OSError, match="No space left"):
         prepare(params.model_copy(update={"seed": 1}), tmp_path)
     assert contents(tmp_path) == before

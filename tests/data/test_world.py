@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -12,8 +12,8 @@ from agent_r1.data import world
 from agent_r1.data.plans import look_up
 from agent_r1.data.world import World
 from agent_r1.params import AtlasParams, PrepareParams
-from agent_r1.search import bm25
-from agent_r1.search.bm25 import BM25
+from agent_r1.records import Passage
+from agent_r1.search.base import Search
 
 KINDS = {
     "person": {"birth city": "city", "employer": "company", "spouse": "person"},
@@ -70,13 +70,14 @@ def test_a_seed_is_a_world(atlas: World, atlas_params: AtlasParams) -> None:
     assert world.passages(atlas, 3) == world.passages(atlas, 3)
 
 
-def test_search_finds_what_a_hop_asks_about(prepare_params: PrepareParams, tmp_path: Path) -> None:
+def test_search_finds_what_a_hop_asks_about(
+    prepare_params: PrepareParams, bm25_index: Callable[[Sequence[Passage]], Search]
+) -> None:
     """BM25, top 2, over the default world: at least 99 % of all correct queries."""
     default = world.build(prepare_params.atlas, prepare_params.seed)
-    directory = tmp_path / "bm25"
-    bm25.build(world.passages(default, prepare_params.seed), directory, k1=1.2, b=0.75)
+    index = bm25_index(world.passages(default, prepare_params.seed))
     hops = [look_up(default.facts, entity, relation) for entity, facts in default.facts.items() for relation in facts]
-    found = BM25.load(directory).search([hop.query for hop in hops], k=2)
+    found = index.search([hop.query for hop in hops], k=2)
     seen = [hop.entity in [passage.title for passage in result] for hop, result in zip(hops, found, strict=True)]
     assert sum(seen) >= 0.99 * len(seen)
 

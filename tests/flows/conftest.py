@@ -21,6 +21,7 @@ import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from flows.index import index
 from flows.paths import train_dir
 from flows.prepare import prepare
 from flows.train import train
@@ -157,6 +158,7 @@ def small_project(tmp_path_factory: pytest.TempPathFactory, inside: Inside, writ
     write_params(folder, {})
     with inside(folder):
         prepare()
+        index()
         warm_start()
     return folder
 

@@ -71,13 +71,14 @@ def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.Monkey
     runs = yaml.safe_load(Path("params.yaml").read_text())["repro_runs"]
     assert set(order) == {
         "prepare",
+        "index",
         "warm_start",
         *(f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs),
         "baseline@base_tool_call",
         "baseline@naive_rag",
         "report",
     }
-    assert order[:2] == ["prepare", "warm_start"]
+    assert order[:3] == ["prepare", "index", "warm_start"]
     assert order[-1] == "report"
     assert all(order.index(f"train@{run}") < order.index(f"evaluate@{run}") for run in runs)
 
@@ -85,7 +86,9 @@ def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("stage", ["train", "evaluate", "report"])
 def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None:
     ours, theirs = definitions()[stage], definitions()[f"ablations/{stage}"]
-    code = [{path for path in each["deps"] if path.startswith(("agent_r1", "flows"))} for each in (ours, theirs)]
+    code = [
+        {path for path in each["deps"] if path.startswith(("agent_r1", "flows", "data"))} for each in (ours, theirs)
+    ]
     assert code[0] == code[1]
     own = {"repro_runs", "runs.${item}"}  # the sweep has its own lists of runs
     assert set(ours["params"]) - own <= set(theirs["params"])

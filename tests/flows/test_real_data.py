@@ -14,6 +14,7 @@ import pytest
 from agent_r1.records import Passage, Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
+from flows.index import index
 from flows.paths import PASSAGES, QUESTIONS, evaluate_dir, train_dir
 from flows.prepare import prepare
 from flows.train import train
@@ -95,6 +96,7 @@ def test_the_same_stages_run_on_a_release(
     write_params(tmp_path, {**CHANGES, "prepare": prepared})
     with inside(tmp_path):
         prepare()
+        index()
         warm_start()
         train("ppo")
         evaluate("ppo")

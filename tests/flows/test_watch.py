@@ -23,6 +23,7 @@ from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import start
+from flows.index import index
 from flows.paths import WARM_START, train_dir
 from flows.prepare import prepare
 from flows.run_folder import RunFolder
@@ -126,6 +127,7 @@ def untrained(
     write_params(folder, {})
     with inside(folder):
         prepare()
+        index()
     new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=MAX_TOKENS, seed=0).save_pretrained(
         folder / WARM_START
     )

@@ -1,4 +1,4 @@
-"""The BM25 index: ranking by hand, ties, what is on disk, and recall on real questions."""
+"""The BM25 index: ranking by hand, ties, what is on disk, another implementation's scores, recall on real questions."""
 
 from __future__ import annotations
 
@@ -7,125 +7,133 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent_r1.records import Passage
-from agent_r1.search import bm25
+from agent_r1.search import passages as batches
+from agent_r1.search import postings
+from agent_r1.search.base import Search
 from agent_r1.search.bm25 import BM25
+from agent_r1.search.words import words
 
 HOTPOTQA = Path(__file__).parents[2].parent / "shared/data/multihop/hotpotqa"
+Write = Callable[[Path, Sequence[str]], Path]
 
-PASSAGES = [
-    Passage(passage_id="0", title="Tesk", text="Tesk is a city in Veld."),
-    Passage(passage_id="1", title="Mara Quill", text="Mara Quill was born in Tesk."),
-    Passage(passage_id="2", title="Veld", text="Veld is a country."),
-    Passage(passage_id="3", title="Norn", text="Twin."),
-    Passage(passage_id="4", title="Norn", text="Twin."),
-]
+# Words of a skewed language: some are in nearly every text, and their columns are those that a search leaves out.
+TEXT = st.lists(st.sampled_from(list("aaaaabbbccdefg")), max_size=12).map(" ".join)
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> BM25:
-    bm25.build(PASSAGES, tmp_path / "bm25", k1=1.2, b=0.75)
-    return BM25.load(tmp_path / "bm25")
-
-
-def ids(results: list[list[Passage]]) -> list[list[str]]:
-    return [[passage.passage_id for passage in result] for result in results]
+def index(stored: Path, tmp_path: Path) -> BM25:
+    postings.build(stored, tmp_path / "bm25", k1=1.2, b=0.75)
+    return BM25(tmp_path / "bm25", 5)
 
 
 def test_best_passages_come_first_and_titles_count(index: BM25) -> None:
     # "tesk" twice in passage 0 (title and text), once in 1; "country" only in 2
-    assert ids(index.search(["Tesk", "COUNTRY!", "mara quill"], k=2)) == [["0", "1"], ["2"], ["1"]]
-
-
-def test_found_passages_are_whole(index: BM25) -> None:
-    assert index.search(["country"], k=1) == [[PASSAGES[2]]]
+    assert index.rank("Tesk", 2).tolist() == [0, 1]
+    assert index.rank("COUNTRY!", 2).tolist() == [2]
+    assert index.rank("mara quill", 2).tolist() == [1]
 
 
 def test_equal_scores_rank_in_passage_order(index: BM25) -> None:
-    assert ids(index.search(["norn twin"], k=2)) == [["3", "4"]]
-    assert ids(index.search(["norn twin"], k=1)) == [["3"]]
+    assert index.rank("norn twin", 2).tolist() == [3, 4]
+    assert index.rank("norn twin", 1).tolist() == [3]
 
 
-@pytest.mark.parametrize("query", ["", "  ?! ", "unheard"])
+@pytest.mark.parametrize("query", ["", "  ?! ", "unheard", "zzz", "0"])
 def test_a_query_without_a_known_word_finds_nothing(index: BM25, query: str) -> None:
-    assert index.search([query], k=2) == [[]]
+    assert index.rank(query, 2).tolist() == []
 
 
-def test_scores_follow_the_formula(tmp_path: Path) -> None:
+def test_scores_follow_the_formula(tmp_path: Path, write_passages: Write) -> None:
     """Two passages of 2 and 4 words (average 3); "x" occurs once in the first and twice in the second.
 
     Lucene's BM25: ln(1 + (2 - 2 + .5) / (2 + .5)) x tf / (tf + 1.2 x (1 - .75 + .75 x length / 3)).
     """
-    passages = [Passage(passage_id="0", title="x", text="y"), Passage(passage_id="1", title="x", text="x y z")]
-    bm25.build(passages, tmp_path / "bm25", k1=1.2, b=0.75)
+    path = write_passages(tmp_path / "passages.parquet", ["x y", "x x y z"])
+    postings.build(path, tmp_path / "bm25", k1=1.2, b=0.75)
     idf = math.log(1 + 0.5 / 2.5)
     expected = [idf * 1 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)), idf * 2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3))]
-    found = BM25.load(tmp_path / "bm25")._index.get_scores(["x"])
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    scores, starts = (np.load(tmp_path / "bm25" / name) for name in (postings.SCORES, postings.STARTS))
+    assert starts.tolist() == [0, 2, 4, 5]  # x and y in both, z in one
+    np.testing.assert_allclose(scores[:2], expected, rtol=1e-6)
+    assert np.load(tmp_path / "bm25" / postings.BOUNDS)[0] == scores[:2].max()
 
 
-def test_words_fold_case_accents_and_plurals_but_keep_short_words() -> None:
-    assert bm25.words("Émile's Films, a boss is U2") == ["emile", "s", "film", "a", "boss", "is", "u2"]
+def oracle(texts: Sequence[str], query: str, k: int) -> list[int]:
+    """The best by bm25s, every passage scored; equal scores in order."""
+    vocabulary: dict[str, int] = {}
+    documents = [[vocabulary.setdefault(word, len(vocabulary)) for word in words(text)] for text in texts]
+    reference = bm25s.BM25(k1=1.2, b=0.75, method="lucene", backend="numpy")
+    reference.index((documents, vocabulary), show_progress=False)
+    known = [word for word in words(query) if word in vocabulary]
+    scores = reference.get_scores(known) if known else np.zeros(len(texts))
+    return [int(i) for i in np.argsort(-scores, kind="stable") if scores[i] > 0][:k]
 
 
-def test_building_again_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
-    bm25.build(PASSAGES, tmp_path / "bm25", k1=1.2, b=0.75)
-    bm25.build(PASSAGES[2:3], tmp_path / "bm25", k1=1.2, b=0.75)
-    assert ids(BM25.load(tmp_path / "bm25").search(["tesk", "veld"], k=2)) == [[], ["2"]]
-    assert [path.name for path in tmp_path.iterdir()] == ["bm25"]
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(TEXT, min_size=1, max_size=60).filter(any), query=TEXT, k=st.integers(1, 70))
+def test_it_ranks_as_one_that_scores_every_passage(
+    texts: list[str], query: str, k: int, write_passages: Write, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("oracle")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "BATCH", 7)
+        postings.build(write_passages(folder / "p.parquet", texts), folder / "bm25", k1=1.2, b=0.75)
+    assert BM25(folder / "bm25", len(texts)).rank(query, k).tolist() == oracle(texts, query, k)
 
 
-def test_a_failed_build_keeps_the_old_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bm25.build(PASSAGES, tmp_path / "bm25", k1=1.2, b=0.75)
-
-    def full_disk(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(bm25, "write_rows", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        bm25.build(PASSAGES[:1], tmp_path / "bm25", k1=1.2, b=0.75)
-    assert ids(BM25.load(tmp_path / "bm25").search(["country"], k=2)) == [["2"]]
-    assert [path.name for path in tmp_path.iterdir()] == ["bm25"]
+def test_common_words_are_looked_up_for_a_few_passages_only(tmp_path: Path, write_passages: Write) -> None:
+    """1,000 passages have "the"; "quill" is in three, so that the best are known without adding up "the"."""
+    texts = [f"the {'the ' * (i % 3)}{'quill' if i % 400 == 0 else 'x'}" for i in range(1000)]
+    postings.build(write_passages(tmp_path / "p.parquet", texts), tmp_path / "bm25", k1=1.2, b=0.75)
+    index = BM25(tmp_path / "bm25", 1000)
+    for k in (1, 2, 3, 4):
+        assert index.rank("the quill", k).tolist() == oracle(texts, "the quill", k), k
 
 
-def test_a_missing_index_and_an_empty_corpus_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="prepare"):
-        BM25.load(tmp_path / "bm25")
-    with pytest.raises(ValueError, match="nothing to index"):
-        bm25.build([], tmp_path / "bm25", k1=1.2, b=0.75)
+def test_nothing_to_index_is_refused(tmp_path: Path, write_passages: Write) -> None:
+    for number, texts in enumerate(([], ["?!", ""])):
+        path = write_passages(tmp_path / f"{number}.parquet", texts)
+        with pytest.raises(ValueError, match=f"{len(texts)} passages without a single word: nothing to index"):
+            postings.build(path, tmp_path / f"bm25-{number}", k1=1.2, b=0.75)
 
 
-def test_the_same_passages_give_the_same_bytes_in_another_process(tmp_path: Path) -> None:
-    bm25.build(PASSAGES, tmp_path / "here", k1=1.2, b=0.75)
+def test_the_same_passages_give_the_same_bytes_in_another_process(stored: Path, tmp_path: Path) -> None:
+    postings.build(stored, tmp_path / "here", k1=1.2, b=0.75)
     script = (
-        "import sys; from pathlib import Path; from agent_r1.search import bm25; from agent_r1.tables import read_rows;"
-        "from agent_r1.records import Passage; passages = read_rows(Path(sys.argv[1]) / 'passages.parquet', Passage);"
-        "bm25.build(passages, Path(sys.argv[2]), k1=1.2, b=0.75)"
+        "import sys; from pathlib import Path; from agent_r1.search import postings;"
+        "postings.build(Path(sys.argv[1]), Path(sys.argv[2]), k1=1.2, b=0.75)"
     )
     subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "here"), str(tmp_path / "there")],
+        [sys.executable, "-c", script, str(stored), str(tmp_path / "there")],
         check=True,
+        cwd=Path(__file__).parents[2],
         env={"PYTHONHASHSEED": "7"},
     )
-    for file in (tmp_path / "here").iterdir():
-        assert file.read_bytes() == (tmp_path / "there" / file.name).read_bytes(), file.name
+    names = sorted(file.name for file in (tmp_path / "here").iterdir())
+    assert names == ["bounds.npy", "passages.npy", "scores.npy", "starts.npy", "vocabulary.arrow"]
+    for name in names:
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes(), name
 
 
 @pytest.mark.skipif(not HOTPOTQA.exists(), reason="the shared HotpotQA rows are not here")
-def test_recall_on_real_hotpotqa_questions(tmp_path: Path) -> None:
+def test_recall_on_real_hotpotqa_questions(bm25_index: Callable[[Sequence[Passage]], Search]) -> None:
     """Share of gold passages in the top k, at least what another BM25 found (shared data README, 300 questions)."""
     with gzip.open(HOTPOTQA / "corpus.jsonl.gz", "rt") as lines:
         rows = map(json.loads, lines)
         corpus = [Passage(passage_id=row["id"], title=row["title"], text=row["text"]) for row in rows]
     questions = json.loads(gzip.decompress((HOTPOTQA / "hotpot_dev_distractor_v1.subset.json.gz").read_bytes()))
-    bm25.build(corpus, tmp_path / "bm25", k1=1.2, b=0.75)
-    found = BM25.load(tmp_path / "bm25").search([row["question"] for row in questions], k=10)
+    found = bm25_index(corpus).search([row["question"] for row in questions], k=10)
     for count in (300, len(questions)):
         for k, least in ((2, 0.535), (5, 0.707), (10, 0.822)):
             assert recall(questions[:count], found, k) >= least, (count, k)

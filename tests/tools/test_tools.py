@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent_r1.records import CallStatus, Passage
+from agent_r1.search.base import SearchTimeout, SearchUnavailable
 from agent_r1.tools.base import Tool, ToolError, ToolResult
 from agent_r1.tools.search import search_tool
 
@@ -95,3 +96,18 @@ def test_search_shows_passages_and_keeps_their_titles() -> None:
     assert tool.schema["function"]["parameters"]["properties"] == {"query": {"type": "string"}}
     assert tool.call({"query": "x y"}) == ToolResult(text="T0: a b 0\nT1: a b 1", titles=("T0", "T1"))
     assert asked == [(["x y"], 2)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text"),
+    [
+        (SearchUnavailable("the server at http://x is down"), CallStatus.FAILED, "the search does not answer"),
+        (SearchTimeout("the server at http://x is slow"), CallStatus.TIMEOUT, "the search took too long"),
+    ],
+)
+def test_a_search_that_cannot_be_served_is_an_observation(fault: Exception, status: CallStatus, text: str) -> None:
+    class Down:
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            raise fault
+
+    assert search_tool(Down(), top_k=2).call({"query": "x"}) == ToolResult(text=text, call_status=status)

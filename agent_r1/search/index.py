@@ -1,0 +1,180 @@
+"""The configured index: built into a folder, and opened again only with what it was built from.
+
+The folder says in `meta.json` what it is, so that it can be served without params.yaml. That of a remote index holds
+nothing else: it pins which index the server has to serve.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from agent_r1.hashes import sha256
+from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
+from agent_r1.params.search import SearchKind
+from agent_r1.records import Passage
+from agent_r1.search import postings
+from agent_r1.search.base import Ranker, Search
+from agent_r1.search.bm25 import BM25
+from agent_r1.search.cache import Cached
+from agent_r1.search.hybrid import Hybrid
+from agent_r1.search.passages import Passages, store
+from agent_r1.search.remote import Remote
+from agent_r1.search.wire import Health
+
+META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
+
+
+class Meta(BaseModel):
+    """What an index is."""
+
+    kind: SearchKind
+    size: int  # passages
+    passages_hash: str  # of the Parquet file
+    bm25: BM25Params | None  # the settings that have an effect; None for the others
+    dense: DenseParams | None
+    hybrid: HybridParams | None
+    served_hash: str  # of a remote index, as its server gives it; "" of the others
+
+
+class Index(Search):
+    """A ranker and the passages that it ranks."""
+
+    def __init__(self, ranker: Ranker, passages: Passages) -> None:
+        self._ranker = ranker
+        self._passages = passages
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [self._passages.at(self._ranker.rank(query, k)) for query in queries]
+
+
+def build(params: SearchParams, passages: Path, folder: Path) -> None:
+    """Writes the configured index of a Parquet file of passages, whole or not at all; an older one is replaced.
+
+    The same passages give the same bytes. A dense build keeps its vectors beside the folder and goes on from them.
+
+    Raises:
+        FileNotFoundError: there are no passages, or no encoder.
+        ValueError: there is nothing to index, or the server has other passages.
+        SearchUnavailable: there is no server.
+    """
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    unfinished.mkdir(parents=True)
+    try:
+        meta = _pin(params, passages) if params.kind == "remote" else _build_local(params, passages, unfinished, folder)
+        (unfinished / META).write_text(meta.model_dump_json(indent=2) + "\n")
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        unfinished.replace(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
+    """The configured index, if it is the one in the folder and made of these passages.
+
+    Raises:
+        FileNotFoundError: there is no index.
+        ValueError: it was built from other passages or with other settings, or the server serves another one.
+        SearchUnavailable: there is no server.
+    """
+    meta = _read_meta(folder)
+    _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)
+    if meta != _meta(params, meta.size, meta.passages_hash, meta.served_hash):
+        raise ValueError(f"the index at {folder} was built with other settings than search: has now; {_REMEDY}")
+    index_hash = describe(folder).index_hash
+    index = _open_remote(params, meta) if meta.kind == "remote" else open_local(folder)
+    return Cached(index, index_hash, params.cache_entries)
+
+
+def open_local(folder: Path) -> Index:
+    """The index in a folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: another process serves it.
+    """
+    meta = _read_meta(folder)
+    if meta.kind == "remote":
+        raise ValueError(f"{folder} only names an index that another server serves; give the folder of a built one")
+    return Index(_ranker(meta, folder), Passages(folder / PASSAGES))
+
+
+def describe(folder: Path) -> Health:
+    """What the index in a folder is; a remote index has the hash that it has where it is served."""
+    meta = _read_meta(folder)
+    index_hash = meta.served_hash or sha256(folder)
+    return Health(kind=meta.kind, index_hash=index_hash, passages_hash=meta.passages_hash, size=meta.size)
+
+
+_REMEDY = "run the index stage (`dvc repro index`)"
+
+
+def _meta(params: SearchParams, size: int, passages_hash: str, served_hash: str = "") -> Meta:
+    return Meta(
+        kind=params.kind,
+        size=size,
+        passages_hash=passages_hash,
+        bm25=params.bm25 if params.kind in ("bm25", "hybrid") else None,
+        dense=params.dense if params.kind in ("dense", "hybrid") else None,
+        hybrid=params.hybrid if params.kind == "hybrid" else None,
+        served_hash=served_hash,
+    )
+
+
+def _read_meta(folder: Path) -> Meta:
+    if not (folder / META).exists():
+        raise FileNotFoundError(f"there is no index at {folder}; {_REMEDY}")
+    return Meta.model_validate_json((folder / META).read_text())
+
+
+def _build_local(params: SearchParams, passages: Path, unfinished: Path, folder: Path) -> Meta:
+    meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages))
+    if meta.bm25:
+        postings.build(passages, unfinished / BM25_FOLDER, k1=meta.bm25.k1, b=meta.bm25.b)
+    if meta.dense:
+        from agent_r1.search import dense  # FAISS and transformers, for those who need them
+
+        dense.build(passages, unfinished / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
+    return meta
+
+
+def _ranker(meta: Meta, folder: Path) -> Ranker:
+    rankers: list[Ranker] = []
+    if meta.bm25:
+        rankers.append(BM25(folder / BM25_FOLDER, meta.size))
+    if meta.dense:
+        from agent_r1.search.dense import Dense
+
+        rankers.append(Dense(folder / DENSE_FOLDER, meta.dense))
+    if meta.hybrid:
+        return Hybrid(rankers, constant=meta.hybrid.rrf_constant, candidates=meta.hybrid.candidates)
+    [ranker] = rankers
+    return ranker
+
+
+def _pin(params: SearchParams, passages: Path) -> Meta:
+    served = Remote(params.remote).health()
+    _refuse_other_passages(f"the index served at {params.remote.url}", served.passages_hash, passages)
+    return _meta(params, served.size, served.passages_hash, served.index_hash)
+
+
+def _open_remote(params: SearchParams, meta: Meta) -> Remote:
+    served = Remote(params.remote).health()
+    if served.index_hash != meta.served_hash:
+        raise ValueError(
+            f"{params.remote.url} serves index {served.index_hash[:12]}, and {meta.served_hash[:12]} was pinned; "
+            f"serve that one, or {_REMEDY}"
+        )
+    return Remote(params.remote, meta.served_hash)
+
+
+def _refuse_other_passages(what: str, passages_hash: str, passages: Path) -> None:
+    if passages_hash != (own := sha256(passages)):
+        raise ValueError(
+            f"{what} was built from other passages ({passages_hash[:12]}) than {passages} ({own[:12]}); {_REMEDY}"
+        )

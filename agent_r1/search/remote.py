@@ -1,0 +1,120 @@
+"""An index that another process serves; see `agent_r1.search.server`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+import httpx
+from pydantic import ValidationError
+
+from agent_r1.params import RemoteParams
+from agent_r1.records import Passage
+from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
+from agent_r1.search.wire import Health, SearchReply, SearchRequest
+
+Reply = TypeVar("Reply", Health, SearchReply)
+
+logger = logging.getLogger(__name__)
+
+
+class Remote(Search):
+    """A client of the search server.
+
+    An attempt that fails is made again, `retries` times, after a wait that doubles. Once all have failed the server is
+    taken to be down: until it answers again a search makes one attempt, so that an episode full of searches does not
+    wait for each.
+    """
+
+    def __init__(self, params: RemoteParams, index_hash: str = "") -> None:
+        """A client; where a hash is given, results of another index are refused."""
+        self._params = params
+        self._index_hash = index_hash
+        self._client = httpx.Client(base_url=params.url, timeout=params.timeout_s)
+        self._down = False
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """For each query its best passages.
+
+        Raises:
+            SearchTimeout: the server took too long, every time.
+            SearchUnavailable: it does not answer, or with nonsense, every time.
+            ValueError: it refuses the request, or serves another index.
+        """
+        request = SearchRequest(queries=list(queries), k=k)
+        return self._persistently(request)
+
+    def health(self) -> Health:
+        """What the server says about its index; one attempt.
+
+        Raises:
+            SearchUnavailable: it does not answer.
+        """
+        return _parse(Health, self._fetch("GET", "/health"), self._params.url)
+
+    def _persistently(self, request: SearchRequest) -> list[list[Passage]]:
+        attempts = 1 if self._down else 1 + self._params.retries
+        for attempt in range(attempts):
+            try:
+                results = self._attempt(request)
+            except SearchUnavailable as fault:
+                logger.warning("search attempt %d of %d: %s", attempt + 1, attempts, fault)
+                if attempt + 1 == attempts:
+                    self._down = True
+                    raise
+                time.sleep(self._params.backoff_s * 2**attempt)
+            else:
+                self._down = False
+                return results
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
+        url = self._params.url
+        reply = _parse(SearchReply, self._fetch("POST", "/search", request.model_dump_json()), url)
+        if self._index_hash and reply.index_hash != self._index_hash:
+            raise ValueError(
+                f"the search server at {url} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; "
+                "serve the same index, or run `dvc repro index`"
+            )
+        if len(reply.results) != len(request.queries) or any(len(each) > request.k for each in reply.results):
+            raise SearchUnavailable(
+                f"the search server at {url} answered {len(request.queries)} queries for {request.k} passages each "
+                f"with {[len(each) for each in reply.results]}"
+            )
+        return reply.results
+
+    def _fetch(self, method: str, path: str, content: str | None = None) -> bytes:
+        """The body of an answer. No attempt takes much longer than the timeout, however slowly the bytes drip."""
+        url, deadline = self._params.url, time.monotonic() + self._params.timeout_s
+        body = bytearray()
+        headers = {"content-type": "application/json"}
+        try:
+            with self._client.stream(method, path, content=content, headers=headers) as response:
+                for chunk in response.iter_bytes():
+                    body += chunk
+                    if time.monotonic() > deadline:
+                        raise SearchTimeout(f"the search server at {url} took longer than {self._params.timeout_s} s")
+        except httpx.TimeoutException as fault:
+            raise SearchTimeout(f"the search server at {url} took longer than {self._params.timeout_s} s") from fault
+        except httpx.HTTPError as fault:
+            raise SearchUnavailable(f"the search server at {url} does not answer: {fault}") from fault
+        return _accepted(response, bytes(body), url)
+
+
+def _accepted(response: httpx.Response, body: bytes, url: str) -> bytes:
+    if response.status_code >= 500:
+        raise SearchUnavailable(f"the search server at {url} answered with status {response.status_code}")
+    if response.status_code != 200:
+        excerpt = body[:200].decode(errors="replace")
+        raise ValueError(f"{url} refused the search with status {response.status_code}: {excerpt}; check remote.url")
+    return body
+
+
+def _parse(kind: type[Reply], body: bytes, url: str) -> Reply:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as fault:
+        problem = fault.errors(include_url=False, include_input=False)[0]["msg"]
+        raise SearchUnavailable(f"{url} answered with something else than search results: {problem}") from None

@@ -1,0 +1,93 @@
+"""What an index finds, and what it costs: `python -m benchmarks.search --prepared data/prepared --kind bm25`.
+
+Builds the index of params.yaml over the passages of a prepared data set, in a process of its own, and asks it the
+questions of some splits. Prints recall at 2, 5 and 10, milliseconds per query, the
+index's size on disk, seconds to build it, and the largest resident memory of the build and of the search; of times also
+the processor's, which another process on the machine does not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+
+from agent_r1.params import SearchParams, load
+from agent_r1.records import Passage, Question
+from agent_r1.search.index import build, describe, open_index
+from agent_r1.tables import read_rows
+
+PARAMS = Path(__file__).parents[1] / "params.yaml"
+DEPTHS = (2, 5, 10)
+
+
+def main(prepared: Path, index: Path, splits: Sequence[str], limit: int, rebuild: bool, params: SearchParams) -> None:
+    """Prints a line per figure."""
+    passages = prepared / "passages.parquet"
+    if rebuild or not index.is_dir():
+        with get_context("spawn").Pool(1) as pool:
+            print(pool.apply(timed_build, (params, passages, index)))
+    questions = [row for row in read_rows(prepared / "questions.parquet", Question) if row.split in splits]
+    questions = questions[: limit or None]
+    search = open_index(params.model_copy(update={"cache_entries": 0}), passages, index)
+    search.search([questions[0].text], max(DEPTHS))  # the first search loads what later ones share
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    found = search.search([question.text for question in questions], max(DEPTHS))
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    megabytes = sum(file.stat().st_size for file in index.rglob("*") if file.is_file()) / 1e6
+    print(f"{params.kind}: {describe(index).size} passages, {megabytes:.1f} MB on disk")
+    print(
+        f"{len(questions)} queries: {1e3 * wall_s / len(questions):.2f} ms each, {1e3 * cpu_s / len(questions):.2f} CPU"
+    )
+    for k in DEPTHS:
+        print(f"recall@{k} {recall(questions, found, k):.3f}")
+    print(f"searching: {peak_mb():.0f} MB resident at most")
+
+
+def timed_build(params: SearchParams, passages: Path, index: Path) -> str:
+    """Builds, and says what it took."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    build(params, passages, index)
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    return f"built in {wall_s:.1f} s ({cpu_s:.1f} CPU), {peak_mb():.0f} MB resident at most"
+
+
+def recall(questions: Sequence[Question], found: Sequence[Sequence[Passage]], k: int) -> float:
+    """The share of a question's gold titles that are among the titles of its best `k` passages, mean over questions."""
+    golds = [set(question.gold_titles) for question in questions]
+    hits = [len(gold & {passage.title for passage in best[:k]}) for gold, best in zip(golds, found, strict=True)]
+    return sum(hit / len(gold) for hit, gold in zip(hits, golds, strict=True)) / len(golds)
+
+
+def peak_mb() -> float:
+    """The largest resident memory of this process so far, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def configured(kind: str | None, encoder: str | None, max_tokens: int | None) -> SearchParams:
+    """The `search` section with what the command line says instead."""
+    content = load(PARAMS).search.model_dump()
+    content["kind"] = kind or content["kind"]
+    content["dense"]["encoder"] = encoder or content["dense"]["encoder"]
+    content["dense"]["max_tokens"] = max_tokens or content["dense"]["max_tokens"]
+    return SearchParams.model_validate(content)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measures recall, speed and size of an index.")
+    parser.add_argument("--prepared", type=Path, default=Path("data/prepared"), help="questions and passages")
+    parser.add_argument(
+        "--index", type=Path, default=Path("data/benchmark_index"), help="where it is built, or is already"
+    )
+    parser.add_argument("--splits", nargs="+", default=["dev"])
+    parser.add_argument("--limit", type=int, default=0, help="questions; 0 takes all")
+    parser.add_argument("--rebuild", action="store_true")
+    parser.add_argument("--kind", help="instead of search.kind")
+    parser.add_argument("--encoder", help="instead of search.dense.encoder")
+    parser.add_argument("--max-tokens", type=int, help="instead of search.dense.max_tokens")
+    options = parser.parse_args()
+    chosen = configured(options.kind, options.encoder, options.max_tokens)
+    main(options.prepared, options.index, options.splits, options.limit, options.rebuild, chosen)

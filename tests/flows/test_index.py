@@ -1,0 +1,79 @@
+"""The index stage, and an evaluation whose searches go to a search server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agent_r1.records import CallStatus, Trajectory
+from agent_r1.search.index import describe
+from agent_r1.tables import read_rows
+from flows.evaluate import evaluate
+from flows.index import index
+from flows.paths import INDEX, PASSAGES, evaluate_dir
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+START_S = 300
+
+
+def test_it_reports_size_and_time(small_project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
+    before = describe(small_project / INDEX)
+    with inside(small_project), caplog.at_level(logging.INFO):
+        index()
+    assert describe(small_project / INDEX) == before
+    assert f"built the bm25 index of {before.size} passages: 0." in caplog.text
+    assert caplog.text.rstrip().endswith(" s")
+
+
+@pytest.fixture
+def served(small_project: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> str:
+    """The address of a server of the small project's index."""
+    shutil.copytree(small_project / INDEX, tmp_path / "served")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    server = start("-m", "agent_r1.search.server", "--index", "served", "--port", port)
+    deadline = time.monotonic() + START_S
+    while True:
+        assert server.poll() is None, server.communicate()[1]
+        assert time.monotonic() < deadline
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health", timeout=START_S)
+        except httpx.TransportError:
+            time.sleep(0.1)
+        else:
+            return f"http://127.0.0.1:{port}"
+
+
+def test_an_agent_searches_on_a_server(
+    small_project: Path, tmp_path: Path, served: str, inside: Inside, write_params: WriteParams
+) -> None:
+    write_params(tmp_path, {"search": {"kind": "remote", "remote": {"url": served}}})
+    for part in ("data/prepared", "outputs/warm_start"):
+        shutil.copytree(small_project / part, tmp_path / part)
+    with inside(tmp_path):
+        index()
+        evaluate("base_tool_call")
+    folder = tmp_path / evaluate_dir("base_tool_call")
+    episodes = read_rows(folder / "trajectories.parquet", Trajectory)
+    statuses = {step.call_status for episode in episodes for step in episode.steps}
+    assert CallStatus.OK in statuses
+    assert not statuses & {CallStatus.FAILED, CallStatus.TIMEOUT}
+    hashes = json.loads((folder / "hashes.json").read_text())
+    assert hashes["index"] == describe(small_project / INDEX).index_hash, "the index's hash, wherever it is"
+
+    (tmp_path / PASSAGES).write_bytes((tmp_path / PASSAGES).read_bytes() + b" ")
+    with inside(tmp_path), pytest.raises(ValueError, match="was built from other passages"):
+        evaluate("base_tool_call")

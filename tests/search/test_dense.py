@@ -1,0 +1,124 @@
+"""FAISS against plain cosines, both kinds, and builds that are killed and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent_r1.params import DenseParams
+from agent_r1.search import dense
+from agent_r1.search.dense import Dense
+from agent_r1.search.encoder import Encoder, Vectors
+
+Write = Callable[[Path, Sequence[str]], Path]
+SUBJECTS, PLACES = ("mara", "quill", "tesk", "veld", "norn"), ("city", "country", "twin", "born", "in")
+TEXTS = [f"{subject} is a {place}" for subject in SUBJECTS for place in PLACES]
+IVF = {"faiss": "ivf", "nlist": 4}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, write_passages: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """25 passages in shards of 4, the last with one."""
+    monkeypatch.setattr(dense, "SHARD", 4)
+    return write_passages(tmp_path / "passages.parquet", TEXTS)
+
+
+def cosines(params: DenseParams, query: str) -> np.ndarray:
+    encoder = Encoder(params)
+    return encoder.passages([f" {text}" for text in TEXTS]) @ encoder.query(query)[0]
+
+
+@pytest.mark.parametrize("settings", [{}, {**IVF, "nprobe": 4}], ids=["flat", "ivf, all clusters"])
+def test_the_nearest_come_first(
+    corpus: Path, tmp_path: Path, dense_params: DenseParams, settings: dict[str, object]
+) -> None:
+    params = dense_params.model_copy(update=settings)
+    dense.build(corpus, tmp_path / "dense", params, tmp_path / "vectors")
+    index = Dense(tmp_path / "dense", params)
+    for query in ("where is mara", "a twin country"):
+        expected = np.sort(cosines(params, query))[::-1]
+        found = index.rank(query, 30)
+        assert sorted(found) == list(range(25))
+        np.testing.assert_allclose(cosines(params, query)[found], expected, atol=1e-5)
+        assert index.rank(query, 3).tolist() == found[:3].tolist()
+
+
+def test_fewer_clusters_find_fewer_passages(corpus: Path, tmp_path: Path, dense_params: DenseParams) -> None:
+    params = dense_params.model_copy(update={**IVF, "nprobe": 1})
+    dense.build(corpus, tmp_path / "dense", params, tmp_path / "vectors")
+    found = Dense(tmp_path / "dense", params).rank("where is mara", 25)
+    assert 1 <= len(found) < 25
+    assert len(set(found.tolist())) == len(found)
+    assert (found >= 0).all()
+
+
+def test_equal_passages_rank_in_their_order(tmp_path: Path, write_passages: Write, dense_params: DenseParams) -> None:
+    corpus = write_passages(tmp_path / "passages.parquet", ["twin", "mara", "twin", "twin"])
+    dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
+    assert Dense(tmp_path / "dense", dense_params).rank("twin", 4).tolist()[:3] == [0, 2, 3]
+
+
+def test_a_killed_build_goes_on_where_it_was(
+    corpus: Path, tmp_path: Path, dense_params: DenseParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Encoder.passages
+
+    def dies_at_the_third_shard(self: Encoder, texts: Sequence[str]) -> Vectors:
+        if len(encoded) == 2:
+            raise KeyboardInterrupt
+        encoded.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Encoder, "passages", dies_at_the_third_shard)
+    with pytest.raises(KeyboardInterrupt):
+        dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
+    assert not (tmp_path / "dense").exists()
+
+    def counts(self: Encoder, texts: Sequence[str]) -> Vectors:
+        encoded.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Encoder, "passages", counts)
+    dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
+    assert encoded == [4, 4, 4, 4, 4, 4, 1], "no shard twice"
+
+    dense.build(corpus, tmp_path / "again", dense_params, tmp_path / "other_vectors")
+    assert (tmp_path / "again" / dense.INDEX).read_bytes() == (tmp_path / "dense" / dense.INDEX).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [
+        ({"query_prefix": "passage: "}, False),
+        ({**IVF, "nprobe": 2}, False),
+        ({"passage_prefix": ""}, True),
+        ({"pooling": "cls"}, True),
+        ({"max_tokens": 6}, True),
+    ],
+)
+def test_only_what_the_vectors_depend_on_encodes_again(
+    corpus: Path,
+    tmp_path: Path,
+    dense_params: DenseParams,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    again: bool,
+) -> None:
+    dense.build(corpus, tmp_path / "dense", dense_params, tmp_path / "vectors")
+    encoded = []
+    encode = Encoder.passages
+    monkeypatch.setattr(Encoder, "passages", lambda self, texts: encoded.append(len(texts)) or encode(self, texts))
+    changed = dense_params.model_copy(update=changes)
+    dense.build(corpus, tmp_path / "changed", changed, tmp_path / "vectors")
+    assert sum(encoded) == (25 if again else 0)
+    assert len(list((tmp_path / "vectors").iterdir())) == 1, "vectors of another encoding are removed"
+
+
+def test_more_clusters_than_passages_are_refused(corpus: Path, tmp_path: Path, dense_params: DenseParams) -> None:
+    params = dense_params.model_copy(update={"faiss": "ivf", "nlist": 26, "nprobe": 1})
+    with pytest.raises(ValueError, match=r"25 passages cannot fill nlist 26 clusters; lower search\.dense\.nlist"):
+        dense.build(corpus, tmp_path / "dense", params, tmp_path / "vectors")

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent_r1.records import Passage
+from agent_r1.search import passages as module
+from agent_r1.search.passages import Passages, full_texts, read_batches, store
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_passages_are_read_by_position(stored: Path, tmp_path: Path, passages: list[Passage]) -> None:
+    assert store(stored, tmp_path / "passages.arrow") == 5
+    mapped = Passages(tmp_path / "passages.arrow")
+    assert len(mapped) == 5
+    assert mapped.at(np.array([4, 0, 2, 0])) == [passages[i] for i in (4, 0, 2, 0)]
+    assert mapped.at(np.array([], np.int64)) == []
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_batches_cover_all_in_order(stored: Path, passages: list[Passage]) -> None:
+    batches = list(read_batches(stored))
+    assert [batch.num_rows for batch in batches] == [2, 2, 1]
+    texts = [text for batch in batches for text in full_texts(batch, ": ")]
+    assert texts == [f"{passage.title}: {passage.text}" for passage in passages]
+    assert [batch.num_rows for batch in read_batches(stored, 4)] == [4, 1]

@@ -1,0 +1,183 @@
+"""The client against real servers on loopback: the project's own, and some that misbehave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent_r1.params import RemoteParams
+from agent_r1.records import CallStatus, Passage
+from agent_r1.search import remote as remote_module
+from agent_r1.search.base import SearchTimeout, SearchUnavailable
+from agent_r1.search.remote import Remote
+from agent_r1.tools.search import search_tool
+
+PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each POST with the next of some answers, the last one again and again."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.requests: list[Any] = []
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.requests.append(json.loads(body))
+        answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        answer(self)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def say(content: Any, status: int = 200) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        handler.send_response(status)
+        handler.send_header("content-length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    """A byte now and then, each in time, all together never."""
+    handler.send_response(200)
+    handler.send_header("content-length", "100")
+    handler.end_headers()
+    for _ in range(100):
+        try:
+            handler.wfile.write(b" ")
+        except OSError:
+            return
+        time.sleep(0.05)
+
+
+def sleep(handler: BaseHTTPRequestHandler) -> None:
+    time.sleep(1.0)
+
+
+GOOD = say({"index_hash": "abc", "results": [[PASSAGE]]})
+
+
+@contextmanager
+def serving(*answers: Answer) -> Iterator[Server]:
+    with Server(*answers) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2) -> Remote:
+    return Remote(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
+
+
+def test_a_search_is_asked_and_answered() -> None:
+    with serving(GOOD) as server:
+        assert client(server.url).search(["tesk?"], 1) == [[Passage(passage_id="0", title="Tesk", text="a city")]]
+    assert server.requests == [{"queries": ["tesk?"], "k": 1}]
+
+
+def test_a_fault_that_passes_is_tried_again() -> None:
+    with serving(say(b"oh", 500), say(b"not json"), GOOD) as server:
+        assert client(server.url).search(["q"], 1)[0][0].title == "Tesk"
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (say(b"oh", 500), "answered with status 500"),
+        (say(b"busy", 503), "answered with status 503"),
+        (say(b"<html>"), "answered with something else than search results"),
+        (say({"results": [[PASSAGE]]}), "answered with something else than search results: Field required"),
+        (say({"index_hash": "abc", "results": []}), r"answered 1 queries for 1 passages each with \[\]"),
+        (say({"index_hash": "abc", "results": [[PASSAGE], []]}), r"answered 1 queries .* with \[1, 0\]"),
+        (say({"index_hash": "abc", "results": [[PASSAGE, PASSAGE]]}), r"answered 1 queries .* with \[2\]"),
+    ],
+)
+def test_a_server_that_stays_broken_is_given_up(answer: Answer, message: str) -> None:
+    with serving(answer) as server:
+        with pytest.raises(SearchUnavailable, match=message):
+            client(server.url).search(["q"], 1)
+        assert len(server.requests) == 3, "one attempt and two retries"
+
+
+@pytest.mark.parametrize("slow", [sleep, drip])
+def test_a_slow_server_times_out(slow: Answer) -> None:
+    with serving(slow) as server:
+        started = time.monotonic()
+        with pytest.raises(SearchTimeout, match=r"took longer than 0\.2 s"):
+            client(server.url, timeout_s=0.2, retries=1).search(["q"], 1)
+        assert time.monotonic() - started < 60, "not a hundred drips and never for ever"
+
+
+def test_a_server_that_is_not_there_is_tried_less_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    slept = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr(remote_module, "time", slept)  # other threads sleep too
+    with socket.socket() as unheard:  # bound and not listening: connections are refused
+        unheard.bind(("127.0.0.1", 0))
+        remote = client(f"http://127.0.0.1:{unheard.getsockname()[1]}", retries=3)
+        with pytest.raises(SearchUnavailable, match="does not answer"):
+            remote.search(["q"], 1)
+        assert waits == [0.01, 0.02, 0.04]
+        with pytest.raises(SearchUnavailable):
+            remote.search(["q"], 1)
+        assert len(waits) == 3, "known to be down: one attempt"
+
+
+def test_once_it_answers_again_it_is_trusted_again() -> None:
+    broken = say(b"", 500)
+    with serving(*[broken] * 4, GOOD, *[broken] * 2, GOOD) as server:
+        remote = client(server.url)
+        for _ in range(2):  # three attempts, then one
+            with pytest.raises(SearchUnavailable):
+                remote.search(["q"], 1)
+        remote.search(["q"], 1)
+        remote.search(["q"], 1)
+    assert len(server.requests) == 8
+
+
+def test_our_own_faults_are_raised_at_once() -> None:
+    with serving(say(b"no such route", 404)) as server:
+        with pytest.raises(ValueError, match=r"refused .* 404: no such route; check remote\.url"):
+            client(server.url).search(["q"], 1)
+        assert len(server.requests) == 1
+    with serving(GOOD) as server, pytest.raises(ValueError, match="serves index abc now, not def"):
+        client(server.url, index_hash="def").search(["q"], 1)
+
+
+@pytest.mark.parametrize(("answer", "status"), [(say(b"", 500), CallStatus.FAILED), (sleep, CallStatus.TIMEOUT)])
+def test_for_the_policy_it_is_an_observation(answer: Answer, status: CallStatus) -> None:
+    with serving(answer) as server:
+        result = search_tool(client(server.url, timeout_s=0.2, retries=0), top_k=1).call({"query": "q"})
+    assert result.call_status is status
+    assert result.text.startswith("the search")
+    assert "127.0.0.1" not in result.text, "an address is no business of the policy's"
