@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -107,11 +107,12 @@ class TransformersEngine:
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:
-            model, loaded = AutoModelForCausalLM.from_pretrained(
+            found: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=self._dtype, attn_implementation="sdpa", output_loading_info=True
             )
         except (OSError, ValueError) as error:
             raise EngineError(f"no model can be loaded from {str(path)!r}: {error}") from error
+        model, loaded = found  # a pair, where the loading info is asked for
         if loaded["missing_keys"]:
             raise EngineError(f"{path} lacks weights of its model: {', '.join(sorted(loaded['missing_keys']))}")
         for parameter in model.parameters():  # out of the mapped file: its alignment would change the last bits
