@@ -112,9 +112,9 @@ class TransformersEngine:
             )
         except (OSError, ValueError) as error:
             raise EngineError(f"no model can be loaded from {str(path)!r}: {error}") from error
-        model, info = found
-        if info["missing_keys"]:
-            raise EngineError(f"{path} lacks weights of its model: {', '.join(sorted(info['missing_keys']))}")
+        model, loaded = found  # a pair, where the loading info is asked for
+        if loaded["missing_keys"]:
+            raise EngineError(f"{path} lacks weights of its model: {', '.join(sorted(loaded['missing_keys']))}")
         for parameter in model.parameters():  # out of the mapped file: its alignment would change the last bits
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         settled: PreTrainedModel = model.to(self._device).eval()
