@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -15,11 +15,11 @@ CREDIT = {
     "return": "reward/total",
     "return std": "reward/std",
     "kept": "advantage/kept_share",
-    "advantage mean": "advantage/mean",
-    "advantage std": "advantage/std",
-    "advantage abs max": "advantage/abs_max",
+    "adv. mean": "advantage/mean",
+    "adv. std": "advantage/std",
+    "adv. max": "advantage/abs_max",
     "non-zero": "advantage/nonzero_share",
-    "correlation": "advantage/correlation",
+    "corr.": "advantage/correlation",
 }
 GRADIENT = {
     "loss": "policy/loss",
@@ -37,8 +37,8 @@ VALUES = {
 }
 
 ABOUT_CREDIT = (
-    "Advantages at action tokens. Non-zero: share of the tokens after the prompt. Correlation: with the advantages of "
-    "the iteration's first line, at action tokens of trajectories that both keep."
+    "Adv.: advantages at action tokens, the largest by size. Non-zero: share of the tokens after the prompt that have "
+    "one. Corr.: correlation with the advantages of the iteration's first line, at action tokens that both train on."
 )
 ABOUT_REWARDS = "Weighted parts of the return, mean per trajectory."
 ABOUT_GRADIENT = (
@@ -52,6 +52,9 @@ UNTRAINED = (
     "{name} reads values at tokens that the critic of {run} was never trained at; replay a run whose critic was to see "
     "the effect of the masks alone."
 )
+
+NAME_WIDTH = 22  # a longer name goes on in another line
+ROUNDING = 1e-6  # of metrics, whose scale is 1
 
 Line = tuple[str, str, Mapping[str, float]]  # iteration, what it is about, metrics
 
@@ -78,16 +81,18 @@ def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
 
 
 def number(value: float | None) -> str:
-    """Three decimals; two digits for what would be all zeros; a dash where there is no number."""
+    """Three decimals; two digits for what would be all zeros and is no rounding error; a dash for no number."""
     if value is None or math.isnan(value):
         return "-"
-    return f"{value:.1e}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+    if abs(value) < ROUNDING:
+        return "0.000"
+    return f"{value:.1e}" if abs(value) < 0.0005 else f"{value:.3f}"
 
 
-def _table(title: str, columns: Mapping[str, str], lines: Iterable[Line], about: str) -> Table:
+def _table(title: str, columns: Mapping[str, str], lines: Sequence[Line], about: str) -> Table:
     table = Table(title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
     table.add_column("iter.", justify="right")
-    table.add_column("", overflow="fold", min_width=8)
+    table.add_column("", overflow="fold", min_width=min(NAME_WIDTH, max(len(name) for _, name, _ in lines)))
     for heading in columns:
         table.add_column(heading, justify="right", min_width=6)
     before = ""

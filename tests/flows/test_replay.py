@@ -229,7 +229,15 @@ def test_the_command_needs_something_to_compare_with(
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0.000"), (0.25, "0.250"), (-0.00012, "-1.2e-04"), (math.nan, "-"), (None, "-"), (12.3456, "12.346")],
+    [
+        (0.0, "0.000"),
+        (0.25, "0.250"),
+        (-0.00012, "-1.2e-04"),
+        (math.nan, "-"),
+        (None, "-"),
+        (-3e-10, "0.000"),
+        (12.3456, "12.346"),
+    ],
 )
 def test_numbers(value: float | None, shown: str) -> None:
     assert number(value) == shown
