@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import faiss
 import numpy as np
@@ -69,9 +69,9 @@ class Dense(Ranker):
 
     def __init__(self, folder: Path, params: DenseParams) -> None:
         self._encoder = Encoder(params)
-        self._index = cast(Any, faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP))
+        self._index = faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP)
         if params.faiss == "ivf":
-            self._index.nprobe = params.nprobe
+            faiss.extract_index_ivf(self._index).nprobe = params.nprobe
 
     def rank(self, query: str, k: int) -> Positions:
         """Positions of the nearest passages, best first; with clusters fewer, where those looked at hold fewer."""
