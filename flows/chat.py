@@ -76,7 +76,7 @@ def untrained(model: str | None) -> Agent:
     """
     if model is None and not WARM_START.is_dir():
         raise FileNotFoundError(
-            f"there is no model at {WARM_START}; make it (`dvc repro warm_start`), or name another with --run or --model"
+            f"there is no model at {WARM_START}; make it (`dvc repro warm_start`), or give --run or --model"
         )
     if model is None:
         return Agent("the warm start", WARM_START)
