@@ -18,7 +18,7 @@ FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <ans
 
 
 class ToolEnv:
-    """One question, answered in at most `max_steps` actions.
+    """One question, answered in at most `max_steps` actions. It may be a text alone, whose answer nobody knows.
 
     An action calls a tool or answers. A call that fails in any way, and an action that is neither, is told what is
     wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; else,
@@ -26,17 +26,20 @@ class ToolEnv:
 
     Rewards, unweighted: on every step `think`; on every step whose call succeeds `progress`, the number of gold
     passages seen for the first time; on the step that answers `em`, `f1`, and `grounded` in the results of calls that
-    succeeded. An error message grounds nothing: it repeats what the policy wrote.
+    succeeded. An error message grounds nothing: it repeats what the policy wrote. Without gold answers and passages to
+    compare with there is no `progress`, `em` or `f1`.
     """
 
-    def __init__(self, question: Question, tools: Sequence[Tool], *, max_steps: int, system: str = SYSTEM) -> None:
+    def __init__(
+        self, question: Question | str, tools: Sequence[Tool], *, max_steps: int, system: str = SYSTEM
+    ) -> None:
         assert max_steps >= 1, max_steps
         self.system = system
-        self.user = question.text
+        self.user = question if isinstance(question, str) else question.text
         self.tools: list[dict[str, Any]] = [tool.schema for tool in tools]
-        self._question = question
         self._tools = {tool.name: tool for tool in tools}
-        self._unseen = set(question.gold_titles)
+        self._gold = None if isinstance(question, str) else question
+        self._unseen = set(self._gold.gold_titles) if self._gold else set()
         self._shown: list[str] = []
         self._steps_left = max_steps
 
@@ -46,7 +49,7 @@ class ToolEnv:
         self._steps_left -= 1
         parsed = parse_action(action)
         if parsed.answer is not None:
-            return answered(parsed.answer, self._question, self._shown, {"think": think(parsed)})
+            return answered(parsed.answer, self._gold, self._shown, {"think": think(parsed)})
         started = time.perf_counter()
         result = self._call(parsed)
         latency_s = time.perf_counter() - started
@@ -76,23 +79,23 @@ class ToolEnv:
         if result.call_status is not CallStatus.OK:
             return {}
         self._shown.append(result.text)
+        if self._gold is None:
+            return {}
         found = self._unseen.intersection(result.titles)
         self._unseen -= found
         return {"progress": float(len(found))}
 
 
-def answered(answer: str, question: Question, shown: Sequence[str], facts: dict[str, float]) -> Transition:
+def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: dict[str, float]) -> Transition:
     """The end of an episode with an answer: `em`, `f1`, and `grounded`, 1.0 where the answer's words stand in a text.
 
     Args:
+        gold: what the answer is compared with; without it there is neither `em` nor `f1`.
         shown: the texts that the answer may be grounded in.
         facts: further reward parts.
     """
-    rewards = {
-        "em": exact_match(answer, question.answers),
-        "f1": f1(answer, question.answers),
-        "grounded": float(any(occurs(answer, text) for text in shown)),
-    }
+    rewards = {"em": exact_match(answer, gold.answers), "f1": f1(answer, gold.answers)} if gold else {}
+    rewards["grounded"] = float(any(occurs(answer, text) for text in shown))
     return Transition(observation=None, outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
 
 

@@ -55,13 +55,13 @@ def _action(text: str, step: Step) -> list[str]:
     thoughts = [thought.strip() for thought in THOUGHT.findall(text)]
     lines = _field("thought", "\n".join(thoughts)) if thoughts else []
     if step.call_status is CallStatus.OK:
-        return lines + _field(step.tool, _arguments(step.arguments))
+        return lines + _field(step.tool, shown_arguments(step.arguments))
     if step.call_status is CallStatus.NONE:
         return lines + _field("says", THOUGHT.sub("", text).strip())
     return lines + _field("call", f"{THOUGHT.sub('', text).strip()} ({step.call_status})")
 
 
-def _arguments(arguments: str) -> str:
+def shown_arguments(arguments: str) -> str:
     """The one argument's value, or all of them by name."""
     values = json.loads(arguments)
     if len(values) == 1:

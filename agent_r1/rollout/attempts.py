@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import shorten
 
 from agent_r1.envs.naive_rag import NaiveRagEnv
 from agent_r1.envs.tool_env import ToolEnv
@@ -31,6 +32,12 @@ def tool_attempts(
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
     ]
+
+
+def asked_attempt(text: str, index: Search, params: EnvParams, *, sample: int = 0) -> Attempt:
+    """An attempt at a question that a person asks, with the search tool; `sample` tells repetitions apart."""
+    env = ToolEnv(text, [search_tool(index, top_k=params.top_k)], max_steps=params.max_steps)
+    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=env)
 
 
 def naive_rag_attempts(questions: Sequence[Question], index: Search, params: EnvParams) -> list[Attempt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,18 @@ class Attempt:
     group: int  # index of the question within the iteration
     sample: int  # index of the episode within its group
     env: Env
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepView:
+    """A step that was just taken, as text for those who look on. Nothing of it is tokenised again."""
+
+    step: Step
+    action: str  # decoded, without the end token that closed it
+    observation: str  # what the policy reads next, "" where the episode ends
+    outcome: Outcome | None  # None while the episode goes on
+    answer: str  # the text between the answer tags, "" without one
+    tokens: int  # of the episode so far
 
 
 def collect(
@@ -57,13 +69,34 @@ def collect(
     started = time.perf_counter()
     episodes = [_Episode(attempt, chat, max_tokens, (seed, iteration)) for attempt in attempts]
     while live := [(index, episode) for index, episode in enumerate(episodes) if episode.outcome is None]:
-        requests = [episode.request(index, max_action_tokens) for index, episode in live]
-        actions = sampler.sample(requests)
-        for (_, episode), request, action in zip(live, requests, actions, strict=True):
-            episode.advance(request, action)
+        _play_round(sampler, live, max_action_tokens)
     trajectories = [episode.finish(iteration, policy_version) for episode in episodes]
     _report(trajectories, time.perf_counter() - started)
     return trajectories
+
+
+def follow(
+    sampler: Sampler, chat: Chat, attempt: Attempt, *, max_tokens: int, max_action_tokens: int, seed: int
+) -> Iterator[StepView]:
+    """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
+
+    Arguments are those of `collect`.
+
+    Raises:
+        ValueError: the prompt leaves no room for an action.
+    """
+    episode = _Episode(attempt, chat, max_tokens, (seed, 0))
+    while episode.outcome is None:
+        yield from _play_round(sampler, [(0, episode)], max_action_tokens)
+
+
+def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], max_action_tokens: int) -> list[StepView]:
+    """One action of every episode, each with its index, in one call."""
+    requests = [episode.request(index, max_action_tokens) for index, episode in live]
+    actions = sampler.sample(requests)
+    return [
+        episode.advance(request, action) for (_, episode), request, action in zip(live, requests, actions, strict=True)
+    ]
 
 
 class _Episode:
@@ -98,7 +131,7 @@ class _Episode:
             max_tokens=min(max_action_tokens, self._room()),
         )
 
-    def advance(self, request: Request, action: Action) -> None:
+    def advance(self, request: Request, action: Action) -> StepView:
         """Appends the sampled action, lets the environment answer it, and appends what comes back."""
         assert 1 <= len(action.token_ids) == len(action.logprobs) <= request.max_tokens, len(action.token_ids)
         assert self._context() == request.context, "a context may only grow by what is appended here"
@@ -112,6 +145,14 @@ class _Episode:
         transition = self._attempt.env.step(text)
         self._steps.append(_step(start, len(self._ids), action.stop_reason, transition))
         self._observe(transition, action.token_ids, closed)
+        return StepView(
+            step=self._steps[-1],
+            action=text,
+            observation=transition.observation or "" if self.outcome is None else "",
+            outcome=self.outcome,
+            answer=self._answer,
+            tokens=len(self._ids),
+        )
 
     def finish(self, iteration: int, policy_version: int) -> Trajectory:
         assert self.outcome is not None

@@ -38,6 +38,18 @@ def test_a_good_episode(env: ToolEnv) -> None:
     assert last.call_status is CallStatus.NONE
 
 
+def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
+    """The same prompt and replies as with gold answers; what would be compared with them is left out, not 0."""
+    env = ToolEnv("Where was the director of Low Tide born?", [search_tool(index, top_k=2)], max_steps=3)
+    assert env.user == "Where was the director of Low Tide born?"
+    found = env.step(call("search", query="Low Tide"))
+    assert found.observation == "Low Tide: Low Tide is a film by Mara Quill."
+    assert found.rewards == {"think": 0.0}
+    last = env.step("<think>Now.</think><answer>Mara Quill</answer>")
+    assert (last.outcome, last.answer) == (Outcome.ANSWERED, "Mara Quill")
+    assert last.rewards == {"grounded": 1.0, "think": 1.0}
+
+
 def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
     transition = env.step(call("search", query="zzz"))
     assert transition.observation == "nothing found"

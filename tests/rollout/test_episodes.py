@@ -14,7 +14,7 @@ from agent_r1.envs.base import Transition
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.records import Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.episodes import Attempt, StepView, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.search.base import Search
@@ -101,6 +101,57 @@ def test_one_episode_by_hand(chat: Chat) -> None:
         (starts[0], starts[0] + len(first)),
         (starts[1], starts[1] + len(second)),
     ]
+
+
+def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepView]:
+    [attempt] = attempts([env])
+    return list(follow(sampler, chat, attempt, **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits))
+
+
+def test_an_episode_followed_by_hand(chat: Chat) -> None:
+    opening, reply = chat.opening("Be brief.", "Who?").ids, chat.reply("seen", closed=True).ids
+    actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
+    first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
+    assert (first.action, first.observation, first.outcome, first.answer) == ("<think>x</think>go", "seen", None, "")
+    assert first.tokens == len(opening + actions[0] + reply)
+    assert (second.action, second.observation, second.outcome, second.answer) == ("stop", "", Outcome.ANSWERED, "a")
+    assert second.tokens == len(opening + actions[0] + reply + actions[1])
+    assert [view.step.rewards for view in (first, second)] == [{"progress": 1.0}, {"em": 1.0}]
+
+
+def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
+    sampler = Recording(ScriptedSampler([["a"] * 3], chat))
+    [attempt] = attempts([Echo("o", steps=2)])
+    steps = follow(sampler, chat, attempt, max_tokens=512, max_action_tokens=64, seed=7)
+    assert sampler.rounds == []
+    sampled = [len(sampler.rounds) for _ in steps]
+    assert sampled == [1, 2, 3]
+
+
+def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
+    limit = len(chat.opening("Be brief.", "Who?").ids) + len(chat.encode_action("go"))
+    [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
+    assert (view.outcome, view.observation, view.tokens) == (Outcome.TOKEN_LIMIT, "", limit)
+
+
+def test_who_is_followed_takes_the_tokens_that_would_be_collected(
+    engine: Engine, chat: Chat, hostile_question: Question, hostile_index: Search
+) -> None:
+    """Requests and actions, seeds included, of the untrained policy after a search with a hostile result."""
+
+    def recording() -> Recording:
+        return Recording(ScriptThenEngine(ScriptedSampler([[CALL]], chat), engine))
+
+    def env() -> ToolEnv:
+        return ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
+
+    collected, followed = recording(), recording()
+    [trajectory] = run(collected, chat, [env()], max_action_tokens=24)
+    views = watch(followed, chat, env(), max_action_tokens=24)
+    assert [request for request, _ in followed.of(0)] == [request for request, _ in collected.of(0)]
+    assert [action.token_ids for _, action in followed.of(0)] == [action.token_ids for _, action in collected.of(0)]
+    assert views[-1].outcome is trajectory.outcome
+    assert views[-1].tokens == len(trajectory.token_ids)
 
 
 def test_rounds_seeds_and_order(chat: Chat) -> None:

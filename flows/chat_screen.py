@@ -1,0 +1,138 @@
+"""How a conversation looks: coloured and cut to its width on a terminal, plain and whole elsewhere.
+
+What the policy, the passages and the person wrote is untrusted: it is never read as markup, and nothing in it reaches
+the terminal as a command.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from agent_r1.envs.actions import parse_action
+from agent_r1.evaluation.transcript import shown_arguments
+from agent_r1.params import EnvParams
+from agent_r1.records import CallStatus, Outcome, StopReason
+from agent_r1.rollout.episodes import StepView
+
+LABEL = 8  # columns
+CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
+
+
+class Screen:
+    """Prints episodes step by step."""
+
+    def __init__(self, console: Console, limits: EnvParams) -> None:
+        self.console = console
+        self._limits = limits
+
+    def greet(self, who: str) -> None:
+        """The first line of a conversation at the keyboard."""
+        self._put(Text(f"{harmless(who)} answers; Ctrl-D ends", QUIET), indent=0)
+
+    def question(self, text: str) -> None:
+        """Repeats a question that was not typed here."""
+        self._put(Text.assemble("question".ljust(LABEL + 2), (harmless(text), "bold")), indent=0)
+
+    def waiting(self, arriving: Iterator[StepView]) -> Iterator[StepView]:
+        """Passes on what arrives, with a spinner meanwhile."""
+        while True:
+            with self.console.status("thinking"):
+                view = next(arriving, None)
+            if view is None:
+                return
+            yield view
+
+    def step(self, view: StepView) -> None:
+        """What the policy thought and did, and what came back."""
+        self._action(view)
+        if view.step.stop_reason is StopReason.LENGTH:
+            self._labelled("", f"(cut after {view.step.action_stop - view.step.action_start} tokens)", FAULT)
+        if view.step.call_status is CallStatus.OK:
+            for line in view.observation.splitlines():
+                self._put(passage(line), indent=4, cut=True)
+        elif view.observation:
+            self._labelled("reply", view.observation, FAULT)
+
+    def ending(self, views: Sequence[StepView], seconds: float) -> None:
+        """Why there is no answer, where there is none, and what the episode took."""
+        last = views[-1]
+        if last.outcome is not Outcome.ANSWERED:
+            self._labelled("none", f"no answer: {why(last, self._limits)}", FAULT)
+        calls = sum(bool(view.step.tool) for view in views)
+        parts = [counted(len(views), "step"), counted(calls, "call"), f"{last.tokens} tokens", f"{seconds:.1f} s"]
+        self._put(Text(", ".join(parts), QUIET))
+        self.console.print()
+
+    def refused(self, reason: str) -> None:
+        """A question that cannot be asked."""
+        self._put(Text(harmless(reason), FAULT))
+        self.console.print()
+
+    def _action(self, view: StepView) -> None:
+        parsed = parse_action(view.action)
+        if parsed.problem:
+            self._labelled("says", f"{view.action.strip()} ({parsed.problem})", FAULT)
+            return
+        if parsed.thought:
+            self._labelled("thought", parsed.thought, THOUGHT)
+        if parsed.answer is not None:
+            self._labelled("answer", parsed.answer or "(empty)", ANSWER)
+        elif parsed.arguments is not None:
+            failure = "" if view.step.call_status is CallStatus.OK else f" ({view.step.call_status})"
+            self._labelled(parsed.tool, shown_arguments(view.step.arguments) + failure, CALL)
+
+    def _labelled(self, label: str, text: str, style: str) -> None:
+        lines = [harmless(line) for line in text.splitlines()]
+        margin = harmless(label).ljust(LABEL - 1) + " "
+        self._put(Text.assemble((margin, QUIET), (("\n" + " " * LABEL).join(lines), style)))
+
+    def _put(self, text: Text, *, indent: int = 2, cut: bool = False) -> None:
+        if self.console.is_terminal:
+            text.no_wrap, text.overflow = cut, "ellipsis" if cut else "fold"
+            self.console.print(Padding(text, (0, 0, 0, indent)))
+            return
+        for line in text.split():
+            line.pad_left(indent)
+            self.console.print(line, soft_wrap=True)
+
+
+def passage(line: str) -> Text:
+    """A passage as the search tool renders it, `Title: text`, with its title bold."""
+    title, colon, rest = harmless(line).partition(": ")
+    return Text.assemble((title, "bold" if colon else ""), colon, rest)
+
+
+def why(last: StepView, limits: EnvParams) -> str:
+    """What ended an episode that has no answer."""
+    match last.outcome:
+        case Outcome.TURN_LIMIT:
+            return f"all {limits.max_steps} steps are used (env.max_steps)"
+        case Outcome.TOKEN_LIMIT:
+            return f"the reply leaves no room for another action in {limits.max_tokens} tokens (env.max_tokens)"
+        case Outcome.MALFORMED:
+            return f"the last of {limits.max_steps} steps is neither a tool call nor an answer (env.max_steps)"
+    return f"the episode ended as {last.outcome}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def harmless(text: str) -> str:
+    """Text in which nothing moves, colours or reorders what a terminal shows.
+
+    Line breaks and other white space become a space, format characters go, and control characters, whatever their
+    sequence says, become U+FFFD.
+    """
+    return "".join(char if char.isprintable() else _replacement(char) for char in text)
+
+
+def _replacement(char: str) -> str:
+    if char.isspace():
+        return " "
+    return "" if unicodedata.category(char) == "Cf" else "\N{REPLACEMENT CHARACTER}"

@@ -1,0 +1,292 @@
+"""Conversations with the small project's agents: real processes behind a pipe and at a terminal, and their faults."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.params import EnvParams
+from agent_r1.records import Passage, Question
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.scripted import ScriptedSampler
+from agent_r1.tables import read_rows
+from flows.chat import Session, converse, main, trained, untrained
+from flows.chat_screen import Screen
+from flows.paths import QUESTIONS, WARM_START
+
+ROOT = Path(__file__).parents[2]
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
+CALL = '<think>The film first.</think><tool_call>{"name": "search", "arguments": {"query": "Low Tide"}}</tool_call>'
+
+
+@pytest.fixture
+def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> Path:
+    """The small project's data and warm start, with an engine that starts at once."""
+    write_params(tmp_path, {"engine": {"kind": "transformers"}})
+    for name in ("data", "outputs"):
+        (tmp_path / name).symlink_to(small_project / name)
+    return tmp_path
+
+
+@pytest.fixture
+def asked(small_project: Path) -> list[str]:
+    """Two questions of one hop, which the warm start attempts in the right form."""
+    return [row.text for row in read_rows(small_project / QUESTIONS, Question) if row.hops == 1][:2]
+
+
+def started(folder: Path, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "flows.chat", *arguments], cwd=folder, env=environment, **streams)
+
+
+class Terminal:
+    """A process at a terminal of 60 columns, and the person in front of it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 60))
+        self.process = started(
+            folder,
+            *arguments,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def until(self, text: str) -> str:
+        """Reads on until a text comes; returns what came with it."""
+        found = ""
+        while text not in found:
+            found += self._read()
+        return found
+
+    def rest(self) -> str:
+        found = ""
+        while more := self._read():
+            found += more
+        self.process.wait()
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self) -> str:
+        try:
+            more = os.read(self._master, 65536).decode(errors="replace")
+        except OSError:  # what Linux says where the other side has closed
+            more = ""
+        self.seen += more
+        assert more or self.process.wait() is not None, self.seen
+        return more
+
+
+@contextmanager
+def terminal(folder: Path, *arguments: str) -> Iterator[Terminal]:
+    opened = Terminal(folder, *arguments)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_lines_of_a_pipe_are_answered_plainly_by_the_default_engine(
+    project: Path, write_params: WriteParams, asked: list[str]
+) -> None:
+    write_params(project, {})
+    process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, errors = process.communicate("\n".join([asked[0], "", "  ", asked[1], ""]).encode())
+    text = output.decode()
+    assert process.returncode == 0, errors.decode()
+    assert [line for line in text.splitlines() if line.startswith("question")] == [f"question  {q}" for q in asked]
+    assert len(FOOTER.findall(text)) == 2
+    assert re.search(r"^  (search|answer) ", text, re.MULTILINE)
+    assert "\x1b" not in text
+    assert errors == b""
+
+
+def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
+    """Two questions, each with a prompt after it; an empty line between them is nothing; Ctrl-D ends."""
+    with terminal(project) as screen:
+        assert "the warm start answers; Ctrl-D ends" in screen.until("question> ")
+        screen.type(f"{asked[0]}\r")
+        first = screen.until("question> ")
+        assert "\x1b[2;3m" in first  # a thought, dim and italic
+        assert FOOTER.search(first)
+        screen.type("\r")
+        assert not FOOTER.search(screen.until("question> "))
+        screen.type(f"{asked[1]}\r")
+        assert FOOTER.search(screen.until("question> "))
+        screen.type("\x04")
+        screen.rest()
+        assert screen.process.returncode == 0
+        assert "Traceback" not in screen.seen
+
+
+def test_ctrl_c_at_the_prompt_ends(project: Path) -> None:
+    with terminal(project) as screen:
+        screen.until("question> ")
+        screen.type("\x03")
+        screen.rest()
+        assert screen.process.returncode == 0
+        assert "Traceback" not in screen.seen
+
+
+def test_an_interrupt_elsewhere_ends_with_the_usual_code(project: Path, asked: list[str]) -> None:
+    process = started(project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(f"{asked[0]}\n".encode())
+    process.stdin.flush()
+    assert process.stdout.readline().decode() == f"question  {asked[0]}\n"  # at once, though the pipe stays open
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert b"interrupted" in errors
+    assert b"Traceback" not in errors
+
+
+def test_one_question_of_a_trained_run(project: Path, ppo: Path, asked: list[str]) -> None:
+    process = started(project, "--run", "ppo", "--question", asked[0], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    output, _ = process.communicate()
+    assert process.returncode == 0
+    assert len(FOOTER.findall(output.decode())) == 1
+
+
+class Film:
+    """Finds the same for everything."""
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        return [[Passage(passage_id="0", title="Low Tide", text="by \x1b[31m[red]Mara Quill")]] * len(queries)
+
+
+def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
+    env = EnvParams(top_k=1, max_steps=2, max_tokens=400, max_action_tokens=100)
+    chat = Chat(tiny_tokenizer)
+    session = Session(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Film(), env, seed=0)
+    file = io.StringIO()
+    screen = Screen(Console(file=file, highlight=False, width=80), env)
+    converse(session, screen, ["Who?", "word " * 400, "Who?"], echo=False)
+    episode = [
+        "  thought The film first.",
+        "  search  Low Tide",
+        "    Low Tide: by \ufffd[31m[red]Mara Quill",
+        "  answer  Mara Quill",
+    ]
+    lines = file.getvalue().splitlines()
+    assert lines[:4] == lines[-6:-2] == episode
+    assert FOOTER.search(lines[4])
+    assert re.search(r"the prompt of question 'word word .*\[\.\.\.\]' has \d+ tokens and max_tokens is 400", lines[6])
+
+
+def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    env = EnvParams(top_k=1, max_steps=1, max_tokens=400, max_action_tokens=100)
+    chat, seeds = Chat(tiny_tokenizer), []
+
+    class Noting(ScriptedSampler):
+        def sample(self, requests: Any) -> Any:
+            seeds.extend(request.seed for request in requests)
+            return super().sample(requests)
+
+    for _ in range(2):
+        session = Session(Noting([["<answer>a</answer>"]], chat), chat, Film(), env, seed=3)
+        for text in ("Who?", "Who?", "Where?"):
+            list(session.ask(text))
+    assert len(set(seeds[:3])) == 3
+    assert seeds[:3] == seeds[3:]
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command says before it ends with a fault."""
+    monkeypatch.setattr(sys, "argv", ["chat", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code != 0
+    return ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "pppo"], "there is no run 'pppo' under runs:"),
+        (
+            ["--run", "grpo", "--seed", "7", "--sweep", "ablations"],
+            "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
+            "(`python -m flows.train --run grpo --seed 7 --sweep ablations`)",
+        ),
+        ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or give --run or --model"),
+        (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
+        (["--model", "."], ". has no config.json; save a model and its tokenizer into one folder"),
+        (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
+        (["--temperature", "-1"], "--temperature is -1.0; give 0 or more"),
+        (["--temperature", "nan"], "--temperature is nan; give 0 or more"),
+        (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
+        (["--run", "ppo", "--model", "."], "not allowed with argument"),
+    ],
+)
+def test_faults_of_the_command_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    write_params: WriteParams,
+    inside: Inside,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        assert message in said(monkeypatch, capsys, *arguments)
+
+
+def test_a_missing_index(
+    tmp_path: Path,
+    tiny_model: Path,
+    write_params: WriteParams,
+    inside: Inside,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        message = said(monkeypatch, capsys, "--model", str(tiny_model), "--question", "Who?")
+    assert re.fullmatch(r"there is no index at .*; run the .* stage \(.*\)", message)
+
+
+def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
+    from agent_r1 import params
+
+    with inside(project):
+        agent = trained(params.load(), "ppo", None, None)
+        assert (agent.title, agent.model) == (
+            "ppo after 3 iterations",
+            ppo.relative_to(ppo.parents[2]) / "checkpoint/policy",
+        )
+        assert agent.policy_version == 2
+        assert untrained(None).model == WARM_START
+        assert untrained("owner/name").model == "owner/name"
