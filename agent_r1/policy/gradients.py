@@ -59,7 +59,7 @@ def policy_gradient(
         FloatingPointError: a loss is not finite; names the trajectories.
         ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
     """
-    rows = [row for row in make_rows(policy, trajectories, credits, params, compute) if row.credit.kept]
+    rows = make_rows(policy, trajectories, credits, params, compute)  # those not kept have no loss token
     divisor = normaliser([row.loss_tokens for row in rows], params)
     weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
