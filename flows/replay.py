@@ -18,6 +18,7 @@ from agent_r1 import params
 from flows.paths import train_dir
 from flows.replay_tables import tables
 from flows.replayer import Replayed, Replayer, configurations
+from flows.stage import add_member_arguments
 from flows.stored_run import StoredRun
 
 
@@ -26,6 +27,8 @@ def replay(
     others: Sequence[str],
     changes: Sequence[str] = (),
     *,
+    seed: int | None = None,
+    sweep: str | None = None,
     iterations: Sequence[str] = (),
     folder: Path | None = None,
     with_gradient: bool = True,
@@ -36,6 +39,8 @@ def replay(
         run: whose trajectories; its own configuration is the one in params.yaml.
         others: runs whose `credit` and `update` take the place of the run's; the run itself when empty.
         changes: `credit.lam=1.0` and the like, on top of each of them.
+        seed: of the run, where it was trained with another than its own.
+        sweep: that the run was trained in.
         iterations: see `StoredRun.choose`.
         folder: of the run's files, where it is not the one that training uses.
         with_gradient: whether gradients are compared too, in iterations whose policy is on disk.
@@ -46,7 +51,7 @@ def replay(
     """
     settings = params.load()
     compared = configurations(settings, run, others, changes)
-    stored = StoredRun(run, folder or train_dir(run))
+    stored = StoredRun(run, folder or train_dir(run, seed, sweep))
     chosen = stored.choose(iterations)
     replayer = Replayer(stored, compared, settings, with_gradient=with_gradient)
     return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
@@ -66,6 +71,7 @@ def main() -> None:
         metavar="N",
         help="numbers or all; else the last that the warm start sampled, and the last",
     )
+    add_member_arguments(parser)
     parser.add_argument("--folder", type=Path, help="of the run's files, if not outputs/train/RUN")
     parser.add_argument("--no-gradient", dest="with_gradient", action="store_false", help="compares credit alone")
     given = parser.parse_args()

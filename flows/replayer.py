@@ -168,7 +168,8 @@ class Replayer:
         if self.reference is not None and configuration.train.needs_reference:
             masks = [loss_mask(each.source, credit.loss_mask) for each in trajectories]
             reference = self.reference.logprobs(trajectories, masks)
-        credits_, metrics = assign(trajectories, values, credit, reference=reference)
+        questions = configuration.train.rollout.questions
+        credits_, metrics = assign(trajectories, values, credit, reference=reference, questions=questions)
         if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
             raise ValueError(
                 f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped, and no values "

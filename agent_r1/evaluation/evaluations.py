@@ -14,6 +14,8 @@ from agent_r1.tables import read_rows
 
 MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
 
+NAMED = 6  # agents of a group that is listed in full
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
@@ -63,9 +65,16 @@ def warning(evaluations: Sequence[Evaluation]) -> list[str]:
     differing = differences_of_setting(evaluations)
     if not differing:
         return []
-    lines = [f"> - {key}: {' / '.join(markdown.code(group) for group in groups)}" for key, groups in differing.items()]
+    lines = [f"> - {key}: {' / '.join(map(_shown, groups))}" for key, groups in differing.items()]
     heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
     return ["\n".join([heading, ">", *lines])]
+
+
+def _shown(names: list[str]) -> str:
+    """All names, or the first of many and how many others there are."""
+    if len(names) <= NAMED:
+        return markdown.code(names)
+    return f"{markdown.code(names[:1])} and {len(names) - 1} others"
 
 
 def _grouped(hashes: dict[str, str]) -> list[list[str]]:
