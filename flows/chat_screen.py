@@ -39,12 +39,12 @@ class Screen:
         self._put(Text.assemble("question".ljust(LABEL + 2), (harmless(text), "bold")), indent=0)
 
     def waiting(self, arriving: Iterator[StepView]) -> Iterator[StepView]:
-        """Passes on what arrives, with a spinner meanwhile."""
-        while True:
+        """Passes on the steps of an episode, with a spinner before each."""
+        over = False
+        while not over:
             with self.console.status("thinking"):
-                view = next(arriving, None)
-            if view is None:
-                return
+                view = next(arriving)
+            over = view.outcome is not None
             yield view
 
     def step(self, view: StepView) -> None:
@@ -94,7 +94,7 @@ class Screen:
     def _put(self, text: Text, *, indent: int = 2, cut: bool = False) -> None:
         if self.console.is_terminal:
             text.no_wrap, text.overflow = cut, "ellipsis" if cut else "fold"
-            self.console.print(Padding(text, (0, 0, 0, indent)))
+            self.console.print(Padding(text, (0, 0, 0, indent), expand=False))
             return
         for line in text.split():
             line.pad_left(indent)

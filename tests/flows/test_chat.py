@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1 import params
 from agent_r1.params import EnvParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
@@ -279,8 +280,6 @@ def test_a_missing_index(
 
 
 def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
-    from agent_r1 import params
-
     with inside(project):
         agent = trained(params.load(), "ppo", None, None)
         assert (agent.title, agent.model) == (
