@@ -197,3 +197,5 @@ class Prediction:
     steps: int
     tool_calls: int
     gold_titles_found: int  # distinct gold passages among those retrieved
+    tokens_read: int  # of prompt, observations and the template around them, each counted once
+    tokens_sampled: int  # of the actions

@@ -93,6 +93,8 @@ SCHEMAS: dict[type, pa.Schema] = {
         steps=_INT,
         tool_calls=_INT,
         gold_titles_found=_INT,
+        tokens_read=_INT,
+        tokens_sampled=_INT,
     ),
 }
 
@@ -163,8 +165,8 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
             flush()
 
 
-def read_rows(path: Path, kind: type[Row]) -> list[Row]:
-    """Reads all rows of one Parquet file.
+def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -> list[Row]:
+    """Reads the rows of one Parquet file: all of them, or those for which `where` holds.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -172,7 +174,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
-    table = pq.read_table(path)
+    table = pq.read_table(path, filters=where)
     check_schema(path, table.schema, SCHEMAS[kind])
     build = _BUILDERS.get(kind, kind)
     columns = {name: _column(name, table.column(name)) for name in table.column_names}

@@ -160,16 +160,21 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
 
 
 def baseline_params(variant: str, params: Params) -> dict[str, Any]:
-    """The same of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
-    return {
-        "variant": variant,
-        "algorithm": "none",
-        "loss_mask": "none",
-        "advantage_mask": "none",
-        "seed": params.warm_start.seed,
-        "engine": params.engine.kind,
-        **flatten(params.model_dump(mode="json", include={"model": True, "warm_start": True, "env": True})),
-    }
+    """The same of the warm-started model."""
+    sections = params.model_dump(mode="json", include={"model": True, "warm_start": True, "env": True})
+    return _untrained_params(variant, params, params.warm_start.seed) | flatten(sections)
+
+
+def model_params(variant: str, params: Params, model: str) -> dict[str, Any]:
+    """The same of a model that no stage has made, by its folder or hub id; the seed is the evaluation's."""
+    shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": params.env.model_dump(mode="json")}
+    return _untrained_params(variant, params, params.evaluate.seed) | flatten(shown)
+
+
+def _untrained_params(variant: str, params: Params, seed: int) -> dict[str, Any]:
+    """Of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
+    columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
+    return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind}
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The evaluate stage: `python -m flows.evaluate --name NAME`, where NAME is a run or a baseline."""
+"""The evaluate stage: `python -m flows.evaluate --name NAME` for a run or a baseline, `--model MODEL` for any other."""
 
 from __future__ import annotations
 
@@ -6,79 +6,125 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.baselines import BASELINES, NAIVE_RAG
+from agent_r1.evaluation.baselines import BASELINES
 from agent_r1.evaluation.examples import worth_reading
+from agent_r1.evaluation.gold import gold_passages
 from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step, predict
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
 from agent_r1.hashes import sha256
-from agent_r1.params import Params, TrainParams
+from agent_r1.params import Params, Protocol
 from agent_r1.records import Prediction, Question, Trajectory
-from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
+from agent_r1.rollout.attempts import (
+    closed_book_attempts,
+    gold_passages_attempts,
+    naive_rag_attempts,
+    tool_attempts,
+)
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, replacing, write_rows
+from flows.agent import Agent, Choice, chosen
 from flows.lock import accelerator
-from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, label, train_dir
+from flows.paths import INDEX, PASSAGES, QUESTIONS
 
 
-def evaluate(name: str, seed: int | None = None, sweep: str | None = None) -> None:
-    """Answers the test questions greedily with a run's policy, or as a baseline with the warm-started model.
+def evaluate(
+    name: str | None = None,
+    seed: int | None = None,
+    sweep: str | None = None,
+    model: str | None = None,
+    protocol: str | None = None,
+    dataset: str | None = None,
+    as_label: str | None = None,
+) -> None:
+    """Puts the test questions to a policy, greedily, and grades its answers.
 
-    Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json, and adds the scores and some
-    readable episodes to the MLflow run.
+    Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate.
+    The scores and some readable episodes go to MLflow too: to the run of the training, where a trained run is evaluated
+    as it was trained, else to one of their own.
+
+    Args:
+        name: a run or a baseline of params.yaml; or else
+        model: a Hugging Face folder or hub id.
+        seed: of a run, in place of its own.
+        sweep: of which the run is a member.
+        protocol: one of `agent_r1.params.Protocol`, in place of `tool_call`.
+        dataset: asks the questions of this prepared data set alone.
+        as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
 
     Raises:
-        ValueError: there is no such run or baseline.
-        FileNotFoundError: the model or the data were not made yet.
+        ValueError: there is no such run, baseline, protocol or data set, two arguments exclude each other, or the label
+            is taken.
+        FileNotFoundError: the policy or the data were not made yet.
     """
     settings = params.load()
-    if name in BASELINES and (seed is not None or sweep):
-        raise ValueError(f"{name} is the warm-started model, which has no seed or sweep; leave out --seed and --sweep")
-    config = None if name in BASELINES else settings.run(name, seed, sweep)
-    model = train_dir(name, seed, sweep) / "checkpoint" / "policy" if config else WARM_START
-    if not model.is_dir():
-        raise FileNotFoundError(f"there is no model at {model}; train it first (`dvc repro` knows the stage)")
-    questions = asked_questions(read_rows(QUESTIONS, Question), settings.evaluate.questions, settings.evaluate.seed)
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    assert isinstance(tokenizer, PreTrainedTokenizerFast), type(tokenizer)  # warm_start and train saved it
+    choice = Choice(
+        name=name, model=model, seed=seed, sweep=sweep, protocol=protocol, dataset=dataset, as_label=as_label
+    )
+    agent = chosen(settings, choice)
+    prepared = [row for row in read_rows(QUESTIONS, Question) if dataset in (None, row.dataset)]
+    questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    tokenizer = _tokenizer(agent.policy)
     chat = Chat(tokenizer)
-    index = open_index(settings.search, PASSAGES, INDEX)
-    attempts = (naive_rag_attempts if name == NAIVE_RAG else tool_attempts)(questions, index, settings.env)
-    trajectories = _answer(model, chat, attempts, settings, _policy_version(model))
-    predictions = predict(trajectories, questions, name, config.seed if config else settings.warm_start.seed)
+    attempts = _attempts(agent.protocol, questions, open_index(settings.search, PASSAGES, INDEX), settings)
+    trajectories = _answer(agent.policy, chat, attempts, settings)
+    predictions = predict(trajectories, questions, agent.name, agent.seed)
     scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
 
-    folder = evaluate_dir(name, seed, sweep)
-    write_rows(folder / "predictions.parquet", predictions, Prediction)
-    write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
-    _write_json(folder / "scores.json", scores)
-    _write_json(folder / "hashes.json", _hashes(model, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools)))
-    run = _trained(train_dir(name, seed, sweep)) if config else None
-    run = run or _untrained(name, settings, config, sweep)
+    write_rows(agent.folder / "predictions.parquet", predictions, Prediction)
+    write_rows(agent.folder / "trajectories.parquet", trajectories, Trajectory)
+    _write_json(agent.folder / "scores.json", scores)
+    prompt_hash = chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools)
+    _write_json(agent.folder / "hashes.json", _hashes(agent, prompt_hash))
+    run = _trained(agent.training) if agent.training else None
+    run = run or _untrained(agent, dataset or settings.prepare.dataset, sweep)
     run.final(scores)
     for title, text in _readable(trajectories, questions, tokenizer).items():
         run.text(text, f"examples/{title}.txt")
-    with replacing(folder / "mlflow_run_id") as temporary:
+    with replacing(agent.folder / "mlflow_run_id") as temporary:
         temporary.write_text(run.run_id)
 
 
-def _answer(
-    model: Path, chat: Chat, attempts: Sequence[Attempt], settings: Params, policy_version: int
-) -> list[Trajectory]:
+def _tokenizer(policy: str) -> PreTrainedTokenizerFast:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(policy)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer can be loaded from {policy!r}, a folder or hub id: {error}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"the tokenizer of {policy!r} has no fast implementation; choose a model with tokenizer.json")
+    return tokenizer
+
+
+def _attempts(protocol: Protocol, questions: Sequence[Question], index: Search, settings: Params) -> list[Attempt]:
+    match protocol:
+        case "tool_call":
+            return tool_attempts(questions, index, settings.env)
+        case "naive_rag":
+            return naive_rag_attempts(questions, index, settings.env)
+        case "closed_book":
+            return closed_book_attempts(questions)
+        case "gold_passages":
+            return gold_passages_attempts(questions, gold_passages(questions, PASSAGES))
+
+
+def _answer(policy: str, chat: Chat, attempts: Sequence[Attempt], settings: Params) -> list[Trajectory]:
+    policy_version = _policy_version(Path(policy))
     with (
         accelerator(),
         open_engine(
             settings.engine,
-            model,
+            policy,
             end_id=chat.end_id,
             max_tokens=settings.env.max_tokens,
             temperature=0.0,
@@ -103,14 +149,22 @@ def _policy_version(model: Path) -> int:
     return int(json.loads(progress.read_text())["policy_version"]) if progress.exists() else 0
 
 
-def _hashes(model: Path, prompt_hash: str) -> dict[str, str]:
+def _hashes(agent: Agent, prompt_hash: str) -> dict[str, str]:
     return {
         "questions": sha256(QUESTIONS),
         "passages": sha256(PASSAGES),
         "index": describe(INDEX).index_hash,
         "prompt": prompt_hash,
-        "policy": sha256(model),
+        "protocol": agent.protocol,  # naive RAG and gold passages have the same prompt around other passages
+        "policy": _policy_hash(agent.policy),
     }
+
+
+def _policy_hash(policy: str) -> str:
+    """Of a folder its content, of a hub id the commit that was loaded."""
+    if Path(policy).is_dir():
+        return sha256(Path(policy))
+    return Path(snapshot_download(policy, allow_patterns="config.json")).name
 
 
 def _trained(folder: Path) -> tracking.Run | None:
@@ -119,11 +173,10 @@ def _trained(folder: Path) -> tracking.Run | None:
     return tracking.resume(run_id.read_text()) if run_id.exists() else None
 
 
-def _untrained(name: str, settings: Params, config: TrainParams | None, sweep: str | None) -> tracking.Run:
-    """A new run, which only holds the scores: of a baseline, or of a policy that was trained elsewhere."""
-    shown = tracking.run_params(name, settings, config) if config else tracking.baseline_params(name, settings)
-    tags = tracking.provenance(settings.prepare.dataset, sweep)
-    with tracking.start(label(name, shown["seed"]), shown, tags) as run:
+def _untrained(agent: Agent, dataset: str, sweep: str | None) -> tracking.Run:
+    """A new run, which only holds the scores."""
+    tags = tracking.provenance(dataset, sweep)
+    with tracking.start(agent.folder.name, agent.shown | {"protocol": agent.protocol}, tags) as run:
         return run
 
 
@@ -150,8 +203,11 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 if __name__ == "__main__":
     from flows.stage import add_member_arguments, run_stage
 
-    parser = argparse.ArgumentParser(description="Evaluates one agent on the test questions.")
-    parser.add_argument("--name", required=True, help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")
+    parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
+    parser.add_argument("--name", help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")
     add_member_arguments(parser)
-    arguments = parser.parse_args()
-    run_stage(evaluate, name=arguments.name, seed=arguments.seed, sweep=arguments.sweep)
+    parser.add_argument("--model", help="in place of --name: a Hugging Face folder or hub id")
+    parser.add_argument("--protocol", choices=get_args(Protocol), help="in place of tool_call, how runs are trained")
+    parser.add_argument("--dataset", help="asks the questions of this prepared data set alone")
+    parser.add_argument("--as", dest="as_label", metavar="LABEL", help="of the results: outputs/evaluate/LABEL")
+    run_stage(evaluate, **vars(parser.parse_args()))

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation import sweep as sweep_report
-from agent_r1.evaluation.baselines import BASELINES
+from agent_r1.evaluation.baselines import OF_A_SWEEP
 from agent_r1.evaluation.evaluations import read_curve, read_evaluation
 from agent_r1.evaluation.report import render
 from agent_r1.params import SWEEP, Params
@@ -22,7 +22,7 @@ from flows.paths import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, 
 def report(sweep: str | None = None) -> None:
     """Compares runs and baselines on one page, and adds the page to each of their MLflow runs.
 
-    The runs are those of `repro_runs`, or every run of a sweep with every seed.
+    They are those of `repro_runs` and `repro_baselines`, or every run of a sweep with every seed.
 
     Raises:
         FileNotFoundError: one of them was not trained or not evaluated.
@@ -35,7 +35,7 @@ def report(sweep: str | None = None) -> None:
 
 def _report_runs(settings: Params) -> list[Path]:
     """Writes the report of the main graph; returns the folders of the evaluations in it."""
-    names = [*settings.repro_runs, *BASELINES]
+    names = [*settings.repro_runs, *settings.repro_baselines]
     tokenizer = AutoTokenizer.from_pretrained(WARM_START)
 
     def decode(token_ids: Sequence[int]) -> str:
@@ -58,7 +58,7 @@ def _report_sweep(settings: Params, name: str) -> list[Path]:
     runs, seeds = settings.ablations.runs, settings.ablations.seeds
     sweep_report.render(
         {run: [read_evaluation(label(run, seed), evaluate_dir(run, seed, name)) for seed in seeds] for run in runs},
-        [read_evaluation(baseline, evaluate_dir(baseline)) for baseline in BASELINES],
+        [read_evaluation(baseline, evaluate_dir(baseline)) for baseline in OF_A_SWEEP],
         {run: [read_curve(train_dir(run, seed, name) / "metrics.jsonl") for seed in seeds] for run in runs},
         read_rows(QUESTIONS, Question),
         report_dir(name),

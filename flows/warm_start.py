@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1 import params
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.prepare import plans
-from agent_r1.envs import naive_rag, tool_env
+from agent_r1.envs import answer_env, tool_env
 from agent_r1.params import Params
 from agent_r1.policy import builtin
 from agent_r1.policy.model import default_device, load_agent
@@ -85,7 +85,7 @@ def _texts(demonstrations: Sequence[Demonstration]) -> Iterator[str]:
         yield f"{passage.title}: {passage.text}"
     for demonstration in demonstrations:
         yield "\n".join(["system", tool_env.SYSTEM, "Tools: search(query)", "user", demonstration.question.text])
-        yield "\n".join(["system", naive_rag.SYSTEM, *("assistant\n" + action for action in demonstration.actions)])
+        yield "\n".join(["system", answer_env.FROM_PASSAGES, *("assistant\n" + act for act in demonstration.actions)])
 
 
 def _act_out(

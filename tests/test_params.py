@@ -492,6 +492,17 @@ def test_a_run_with_a_mistake_is_refused(
         load(write(put(content, "runs.new", overrides)))
 
 
+def test_repro_baselines_must_be_baselines(content: dict[str, Any], write: Write) -> None:
+    assert load(write(put(content, "repro_baselines", []))).repro_baselines == []
+    with pytest.raises(ValueError, match=r"repro_baselines\.0: Input should be 'base_tool_call'.*; got 'naive'"):
+        load(write(put(content, "repro_baselines", ["naive"])))
+
+
+def test_a_run_is_not_called_like_a_baseline(content: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ValueError, match="runs: 'closed_book' is the name of a baseline; name the run differently"):
+        load(write(put(content, "runs.closed_book", {})))
+
+
 def test_repro_runs_must_be_runs(content: dict[str, Any], write: Write) -> None:
     with pytest.raises(ValueError, match=r"repro_runs names 'gpro'.*did you mean 'grpo'\?"):
         load(write(put(content, "repro_runs", ["ppo", "gpro"])))

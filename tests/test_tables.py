@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -120,6 +121,8 @@ RECORDS: dict[type, st.SearchStrategy[Any]] = {
         steps=COUNT,
         tool_calls=COUNT,
         gold_titles_found=COUNT,
+        tokens_read=COUNT,
+        tokens_sampled=COUNT,
     ),
 }
 
@@ -186,6 +189,12 @@ def test_a_table_of_another_record_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", PASSAGES, Passage)
     with pytest.raises(ValueError, match="field 'question_id' is missing"):
         read_rows(tmp_path / "rows.parquet", Question)
+
+
+def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    write_rows(tmp_path / "passages.parquet", PASSAGES, Passage)
+    wanted = pc.field("title").isin(["title 2", "title 0"])
+    assert read_rows(tmp_path / "passages.parquet", Passage, wanted) == [PASSAGES[0], PASSAGES[2]]
 
 
 def test_a_missing_file_says_which(tmp_path: Path) -> None:

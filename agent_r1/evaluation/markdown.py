@@ -18,9 +18,9 @@ def code(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def mean(found: Interval) -> str:
-    """A mean with its interval: 0.750 [0.70, 0.80]."""
-    return f"{found.mean:.3f} [{found.low:.2f}, {found.high:.2f}]"
+def mean(found: Interval, decimals: int = 3) -> str:
+    """A mean with its interval, which has one decimal less: 0.750 [0.70, 0.80]."""
+    return f"{found.mean:.{decimals}f} [{found.low:.{decimals - 1}f}, {found.high:.{decimals - 1}f}]"
 
 
 def difference(found: Interval) -> str:

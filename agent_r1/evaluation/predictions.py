@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import numpy as np
+
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.records import CallStatus, Prediction, Question, Trajectory
 
@@ -72,4 +74,6 @@ def _prediction(trajectory: Trajectory, question: Question, run: str, seed: int)
         steps=len(trajectory.steps),
         tool_calls=sum(step.call_status is not CallStatus.NONE for step in trajectory.steps),
         gold_titles_found=round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps)),
+        tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
+        tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
     )

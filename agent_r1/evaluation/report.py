@@ -20,6 +20,7 @@ from agent_r1.tables import replacing
 CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
 REFERENCES = ("ppo", BASE_TOOL_CALL)  # every other agent is compared with these
 ABSENT = "n/a"
+TOKENS = ("read", "sampled")
 
 Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
 
@@ -45,7 +46,7 @@ def render(
     page = "\n\n".join(
         [
             "# Report",
-            _summary(scores),
+            _summary(scores, list(curves) or list(scores)),
             *warning(evaluations),
             f"![Exact match on the test questions, per agent]({FINAL_PNG})",
             *_tables(scores),
@@ -59,8 +60,8 @@ def render(
     _write(folder / METRICS, json.dumps({name: round(s["em"], 4) for name, s in scores.items()}, indent=2) + "\n")
 
 
-def _summary(scores: Scores) -> str:
-    best = max(scores, key=lambda name: scores[name]["em"])
+def _summary(scores: Scores, trained: Sequence[str]) -> str:
+    best = max(trained, key=lambda name: scores[name]["em"])
     return (
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
         f"bootstrap intervals over questions. Highest exact match: `{best}`, {_cell(scores[best], 'em')}."
@@ -80,6 +81,9 @@ def _tables(scores: Scores) -> list[str]:
         _table(scores, "tool_calls", hops),
         "## Exact match by kind of question",
         _table(scores, "em", kinds),
+        "## Tokens per question",
+        "Sampled tokens are the policy's actions; all others it reads. Each counts once, as with a cache.",
+        _tokens(scores),
     ]
 
 
@@ -104,6 +108,11 @@ def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[f"`{name}`", *(_cell(row, key) for key in keys)] for name, row in scores.items()]
     return markdown.table(["agent", "all", *map(_stratum_title, strata)], rows)
+
+
+def _tokens(scores: Scores) -> str:
+    rows = [[f"`{name}`", *(_cell(row, f"tokens_{kind}", 1) for kind in TOKENS)] for name, row in scores.items()]
+    return markdown.table(["agent", *TOKENS], rows)
 
 
 def _stratum_title(stratum: str) -> str:
@@ -135,8 +144,8 @@ def _interval(scores: Mapping[str, float], key: str) -> Interval:
     return Interval(mean=scores[key], low=scores[f"{key}/low"], high=scores[f"{key}/high"])
 
 
-def _cell(scores: Mapping[str, float], key: str) -> str:
-    return markdown.mean(_interval(scores, key)) if key in scores else ABSENT
+def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
+    return markdown.mean(_interval(scores, key), decimals) if key in scores else ABSENT
 
 
 def _write(path: Path, text: str) -> None:

@@ -20,7 +20,10 @@ def gold_recall(asked: Asked) -> float | None:
 MEASURES: dict[str, Callable[[Asked], float | None]] = {
     "em": lambda asked: asked[0].em,
     "f1": lambda asked: asked[0].f1,
+    "contains": lambda asked: asked[0].contains,
     "tool_calls": lambda asked: asked[0].tool_calls,
+    "tokens_read": lambda asked: asked[0].tokens_read,
+    "tokens_sampled": lambda asked: asked[0].tokens_sampled,
     "gold_recall": gold_recall,
 }
 
@@ -30,10 +33,10 @@ def score(
 ) -> dict[str, float]:
     """Means over questions with 95 % bootstrap intervals, under flat keys.
 
-    For every measure (`em`, `f1`, `tool_calls` per question, `gold_recall`) and every stratum (none, `hops_<n>`,
-    `kind_<kind>`, and `dataset_<name>` where there are several): `em`, `em/low`, `em/high`, `em/hops_1`,
-    `em/hops_1/low`, ... Besides: `contains`, and the number of questions as `questions`, `questions/hops_1`, ...
-    Where no question has gold titles there is no `gold_recall`.
+    For every measure (`em`, `f1`, `contains`, per question `tool_calls`, `tokens_read` and `tokens_sampled`, and
+    `gold_recall`) and every stratum (none, `hops_<n>`, `kind_<kind>`, and `dataset_<name>` where there are several):
+    `em`, `em/low`, `em/high`, `em/hops_1`, `em/hops_1/low`, ... Besides: the number of questions as `questions`,
+    `questions/hops_1`, ... Where no question has gold titles there is no `gold_recall`.
 
     Raises:
         ValueError: there are no predictions.
@@ -42,7 +45,7 @@ def score(
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
     by_id = {question.question_id: question for question in questions}
     asked = [(prediction, by_id[prediction.question_id]) for prediction in predictions]
-    scores = {"contains": sum(prediction.contains for prediction in predictions) / len(predictions)}
+    scores: dict[str, float] = {}
     for stratum, members in _strata(asked).items():
         suffix = f"/{stratum}" if stratum else ""
         scores[f"questions{suffix}"] = len(members)
@@ -56,14 +59,15 @@ def score(
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
-    """The few scores that fit one line of `dvc metrics show`.
+    """The scores that are kept and tracked, four decimals each.
 
-    All measures, EM's interval, EM per hop count, EM and F1 per data set where there are several, recall per step.
+    Over all questions their number and every measure with its interval; then the means of EM per hop count, EM and F1
+    per data set where there are several, recall per step.
     """
     parts = ("em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
     strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
-    shown = ["em", "em/low", "em/high", *strata, *(measure for measure in MEASURES if measure != "em")]
-    return {key: round(scores[key], 4) for key in shown if key in scores}
+    overall = [f"{measure}{end}" for measure in MEASURES for end in ("", "/low", "/high")]
+    return {key: round(scores[key], 4) for key in ["questions", *overall, *strata] if key in scores}
 
 
 def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:

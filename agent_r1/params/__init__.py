@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 import yaml
 from pydantic import BaseModel, Field, model_validator
@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 from agent_r1.params.agent import EnvParams, LoraParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.engine import EngineParams
+from agent_r1.params.evaluate import Baseline, EvaluateParams, Protocol
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
@@ -26,6 +27,7 @@ __all__ = [
     "SWEEP",
     "AtlasParams",
     "BM25Params",
+    "Baseline",
     "CreditParams",
     "DenseParams",
     "EngineParams",
@@ -38,6 +40,7 @@ __all__ = [
     "MonitorParams",
     "Params",
     "PrepareParams",
+    "Protocol",
     "RemoteParams",
     "RewardWeights",
     "SearchParams",
@@ -51,12 +54,6 @@ __all__ = [
 
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
-
-
-class EvaluateParams(Section):
-    seed: Natural
-    questions: Natural
-    bootstrap_samples: Annotated[int, Field(ge=100)]
 
 
 class AblationsParams(Section):
@@ -86,6 +83,7 @@ class Params(Section):
     evaluate: EvaluateParams
     runs: dict[str, dict[str, Any] | None]
     repro_runs: list[str]
+    repro_baselines: list[Baseline]
     ablations: AblationsParams
 
     @model_validator(mode="after")
@@ -93,6 +91,8 @@ class Params(Section):
         for name in self.runs:
             if not _RUN_NAME.fullmatch(name):
                 raise ValueError(f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only")
+            if name in get_args(Baseline):
+                raise ValueError(f"runs: {name!r} is the name of a baseline; name the run differently")
             self.run(name)
         for where, names in (("repro_runs", self.repro_runs), ("ablations.runs", self.ablations.runs)):
             for name in names:

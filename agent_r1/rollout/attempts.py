@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
-from agent_r1.envs.naive_rag import NaiveRagEnv
+from agent_r1.envs.answer_env import CLOSED_BOOK, FROM_PASSAGES, AnswerEnv
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import EnvParams
-from agent_r1.records import Question
+from agent_r1.records import Passage, Question
 from agent_r1.rollout.episodes import Attempt
 from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
@@ -42,12 +42,24 @@ def asked_attempt(text: str, index: Search, params: EnvParams, *, sample: int = 
 
 def naive_rag_attempts(questions: Sequence[Question], index: Search, params: EnvParams) -> list[Attempt]:
     """One attempt at each question, from the passages that the question itself finds."""
+    return _answer_attempts(questions, index.search([question.text for question in questions], params.top_k))
+
+
+def closed_book_attempts(questions: Sequence[Question]) -> list[Attempt]:
+    """One attempt at each question, from what the policy knows."""
+    return _answer_attempts(questions, [[] for _ in questions], CLOSED_BOOK)
+
+
+def gold_passages_attempts(questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]]) -> list[Attempt]:
+    """One attempt at each question with gold passages, from those; `gold` has them by question_id."""
+    known = [question for question in questions if question.question_id in gold]
+    return _answer_attempts(known, [gold[question.question_id] for question in known])
+
+
+def _answer_attempts(
+    questions: Sequence[Question], passages: Sequence[Sequence[Passage]], system: str = FROM_PASSAGES
+) -> list[Attempt]:
     return [
-        Attempt(
-            question_id=question.question_id,
-            group=group,
-            sample=0,
-            env=NaiveRagEnv(question, index, top_k=params.top_k),
-        )
-        for group, question in enumerate(questions)
+        Attempt(question_id=question.question_id, group=group, sample=0, env=AnswerEnv(question, shown, system=system))
+        for group, (question, shown) in enumerate(zip(questions, passages, strict=True))
     ]

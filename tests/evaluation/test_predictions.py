@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step, predict
@@ -26,6 +27,22 @@ def test_attempted_calls_count_and_progress_adds_up(make_question: Any, make_tra
     trajectory = make_trajectory("a", calls=["ok", "malformed", "ok"])
     (prediction,) = predict([trajectory], [make_question("a")], run="ppo", seed=0)
     assert (prediction.steps, prediction.tool_calls, prediction.gold_titles_found) == (4, 3, 2)
+
+
+def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any) -> None:
+    trajectory = make_trajectory("a", calls=["ok", "ok"])
+    (prediction,) = predict([trajectory], [make_question("a")], run="ppo", seed=0)
+    assert prediction.tokens_sampled == sum(step.action_stop - step.action_start for step in trajectory.steps) > 0
+    assert prediction.tokens_read == len(trajectory.token_ids) - prediction.tokens_sampled
+    hand_made = dataclasses.replace(
+        trajectory,
+        token_ids=np.arange(7, dtype=np.int32),
+        source=np.array([0, 0, 1, 3, 2, 3, 1], dtype=np.uint8),  # prompt 2, actions 2, template 2, observation 1
+        logprobs=np.zeros(7, dtype=np.float32),
+        steps=[],
+    )
+    (prediction,) = predict([hand_made], [make_question("a")], run="ppo", seed=0)
+    assert (prediction.tokens_read, prediction.tokens_sampled) == (5, 2)
 
 
 def test_no_call_no_gold(make_question: Any, make_trajectory: Any) -> None:

@@ -55,6 +55,22 @@ def test_tables_by_hand(page: str) -> None:
     assert "| agent | all | bridge | lookup |" in page
 
 
+def test_tokens_are_a_table_with_one_decimal(page: str, evaluations: list[Evaluation]) -> None:
+    rows = page.split("## Tokens per question")[1].split("\n## ")[0]
+    sampled = [prediction.tokens_sampled for prediction in evaluations[0].predictions]
+    assert "| agent | read | sampled |" in rows
+    (row,) = [line for line in rows.splitlines() if line.startswith("| `ppo` |")]
+    assert f" {sum(sampled) / 4:.1f} [" in row
+
+
+def test_the_summary_is_about_the_runs_where_an_upper_bound_is_higher(
+    evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
+) -> None:
+    trained = {"base_tool_call": CURVES["ppo"]}
+    render(evaluations, trained, questions, decode, tmp_path, samples=200, seed=0)
+    assert "Highest exact match: `base_tool_call`, 0.250 [" in (tmp_path / "report.md").read_text()
+
+
 def test_differences_are_paired_and_signed(page: str) -> None:
     # ppo less base: right on q1 and q2 where base is not, 2 of 4; and the other way round.
     assert "| agent | less `ppo` | less `base_tool_call` |" in page

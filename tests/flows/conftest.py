@@ -75,6 +75,7 @@ SMALL = {
         "grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}},
     },
     "repro_runs": ["ppo"],
+    "repro_baselines": ["base_tool_call", "naive_rag"],
     "ablations": {"runs": ["ppo"], "seeds": [0, 1], "iterations": 2},
 }
 

@@ -68,14 +68,14 @@ def holds(dependency: str, file: Path) -> bool:
 def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     order = stages()
-    runs = yaml.safe_load(Path("params.yaml").read_text())["repro_runs"]
+    settings = yaml.safe_load(Path("params.yaml").read_text())
+    runs, baselines = settings["repro_runs"], settings["repro_baselines"]
     assert set(order) == {
         "prepare",
         "index",
         "warm_start",
         *(f"{stage}@{run}" for stage in ("train", "evaluate") for run in runs),
-        "baseline@base_tool_call",
-        "baseline@naive_rag",
+        *(f"baseline@{baseline}" for baseline in baselines),
         "report",
     }
     assert order[:3] == ["prepare", "index", "warm_start"]

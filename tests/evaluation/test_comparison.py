@@ -1,0 +1,99 @@
+"""Two evaluations of four hand-made questions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from agent_r1.evaluation.comparison import Comparison, compare
+from agent_r1.evaluation.evaluations import Evaluation
+from agent_r1.evaluation.predictions import predict
+from agent_r1.records import Question
+
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call"}
+
+
+@pytest.fixture
+def questions(make_question: Any) -> list[Question]:
+    return [make_question(f"q{i}") for i in range(4)]
+
+
+@pytest.fixture
+def evaluation(questions: list[Question], make_trajectory: Any) -> Any:
+    """An evaluation by its name, from the questions it answers right and the calls it makes for each."""
+
+    def make(name: str, right: list[int], calls: int, **hashes: str) -> Evaluation:
+        trajectories = [
+            make_trajectory(question.question_id, answer="Tesk" if i in right else "Veld", calls=["ok"] * calls)
+            for i, question in enumerate(questions)
+        ]
+        return Evaluation(
+            name=name,
+            predictions=predict(trajectories, questions, name, seed=0),
+            trajectories=trajectories,
+            hashes={**HASHES, "policy": name, **hashes},
+        )
+
+    return make
+
+
+def compared(a: Evaluation, b: Evaluation, questions: list[Question], anyway: bool = False) -> Comparison:
+    return compare(a, b, questions, samples=200, seed=0, anyway=anyway)
+
+
+def ids(pairs: Any) -> list[str]:
+    return [pair.question.question_id for pair in pairs]
+
+
+def test_means_and_differences_by_hand(evaluation: Any, questions: list[Question]) -> None:
+    found = compared(evaluation("a", [0, 1, 2], 1), evaluation("b", [2, 3], 3), questions)
+    rows = {row.measure: row for row in found.measured}
+    # Right on 3 and 2 of 4 questions; one call against three on every question.
+    assert (rows["em"].a.mean, rows["em"].b.mean, rows["em"].difference.mean) == (0.75, 0.5, 0.25)
+    calls = rows["tool_calls"].difference
+    assert (calls.mean, calls.low, calls.high, calls.excludes_zero) == (-2.0, -2.0, -2.0, True)
+    assert rows["em"].difference.low <= 0.25 <= rows["em"].difference.high
+    assert rows["tokens_read"].difference.mean < 0
+    assert (ids(found.only_a_right), ids(found.only_b_right)) == (["q0", "q1"], ["q3"])
+    assert (len(found.pairs), found.differing) == (4, [])
+
+
+def test_pairs_are_by_question_whatever_the_order(evaluation: Any, questions: list[Question]) -> None:
+    a, b = evaluation("a", [0, 1, 2], 1), evaluation("b", [0, 1, 2], 1)
+    turned = dataclasses.replace(b, predictions=b.predictions[::-1])
+    rows = {row.measure: row for row in compared(a, turned, questions).measured}
+    assert (rows["em"].difference.mean, rows["em"].difference.low, rows["em"].difference.high) == (0.0, 0.0, 0.0)
+
+
+def test_what_differs_is_named_and_refused_unless_told(evaluation: Any, questions: list[Question]) -> None:
+    a, b = evaluation("a", [0], 1), evaluation("b", [0], 1, prompt="other", index="other")
+    with pytest.raises(ValueError, match="a and b were not measured alike: they differ in index, prompt; evaluate"):
+        compared(a, b, questions)
+    assert compared(a, b, questions, anyway=True).differing == ["index", "prompt"]
+
+
+def test_other_questions_are_compared_on_those_in_common(evaluation: Any, questions: list[Question]) -> None:
+    a, b = evaluation("a", [0, 1], 1), evaluation("b", [1, 2], 1)
+    fewer = dataclasses.replace(b, predictions=b.predictions[1:])
+    with pytest.raises(ValueError, match="differ in questions asked; evaluate"):
+        compared(a, fewer, questions)
+    found = compared(a, fewer, questions, anyway=True)
+    assert ids(found.pairs) == ["q1", "q2", "q3"]
+    assert {row.measure: row.a.mean for row in found.measured}["em"] == pytest.approx(1 / 3)
+    nothing = dataclasses.replace(b, predictions=[])
+    with pytest.raises(ValueError, match="a and b have no question in common"):
+        compared(a, nothing, questions, anyway=True)
+    with pytest.raises(ValueError, match="question 'q3' of a is not prepared"):
+        compared(a, b, questions[:3], anyway=True)
+
+
+def test_a_measure_that_no_question_has_is_left_out(evaluation: Any, questions: list[Question]) -> None:
+    ungrounded = [dataclasses.replace(question, gold_titles=[]) for question in questions]
+    found = compared(evaluation("a", [0], 1), evaluation("b", [1], 1), ungrounded)
+    assert "gold_recall" not in {row.measure for row in found.measured}
+    partly = [*ungrounded[:3], questions[3]]
+    assert "gold_recall" in {
+        row.measure for row in compared(evaluation("a", [0], 1), evaluation("b", [1], 1), partly).measured
+    }

@@ -1,0 +1,113 @@
+"""Which policy is evaluated, how, and what the results are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1 import params
+from flows.agent import Agent, Choice, chosen
+
+POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
+
+
+@pytest.fixture
+def choose(
+    tmp_path: Path,
+    inside: Callable[[Path], AbstractContextManager[None]],
+    write_params: Callable[[Path, dict[str, Any]], None],
+) -> Any:
+    """The agent of a choice, in a project with a warm start and two trainings of `ppo`."""
+    write_params(tmp_path, {})
+    for policy in POLICIES:
+        (tmp_path / policy).mkdir(parents=True)
+
+    def make(**choice: Any) -> Agent:
+        with inside(tmp_path):
+            return chosen(params.load(), Choice(**choice))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("choice", "label", "policy", "protocol"),
+    [
+        ({"name": "ppo"}, "ppo", POLICIES[1], "tool_call"),
+        ({"name": "ppo", "seed": 3}, "ppo-seed3", POLICIES[2], "tool_call"),
+        ({"name": "ppo", "seed": 3, "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
+        ({"name": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
+        ({"name": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
+        ({"name": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
+        ({"name": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
+        ({"name": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
+        ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
+        (
+            {"model": "/models/mine/", "protocol": "closed_book"},
+            "models--mine-closed_book",
+            "/models/mine/",
+            "closed_book",
+        ),
+        ({"model": "../mine", "as_label": "v2.1"}, "v2.1", "../mine", "tool_call"),
+    ],
+)
+def test_a_label_says_what_is_evaluated(
+    choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
+) -> None:
+    agent = choose(**choice)
+    assert (agent.folder, agent.policy, agent.protocol) == (Path("outputs/evaluate") / label, policy, protocol)
+
+
+def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
+    assert (choose(name="ppo").training, choose(name="ppo").name) == (Path("outputs/train/ppo"), "ppo")
+    for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
+        agent = choose(name="ppo", **changed)
+        assert (agent.training, agent.name) == (None, agent.folder.name)
+        assert agent.shown["variant"] == agent.name
+
+
+def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
+    shown = choose(model="org/tiny").shown
+    assert (shown["variant"], shown["model.path"], shown["algorithm"]) == ("org--tiny", "org/tiny", "none")
+    assert not [key for key in shown if key.startswith("warm_start")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({}, "say what to evaluate: either --name, a run or a baseline, or --model"),
+        ({"name": "ppo", "model": "org/tiny"}, "say what to evaluate"),
+        ({"name": "ppoo"}, "no run 'ppoo' under runs:; did you mean 'ppo'"),
+        ({"name": "ppo", "protocol": "naive"}, "no protocol 'naive'; did you mean 'naive_rag'"),
+        ({"name": "ppo", "dataset": "musique"}, "no data set is prepared called 'musique'; valid names: atlas"),
+        (
+            {"name": "naive_rag", "protocol": "tool_call"},
+            "under a protocol of its own; leave out --seed, --sweep and --pr",
+        ),
+        ({"name": "naive_rag", "seed": 1}, "naive_rag is the warm-started model, which has no seed or sweep"),
+        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep choose a run; leave them out with --model"),
+        ({"model": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
+        ({"model": "org/tiny", "as_label": "ppo-seed7"}, "'ppo-seed7' is the label of ppo's own evaluation"),
+        (
+            {"name": "ppo", "protocol": "naive_rag", "as_label": "naive_rag"},
+            "'naive_rag' is the label of naive_rag's own",
+        ),
+        ({"model": "org/tiny", "as_label": "../up"}, "'../up' is to be a folder; give --as a name of letters"),
+        ({"model": "org/tiny", "as_label": ".hidden"}, "'.hidden' is to be a folder"),
+        ({"model": "."}, "'' is to be a folder; give --as"),
+        ({"model": "my model"}, "'my model' is to be a folder; give --as"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace(".", r"\.")):
+        choose(**choice)
+
+
+def test_a_policy_that_is_not_there_is_named(choose: Any) -> None:
+    with pytest.raises(
+        FileNotFoundError, match="no model at outputs/train/ppo-seed4/checkpoint/policy; train it first"
+    ):
+        choose(name="ppo", seed=4)

@@ -1,0 +1,207 @@
+"""Any policy under any protocol, and two evaluations compared: on the warm-started small model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from agent_r1.params import Protocol
+from agent_r1.records import Prediction, Question, Source, Trajectory
+from agent_r1.tables import read_rows, write_rows
+from flows.compare import compare, rendered
+from flows.evaluate import evaluate
+from flows.paths import QUESTIONS, WARM_START, evaluate_dir, train_dir
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+PROTOCOLS = get_args(Protocol)
+CHANGES: dict[str, Any] = {
+    "engine": {"kind": "transformers"},
+    "prepare": {
+        "datasets": ["atlas", "other"],
+        "files": {"other": {"format": "musique", "test": {"file": "x", "questions": 0}}},
+    },
+    "evaluate": {"questions": 6},
+}
+
+
+@pytest.fixture(scope="module")
+def project(
+    small_project: Path, tmp_path_factory: pytest.TempPathFactory, inside: Inside, write_params: WriteParams
+) -> Path:
+    """The small project with every second question in another data set, and a run whose policy is the warm start."""
+    folder = tmp_path_factory.mktemp("any_policy")
+    write_params(folder, CHANGES)
+    for part in ("data", WARM_START):
+        shutil.copytree(small_project / part, folder / part)
+    policy = folder / train_dir("ppo") / "checkpoint/policy"
+    shutil.copytree(small_project / WARM_START, policy)
+    (policy.parent / "progress.json").write_text('{"policy_version": 7}')
+    rows = read_rows(folder / QUESTIONS, Question)
+    write_rows(
+        folder / QUESTIONS,
+        [dataclasses.replace(row, dataset="other") if i % 2 else row for i, row in enumerate(rows)],
+        Question,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(project: Path, inside: Inside) -> dict[str, list[Trajectory]]:
+    """The episodes of the warm start under each protocol."""
+    with inside(project):
+        for protocol in PROTOCOLS:
+            evaluate(model=str(WARM_START), protocol=protocol, as_label=f"of_{protocol}")
+        return {
+            protocol: read_rows(evaluate_dir(f"of_{protocol}") / "trajectories.parquet", Trajectory)
+            for protocol in PROTOCOLS
+        }
+
+
+def read_json(project: Path, label: str, file: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project / evaluate_dir(label) / file).read_text())
+    return found
+
+
+def prompts(project: Path, trajectories: list[Trajectory]) -> dict[str, str]:
+    tokenizer = AutoTokenizer.from_pretrained(project / WARM_START)
+    return {
+        row.question_id: tokenizer.decode(row.token_ids[row.source == Source.PROMPT].tolist()) for row in trajectories
+    }
+
+
+def test_every_protocol_asks_the_same_questions_and_is_told_apart(
+    project: Path, evaluated: dict[str, list[Trajectory]]
+) -> None:
+    asked = [[row.question_id for row in rows] for rows in evaluated.values()]
+    assert asked[0] == asked[1] == asked[2] == asked[3]
+    assert len(asked[0]) == 12  # six of each data set
+    hashes = [read_json(project, f"of_{protocol}", "hashes.json") for protocol in PROTOCOLS]
+    assert [each["protocol"] for each in hashes] == list(PROTOCOLS)
+    assert len({each["policy"] for each in hashes}) == 1
+
+
+def test_a_closed_book_shows_no_passage_and_gold_passages_show_all(
+    project: Path, evaluated: dict[str, list[Trajectory]]
+) -> None:
+    questions = {row.question_id: row for row in read_rows(project / QUESTIONS, Question)}
+    for question_id, prompt in prompts(project, evaluated["closed_book"]).items():
+        assert f"user\n{questions[question_id].text}" in prompt
+    for question_id, prompt in prompts(project, evaluated["gold_passages"]).items():
+        assert all(f"{title}: " in prompt for title in questions[question_id].gold_titles)
+        assert prompt.count(": ") >= len(questions[question_id].gold_titles)
+    recall = {name: read_json(project, f"of_{name}", "scores.json")["gold_recall"] for name in PROTOCOLS}
+    assert (recall["closed_book"], recall["gold_passages"]) == (0.0, 1.0)
+    assert 0 < recall["naive_rag"] < 1
+    for name in ("naive_rag", "closed_book", "gold_passages"):
+        assert all(len(row.steps) == 1 for row in evaluated[name])
+
+
+def test_the_costs_add_up_to_all_tokens(project: Path, evaluated: dict[str, list[Trajectory]]) -> None:
+    for protocol, rows in evaluated.items():
+        scores = read_json(project, f"of_{protocol}", "scores.json")
+        mean = sum(len(row.token_ids) for row in rows) / len(rows)
+        assert scores["tokens_read"] + scores["tokens_sampled"] == pytest.approx(mean, abs=1e-3)
+        assert scores["tokens_read/low"] <= scores["tokens_read"] <= scores["tokens_read/high"]
+
+
+def test_a_baseline_is_the_warm_start_under_its_protocol(
+    project: Path, evaluated: dict[str, list[Trajectory]], inside: Inside
+) -> None:
+    with inside(project):
+        evaluate("gold_passages")
+        rows = read_rows(evaluate_dir("gold_passages") / "trajectories.parquet", Trajectory)
+    assert [row.token_ids.tolist() for row in rows] == [row.token_ids.tolist() for row in evaluated["gold_passages"]]
+
+
+def test_a_run_on_one_data_set_under_another_protocol(project: Path, inside: Inside) -> None:
+    with inside(project):
+        evaluate("ppo", protocol="closed_book", dataset="other")
+        rows = read_rows(evaluate_dir("ppo-closed_book-other") / "predictions.parquet", Prediction)
+        client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+        shown = client.get_run((evaluate_dir("ppo-closed_book-other") / "mlflow_run_id").read_text())
+    datasets = {row.question_id: row.dataset for row in read_rows(project / QUESTIONS, Question)}
+    assert [datasets[row.question_id] for row in rows] == ["other"] * 6
+    assert {(row.run, row.policy_version) for row in rows} == {("ppo-closed_book-other", 7)}
+    assert shown.info.run_name == shown.data.params["variant"] == "ppo-closed_book-other"
+    assert (shown.data.params["protocol"], shown.data.tags["dataset"]) == ("closed_book", "other")
+    assert {"final/tokens_read", "final/tokens_sampled", "final/contains"} <= set(shown.data.metrics)
+    assert not (project / evaluate_dir("ppo")).exists()
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit(
+    project: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """From a cache as the Hub's client keeps it, without a network."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = tmp_path / "hub/models--org--tiny"
+    shutil.copytree(project / WARM_START, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text(commit)
+    shutil.copytree(project / "data", tmp_path / "data")
+    shutil.copy(project / "params.yaml", tmp_path)
+    arguments = ("-m", "flows.evaluate", "--model", "org/tiny", "--protocol", "closed_book", "--dataset", "other")
+    process = start(*arguments, HF_HUB_CACHE=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
+    assert process.wait() == 0, process.communicate()[1]
+    assert read_json(tmp_path, "org--tiny-closed_book-other", "hashes.json")["policy"] == commit
+
+
+def test_a_model_without_a_tokenizer_is_named(project: Path, tmp_path: Path, inside: Inside) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(project / WARM_START / "config.json", bare)
+    with (
+        inside(project),
+        pytest.raises(ValueError, match=f"no tokenizer can be loaded from '{bare}', a folder or hub id"),
+    ):
+        evaluate(model=str(bare), as_label="bare")
+
+
+def test_two_evaluations_are_compared(project: Path, evaluated: dict[str, list[Trajectory]], inside: Inside) -> None:
+    with inside(project):
+        with pytest.raises(
+            ValueError, match="of_gold_passages and of_closed_book were not measured alike: they differ in "
+        ):
+            compare("of_gold_passages", "of_closed_book")
+        found = compare("of_gold_passages", str(evaluate_dir("of_closed_book")), anyway=True)
+        scores = [read_json(project, f"of_{name}", "scores.json") for name in ("gold_passages", "closed_book")]
+        with pytest.raises(
+            FileNotFoundError, match=r"no evaluation 'of_gold' in outputs/evaluate, .* mean 'of_gold_passages'"
+        ):
+            compare("of_gold", "of_closed_book")
+        with pytest.raises(ValueError, match="are the same evaluation; name two"):
+            compare("of_closed_book", str(evaluate_dir("of_closed_book")))
+    assert found.differing == ["prompt", "protocol"]
+    for row in found.measured:
+        assert (row.a.mean, row.b.mean) == pytest.approx([each[row.measure] for each in scores], abs=1e-4)
+    assert len(found.pairs) == 12
+    written = StringIO()
+    Console(width=200, file=written).print(rendered(found))
+    page = written.getvalue()
+    assert "Not measured alike: prompt, protocol differ." in page
+    assert f"Of 12 questions {len(found.only_a_right)} are right in of_gold_passages alone" in page
+    assert "tokens_read" in page
+    for pair in found.only_a_right[:3]:
+        assert pair.question.text in page
+
+
+def test_the_command_explains_a_refusal(
+    project: Path, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    shutil.copy(project / "params.yaml", tmp_path)
+    process = start("-m", "flows.compare", "a", "b")
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (1, "")
+    assert "there is no evaluation 'a' in outputs/evaluate, and no such folder; evaluate it first" in errors
