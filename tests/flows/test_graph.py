@@ -90,7 +90,7 @@ def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None
         {path for path in each["deps"] if path.startswith(("agent_r1", "flows", "data"))} for each in (ours, theirs)
     ]
     assert code[0] == code[1]
-    own = {"repro_runs", "runs.${item}"}  # the sweep has its own lists of runs
+    own = {"repro_runs", "repro_baselines", "runs.${item}"}  # the sweep has lists of its own
     assert set(ours["params"]) - own <= set(theirs["params"])
 
 
