@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from agent_r1 import tracking
 from agent_r1.evaluation.baselines import BASELINES
-from agent_r1.params import Params, Protocol
+from agent_r1.params import PROTOCOLS, Params, Protocol
 from agent_r1.params.sections import nearest
 from flows.paths import WARM_START, evaluate_dir, label, train_dir
 
@@ -59,7 +59,7 @@ def chosen(settings: Params, choice: Choice) -> Agent:
     """
     if (choice.name is None) == (choice.model is None):
         raise ValueError("say what to evaluate: either --name, a run or a baseline, or --model, a folder or hub id")
-    _require_known("there is no protocol", choice.protocol, get_args(Protocol))
+    _require_known("there is no protocol", choice.protocol, PROTOCOLS)
     _require_known("no data set is prepared called", choice.dataset, settings.prepare.datasets)
     if choice.model is not None:
         return _model(settings, choice, choice.model)
@@ -125,8 +125,7 @@ def _model(settings: Params, choice: Choice, model: str) -> Agent:
 
 
 def _protocol(choice: Choice) -> Protocol:
-    names: tuple[Protocol, ...] = get_args(Protocol)
-    [protocol] = [each for each in names if each == (choice.protocol or "tool_call")]
+    [protocol] = [each for each in PROTOCOLS if each == (choice.protocol or "tool_call")]
     return protocol
 
 

@@ -6,10 +6,10 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.baselines import BASELINES
@@ -19,7 +19,8 @@ from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
 from agent_r1.hashes import sha256
-from agent_r1.params import Params, Protocol
+from agent_r1.params import PROTOCOLS, Params, Protocol
+from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.attempts import (
     closed_book_attempts,
@@ -74,7 +75,7 @@ def evaluate(
     agent = chosen(settings, choice)
     prepared = [row for row in read_rows(QUESTIONS, Question) if dataset in (None, row.dataset)]
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    tokenizer = _tokenizer(agent.policy)
+    tokenizer = load_tokenizer(agent.policy)
     chat = Chat(tokenizer)
     attempts = _attempts(agent.protocol, questions, open_index(settings.search, PASSAGES, INDEX), settings)
     trajectories = _answer(agent.policy, chat, attempts, settings)
@@ -94,16 +95,6 @@ def evaluate(
         run.text(text, f"examples/{title}.txt")
     with replacing(agent.folder / "mlflow_run_id") as temporary:
         temporary.write_text(run.run_id)
-
-
-def _tokenizer(policy: str) -> PreTrainedTokenizerFast:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(policy)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"no tokenizer can be loaded from {policy!r}, a folder or hub id: {error}") from error
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"the tokenizer of {policy!r} has no fast implementation; choose a model with tokenizer.json")
-    return tokenizer
 
 
 def _attempts(protocol: Protocol, questions: Sequence[Question], index: Search, settings: Params) -> list[Attempt]:
@@ -207,7 +198,7 @@ if __name__ == "__main__":
     parser.add_argument("--name", help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")
     add_member_arguments(parser)
     parser.add_argument("--model", help="in place of --name: a Hugging Face folder or hub id")
-    parser.add_argument("--protocol", choices=get_args(Protocol), help="in place of tool_call, how runs are trained")
+    parser.add_argument("--protocol", choices=PROTOCOLS, help="in place of tool_call, how runs are trained")
     parser.add_argument("--dataset", help="asks the questions of this prepared data set alone")
     parser.add_argument("--as", dest="as_label", metavar="LABEL", help="of the results: outputs/evaluate/LABEL")
     run_stage(evaluate, **vars(parser.parse_args()))

@@ -24,7 +24,7 @@ class Evaluation:
     name: str  # of the run or of the baseline
     predictions: list[Prediction]
     trajectories: list[Trajectory]
-    hashes: dict[str, str]  # of data, corpus, index, prompt and policy
+    hashes: dict[str, str]  # of data, corpus, index, prompt and policy; and the protocol by its name
 
     @property
     def asked(self) -> str:

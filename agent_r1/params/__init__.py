@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 from agent_r1.params.agent import EnvParams, LoraParams, ModelParams, WarmStartParams
 from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.engine import EngineParams
-from agent_r1.params.evaluate import Baseline, EvaluateParams, Protocol
+from agent_r1.params.evaluate import PROTOCOLS, Baseline, EvaluateParams, Protocol
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
@@ -24,6 +24,7 @@ from agent_r1.params.train import TrainParams
 from agent_r1.params.update import UpdateParams
 
 __all__ = [
+    "PROTOCOLS",
     "SWEEP",
     "AtlasParams",
     "BM25Params",

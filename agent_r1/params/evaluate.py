@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ Protocol = Literal[
     "closed_book",  # it answers once, with nothing to read
     "gold_passages",  # the gold passages are in the prompt, and it answers once: no search could serve it better
 ]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+
 Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages"]
 
 

@@ -86,7 +86,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except OSError as error:
-        raise ValueError(f"no tokenizer can be loaded from {str(path)!r}; correct model.path: {error}") from error
+        raise ValueError(
+            f"no tokenizer can be loaded from {str(path)!r}; correct the folder or hub id: {error}"
+        ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(
             f"the tokenizer of {str(path)!r} has no fast implementation; choose a model with tokenizer.json"
