@@ -68,6 +68,15 @@ def test_the_projects_own_file_loads() -> None:
     assert params.repro_runs == ["ppo", "ppo_no_advantage_mask", "ppo_no_masks"]
 
 
+def test_the_full_configuration_loads_and_differs_in_values_alone() -> None:
+    own, full = (load(FILE.with_name(name)) for name in ("params.yaml", "params.qwen2.5-3b.yaml"))
+    assert full.prepare.files == own.prepare.files
+    assert full.model.path == "Qwen/Qwen2.5-3B-Instruct"
+    assert set(full.runs) < set(own.runs)
+    assert "test" in full.prepare.files["musique"].splits
+    assert "train" not in full.prepare.files["musique"].splits
+
+
 def test_runs_override_only_what_they_name() -> None:
     params = load(FILE)
     assert params.run("ppo") == params.train

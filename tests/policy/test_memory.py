@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, Qwen2Config
 
 from agent_r1.params import LoraParams, load
+from agent_r1.policy import memory
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.memory import (
     GIB,
@@ -172,20 +173,24 @@ def test_a_machine_has_memory() -> None:
     assert 0.1 < available_gib(CPU) < 1e5
 
 
-def test_one_80_gb_gpu_and_qwen_3b() -> None:
-    """What the README says: adapters with a critic fit, all weights with a critic do not."""
-    adapters = LoraParams(rank=64, alpha=128.0, targets=["all-linear"])
-    demand = Demand(
-        model=QWEN_3B,
-        dtype=torch.bfloat16,
-        adapter=adapters,
-        critic=True,
-        reference=True,
-        gradient_checkpointing=True,
-        microbatch_tokens=8192,
-        loss_tokens=5120,
-        sampler_gib=0.4 * 79,
+def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters with a critic fit, all weights with a critic do not."""
+    monkeypatch.setattr(memory, "available_gib", lambda device: 79.0)
+    settings = load(PARAMS.with_name("params.qwen2.5-3b.yaml"))
+    demand = demand_of(
+        QWEN_3B,
+        settings.model,
+        settings.env,
+        settings.run("ppo"),
+        engine=settings.engine,
+        device=torch.device("cuda"),
     )
-    require_fit(estimate(demand), 79.0)
+    assert (demand.dtype, demand.critic, demand.reference) == (torch.bfloat16, True, True)
+    assert (demand.microbatch_tokens, demand.loss_tokens) == (8192, 5 * 1024)
+    parts = estimate(demand)
+    assert sum(parts.values()) == pytest.approx(66, abs=1)  # as docs/data_and_models.md says
+    require_fit(parts, 79.0)
+    whole = estimate(replace(demand, adapter=None))
+    assert sum(whole.values()) == pytest.approx(155, abs=1)
     with pytest.raises(ValueError, match=r"the device has 79\.0"):
-        require_fit(estimate(replace(demand, adapter=None)), 79.0)
+        require_fit(whole, 79.0)
