@@ -15,6 +15,7 @@ from agent_r1.policy.builtin import new_model
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
+from flows.index import index
 from flows.paths import WARM_START, evaluate_dir, train_dir
 from flows.prepare import prepare
 from flows.train import train
@@ -45,6 +46,7 @@ def test_two_iterations_and_an_evaluation(
     tiny_tokenizer.save_pretrained(tmp_path / WARM_START)
     with inside(tmp_path):
         prepare()
+        index()
         train("ppo")
         evaluate("ppo")
     run = tmp_path / train_dir("ppo")

@@ -66,11 +66,12 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
 
 def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:
     hashes = {name: content(evaluated, name, "hashes.json") for name in NAMES}
-    assert [set(each) for each in hashes.values()] == [{"questions", "passages", "index", "prompt", "policy"}] * 3
+    settings = {"questions", "passages", "index", "protocol", "prompt", "policy"}
+    assert [set(each) for each in hashes.values()] == [settings] * 3
     differing = {key for key in hashes["ppo"] if hashes["ppo"][key] != hashes["base_tool_call"][key]}
     assert differing == {"policy"}
     differing = {key for key in hashes["naive_rag"] if hashes["naive_rag"][key] != hashes["base_tool_call"][key]}
-    assert differing == {"prompt"}
+    assert differing == {"protocol", "prompt"}
     asked = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
     assert asked[0] == asked[1] == asked[2]
 

@@ -109,8 +109,9 @@ def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepVie
 
 
 def test_an_episode_followed_by_hand(chat: Chat) -> None:
-    opening, reply = chat.opening("Be brief.", "Who?").ids, chat.reply("seen", closed=True).ids
     actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
+    dialogue = chat.begin("Be brief.", "Who?")
+    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], "seen", closed=True).tokens.ids
     first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
     assert (first.action, first.observation, first.outcome, first.answer) == ("<think>x</think>go", "seen", None, "")
     assert first.tokens == len(opening + actions[0] + reply)
@@ -129,7 +130,7 @@ def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
 
 
 def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
-    limit = len(chat.opening("Be brief.", "Who?").ids) + len(chat.encode_action("go"))
+    limit = len(chat.begin("Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
     [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
     assert (view.outcome, view.observation, view.tokens) == (Outcome.TOKEN_LIMIT, "", limit)
 
