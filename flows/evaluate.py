@@ -104,9 +104,9 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], index: Search, 
         case "naive_rag":
             return naive_rag_attempts(questions, index, settings.env)
         case "closed_book":
-            return closed_book_attempts(questions)
+            return closed_book_attempts(questions, settings.env)
         case "gold_passages":
-            return gold_passages_attempts(questions, gold_passages(questions, PASSAGES))
+            return gold_passages_attempts(questions, gold_passages(questions, PASSAGES), settings.env)
 
 
 def _answer(policy: str, chat: Chat, attempts: Sequence[Attempt], settings: Params) -> list[Trajectory]:

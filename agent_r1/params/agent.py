@@ -47,6 +47,7 @@ class WarmStartParams(Section):
 
 
 class EnvParams(Section):
+    instructions: str
     top_k: Count
     max_steps: Count
     max_tokens: Count

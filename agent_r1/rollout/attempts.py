@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
 from agent_r1.envs.answer_env import CLOSED_BOOK, FROM_PASSAGES, AnswerEnv
-from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.envs.tool_env import SYSTEM, ToolEnv
 from agent_r1.params import EnvParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.episodes import Attempt
@@ -21,13 +21,13 @@ def tool_attempts(
 
     Groups are numbered from `first_group`.
     """
-    tools = [search_tool(index, top_k=params.top_k)]
+    tools, system = [search_tool(index, top_k=params.top_k)], _told(SYSTEM, params)
     return [
         Attempt(
             question_id=question.question_id,
             group=group,
             sample=sample,
-            env=ToolEnv(question, tools, max_steps=params.max_steps),
+            env=ToolEnv(question, tools, max_steps=params.max_steps, system=system),
         )
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
@@ -36,28 +36,37 @@ def tool_attempts(
 
 def asked_attempt(text: str, index: Search, params: EnvParams, *, sample: int = 0) -> Attempt:
     """An attempt at a question that a person asks, with the search tool; `sample` tells repetitions apart."""
-    env = ToolEnv(text, [search_tool(index, top_k=params.top_k)], max_steps=params.max_steps)
+    tools = [search_tool(index, top_k=params.top_k)]
+    env = ToolEnv(text, tools, max_steps=params.max_steps, system=_told(SYSTEM, params))
     return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=env)
 
 
 def naive_rag_attempts(questions: Sequence[Question], index: Search, params: EnvParams) -> list[Attempt]:
     """One attempt at each question, from the passages that the question itself finds."""
-    return _answer_attempts(questions, index.search([question.text for question in questions], params.top_k))
+    found = index.search([question.text for question in questions], params.top_k)
+    return _answer_attempts(questions, found, _told(FROM_PASSAGES, params))
 
 
-def closed_book_attempts(questions: Sequence[Question]) -> list[Attempt]:
+def closed_book_attempts(questions: Sequence[Question], params: EnvParams) -> list[Attempt]:
     """One attempt at each question, from what the policy knows."""
-    return _answer_attempts(questions, [[] for _ in questions], CLOSED_BOOK)
+    return _answer_attempts(questions, [[] for _ in questions], _told(CLOSED_BOOK, params))
 
 
-def gold_passages_attempts(questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]]) -> list[Attempt]:
+def gold_passages_attempts(
+    questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]], params: EnvParams
+) -> list[Attempt]:
     """One attempt at each question with gold passages, from those; `gold` has them by question_id."""
     known = [question for question in questions if question.question_id in gold]
-    return _answer_attempts(known, [gold[question.question_id] for question in known])
+    return _answer_attempts(known, [gold[question.question_id] for question in known], _told(FROM_PASSAGES, params))
+
+
+def _told(task: str, params: EnvParams) -> str:
+    """The system message: the task, and the configured instructions."""
+    return f"{task} {params.instructions}" if params.instructions else task
 
 
 def _answer_attempts(
-    questions: Sequence[Question], passages: Sequence[Sequence[Passage]], system: str = FROM_PASSAGES
+    questions: Sequence[Question], passages: Sequence[Sequence[Passage]], system: str
 ) -> list[Attempt]:
     return [
         Attempt(question_id=question.question_id, group=group, sample=0, env=AnswerEnv(question, shown, system=system))

@@ -15,7 +15,7 @@ from agent_r1.records import CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
 from flows.chat_screen import Screen, harmless, passage
 
-LIMITS = EnvParams(top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64)
+LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64)
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
