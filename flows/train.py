@@ -56,6 +56,7 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
     settings = params.load()
     config = settings.run(run, seed, sweep)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
+        _check_memory(settings, config)  # before the folder is emptied: what cannot run replaces nothing
         folder = RunFolder(train_dir(run, seed, sweep), _identity(settings, config))
         with _tracked(run, settings, config, folder, sweep) as tracked, Training(settings, config, folder) as training:
             verbs = (training.rollout, training.credit, training.update)
@@ -77,7 +78,6 @@ class Training:
     def __init__(self, settings: Params, config: TrainParams, folder: RunFolder) -> None:
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
-        _check_memory(settings, config)
         self.index = open_index(settings.search, PASSAGES, INDEX)
         self.learner = Learner(
             WARM_START,

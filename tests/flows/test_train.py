@@ -250,6 +250,18 @@ def test_changed_parameters_start_over(
     assert not (finished / train_dir("ppo") / "metrics.jsonl").exists()
 
 
+def test_what_cannot_fit_is_refused_and_replaces_nothing(
+    finished: Path, write_params: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = contents(finished / train_dir("ppo"))
+    write_params(finished, {"train": {"update": {"max_tokens_per_microbatch": 10**9}}})
+    with caplog.at_level("INFO"), pytest.raises(ValueError, match=r"this run needs about .* GiB and the device has"):
+        train("ppo")
+    assert contents(finished / train_dir("ppo")) == before
+    assert "memory at the peak, estimated:" in caplog.text
+    assert "activations" in caplog.text
+
+
 def test_parameters_of_other_stages_do_not(finished: Path, write_params: Callable[..., None]) -> None:
     write_params(
         finished,
