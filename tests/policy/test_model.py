@@ -111,7 +111,7 @@ def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"correct model\.path"):
         load_policy("outputs/nowhere")
-    with pytest.raises(ValueError, match=r"correct model\.path"):
+    with pytest.raises(ValueError, match=r"correct the folder or hub id"):
         load_tokenizer("outputs/nowhere")
 
 
