@@ -128,6 +128,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
 def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
     """Writes the rows as one Parquet file, whole or not at all.
 

@@ -33,7 +33,7 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_index
-from agent_r1.tables import read_rows, replacing, write_rows
+from agent_r1.tables import read_rows, write_rows, write_text
 from flows.agent import Agent, Choice, chosen
 from flows.lock import accelerator
 from flows.paths import INDEX, PASSAGES, QUESTIONS
@@ -93,8 +93,7 @@ def evaluate(
     run.final(scores)
     for title, text in _readable(trajectories, questions, tokenizer).items():
         run.text(text, f"examples/{title}.txt")
-    with replacing(agent.folder / "mlflow_run_id") as temporary:
-        temporary.write_text(run.run_id)
+    write_text(agent.folder / "mlflow_run_id", run.run_id)
 
 
 def _attempts(protocol: Protocol, questions: Sequence[Question], index: Search, settings: Params) -> list[Attempt]:
@@ -187,8 +186,7 @@ def _readable(
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

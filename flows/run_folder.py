@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
-from agent_r1.tables import replacing
+from agent_r1.tables import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +50,7 @@ class RunFolder:
     def record(self, iteration: int, metrics: dict[str, float]) -> None:
         """Adds a line to metrics.jsonl, in place of what an interrupted attempt left for this iteration."""
         lines = self.metrics.read_text().splitlines()[:iteration] if self.metrics.exists() else []
-        with replacing(self.metrics) as temporary:
-            temporary.write_text("\n".join([*lines, json.dumps({"iteration": iteration, **metrics})]) + "\n")
+        write_text(self.metrics, "\n".join([*lines, json.dumps({"iteration": iteration, **metrics})]) + "\n")
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""

@@ -32,7 +32,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.search.index import describe, open_index
-from agent_r1.tables import read_rows, replacing, write_rows
+from agent_r1.tables import read_rows, write_rows, write_text
 from flows.lock import accelerator
 from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from flows.run_folder import RunFolder
@@ -243,8 +243,7 @@ def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder,
     shown = tracking.run_params(run, settings, config)
     tags = tracking.provenance(settings.prepare.dataset, sweep)
     started = tracking.start(label(run, config.seed), shown, tags)
-    with replacing(folder.mlflow_run_id) as temporary:
-        temporary.write_text(started.run_id)
+    write_text(folder.mlflow_run_id, started.run_id)
     return started
 
 

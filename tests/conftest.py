@@ -52,6 +52,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrai
     return folder
 
 
+@pytest.fixture(scope="session")
+def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
+    return Chat(tiny_tokenizer)
+
+
 def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.assign import assign
 from agent_r1.params import UpdateParams, load
@@ -36,11 +35,6 @@ def attempts(one_action_attempts: Callable[..., list[Attempt]]) -> Attempts:
     """Groups of attempts at questions that differ in a name and are all to be answered with yes."""
     answers = {f"Is it true of {name}?": "yes" for name in NAMES}
     return lambda iteration: one_action_attempts(answers, iteration, SAMPLES)
-
-
-@pytest.fixture(scope="module")
-def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
-    return Chat(tiny_tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.evaluation.transcript import Decode
 from agent_r1.records import Question
-from agent_r1.tables import replacing
+from agent_r1.tables import write_text
 
 CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
 REFERENCES = ("ppo", BASE_TOOL_CALL)  # every other agent is compared with these
@@ -56,8 +56,8 @@ def render(
             *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
         ]
     )
-    _write(folder / PAGE, page + "\n")
-    _write(folder / METRICS, json.dumps({name: round(s["em"], 4) for name, s in scores.items()}, indent=2) + "\n")
+    write_text(folder / PAGE, page + "\n")
+    write_text(folder / METRICS, json.dumps({name: round(s["em"], 4) for name, s in scores.items()}, indent=2) + "\n")
 
 
 def _summary(scores: Scores, trained: Sequence[str]) -> str:
@@ -146,8 +146,3 @@ def _interval(scores: Mapping[str, float], key: str) -> Interval:
 
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
     return markdown.mean(_interval(scores, key), decimals) if key in scores else ABSENT
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)

@@ -15,7 +15,7 @@ from agent_r1.evaluation.plots import Curve, final_scores, seed_curves
 from agent_r1.evaluation.report import CURVES_PNG, FINAL_PNG, METRICS, PAGE
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds
 from agent_r1.records import Question
-from agent_r1.tables import replacing
+from agent_r1.tables import write_text
 
 AT_THE_END = 3  # iterations
 
@@ -66,8 +66,8 @@ def render(
         _training(curves),
         f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
     ]
-    _write(folder / PAGE, "\n\n".join(page) + "\n")
-    _write(folder / METRICS, json.dumps({name: round(i.mean, 4) for name, i in found.items()}, indent=2) + "\n")
+    write_text(folder / PAGE, "\n\n".join(page) + "\n")
+    write_text(folder / METRICS, json.dumps({name: round(i.mean, 4) for name, i in found.items()}, indent=2) + "\n")
 
 
 def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
@@ -144,8 +144,3 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
 
 def _seconds(curve: Curve) -> float:
     return sum(value for row in curve for name, value in row.items() if name.startswith("time/"))
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)

@@ -10,25 +10,24 @@ import time
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.rollout.options import EngineSettings
-from agent_r1.rollout.sampling import Action, EngineError, Request, action
+from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
 
 log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """Samples actions with vLLM, on CUDA where there is one and else on the CPU.
 
     The same requests in the same order, to an engine of the same weights and the same `threads`, give the same ids
-    and logprobs, bit for bit, on a CPU. Use it as a context manager, or call `close`.
+    and logprobs, bit for bit, on a CPU.
     """
 
     def __init__(
@@ -47,17 +46,11 @@ class VllmEngine:
     ) -> None:
         """Starts the process and waits until the model is loaded.
 
-        Args:
-            model: a Hugging Face folder or hub id.
-            end_id: the token that ends an action.
-            max_tokens: of a context with its action.
-            temperature: 0 is greedy.
-            dtype: auto is float32 on a CPU and bfloat16 on CUDA.
+        Args, besides those of `agent_r1.rollout.engines.open_engine`:
             threads: of the CPU's matrix products. Another number may give other bits; small models are fastest with 1.
             max_num_seqs: actions sampled at the same time; the others wait.
             gpu_memory_utilization: share of a GPU's memory, weights included. The learner needs the rest.
             cpu_cache_gib: size of the key-value cache on a CPU, GiB.
-            version: what `version` says until the first `load_weights`.
 
         Raises:
             EngineError: vLLM could not load the model.
@@ -121,14 +114,6 @@ class VllmEngine:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._exchange((name, arguments))

@@ -22,7 +22,7 @@ def open_engine(
     dtype: str = "auto",
     version: int = 0,
 ) -> Engine:
-    """The engine of `settings.kind`, running a model; use it as a context manager, or call `close`.
+    """The engine of `settings.kind`, running a model.
 
     Args:
         settings: the section `engine` of params.yaml.

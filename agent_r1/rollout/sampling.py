@@ -43,12 +43,12 @@ class Sampler(Protocol):
 
 
 class Engine(Sampler, Protocol):
-    """A sampler with a model of its own, whose weights can be replaced; `agent_r1.rollout.engines` opens one."""
+    """A sampler with a model of its own, whose weights can be replaced; `agent_r1.rollout.engines` opens one.
 
-    @property
-    def version(self) -> int:
-        """Of the weights: what the last `load_weights` said."""
-        ...
+    Use it as a context manager, or call `close`.
+    """
+
+    version: int  # of the weights: what the last `load_weights` said
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first.
@@ -65,11 +65,13 @@ class Engine(Sampler, Protocol):
         """Gives back what the engine holds; safe to call twice."""
         ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class EngineError(RuntimeError):

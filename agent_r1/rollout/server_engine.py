@@ -9,8 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from transformers import AutoConfig
 
 from agent_r1.rollout.options import shape
 from agent_r1.rollout.remote import VllmServer
-from agent_r1.rollout.sampling import Action, EngineError, Request, action
+from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class ServerEngine:
+class ServerEngine(Engine):
     """Samples actions on one or more servers that `python -m agent_r1.rollout.serve` started, spreading the requests.
 
     A request's draws come from its own seed. Which requests meet in a batch depends on timing, so that logprobs are
@@ -49,12 +48,9 @@ class ServerEngine:
     ) -> None:
         """Makes sure that every server fits the model, and loads its weights there.
 
-        Args:
+        Args, besides those of `agent_r1.rollout.engines.open_engine`:
             model: a Hugging Face folder, which the servers see under the same path, or hub id.
             urls: of the servers. They are this engine's alone while it is open.
-            end_id: the token that ends an action.
-            max_tokens: of a context with its action.
-            temperature: 0 is greedy.
             dtype: of the servers' weights; auto takes any.
             concurrency: requests under way at each server.
             timeout_s: for one answer.
@@ -108,14 +104,6 @@ class ServerEngine:
         self._pool.shutdown(wait=False, cancel_futures=True)
         for server in self._servers:
             server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _spread(self, call: Callable[[VllmServer, T], R], tasks: Sequence[T]) -> list[R]:
         """The call for each task, in their order, on whichever server has a free slot first."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +12,10 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.rollout.decoding import decode, draws
-from agent_r1.rollout.sampling import Action, EngineError, Request, action
+from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """Samples actions in batches, on CUDA where there is one and else on the CPU, with the threads of this process.
 
     The same requests to an engine of the same weights, threads and `batch_size` give the same ids and logprobs, bit
@@ -36,14 +35,8 @@ class TransformersEngine:
     ) -> None:
         """Loads the model.
 
-        Args:
-            model: a Hugging Face folder or hub id.
-            end_id: the token that ends an action.
-            max_tokens: of a context with its action.
-            temperature: 0 is greedy.
-            dtype: auto is float32 on a CPU and bfloat16 on CUDA.
+        Args, besides those of `agent_r1.rollout.engines.open_engine`:
             batch_size: actions sampled at the same time; each holds keys and values of its whole context.
-            version: what `version` says until the first `load_weights`.
 
         Raises:
             EngineError: there is no model at `model`, some of its weights are missing, or it reads fewer tokens.
@@ -80,14 +73,6 @@ class TransformersEngine:
 
     def close(self) -> None:
         """There is nothing but memory to give back, and that goes with the engine."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _act(self, requests: Sequence[Request]) -> list[Action]:
         actions = decode(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_r1.params import LoraParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
@@ -54,11 +55,12 @@ def interrupted_after(renames: int) -> Callable[[Path, Path], Path]:
     return interrupted
 
 
+@pytest.mark.parametrize("adapter", [None, LoraParams(rank=4, alpha=8, targets=["all-linear"])])
 def test_a_resumed_training_ends_with_the_same_bits(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path, adapter: LoraParams | None
 ) -> None:
     credits = [make_credit(each) for each in trajectories]
-    settings: dict[str, Any] = {"minibatches": 2, "epochs": 2}
+    settings: dict[str, Any] = {"minibatches": 2, "epochs": 2, "adapter": adapter}
     straight, killed, resumed = (make_learner(**settings) for _ in range(3))
     straight.update(trajectories, credits, 0)
     straight.update(trajectories, credits, 1)

@@ -1,4 +1,4 @@
-"""A hostile world, the chat of the tiny tokenizer, and a real engine on the tiny model."""
+"""A hostile world, and a real engine on the tiny model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
@@ -21,11 +20,6 @@ class HostileSearch:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         return [[Passage(passage_id="0", title=f"Tide {HOSTILE}", text=f"Mara {HOSTILE} Quill")] for _ in queries]
-
-
-@pytest.fixture(scope="session")
-def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
-    return Chat(tiny_tokenizer)
 
 
 @pytest.fixture(scope="session")
