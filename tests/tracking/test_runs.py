@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from agent_r1 import tracking
 from agent_r1.params import load
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
 RACE = """
 import sys

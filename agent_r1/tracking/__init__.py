@@ -1,0 +1,12 @@
+"""MLflow, and nothing else of the project knows it.
+
+Without `MLFLOW_TRACKING_URI` everything goes into one SQLite file and one artifact folder under `<root>/.tracking`;
+`mlflow ui --backend-store-uri sqlite:///<root>/.tracking/mlflow.db` shows them. The root is `$DVC_ROOT`, or else the
+nearest folder from the current one upwards that holds params.yaml.
+"""
+
+from agent_r1.tracking.provenance import provenance
+from agent_r1.tracking.runs import Run, resume, start
+from agent_r1.tracking.shown import baseline_params, model_params, run_params
+
+__all__ = ["Run", "baseline_params", "model_params", "provenance", "resume", "run_params", "start"]

@@ -1,0 +1,129 @@
+"""Flat MLflow runs: one per training, and one per evaluation of what was not trained here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agent_r1.params import fingerprint
+from agent_r1.tracking.store import open_store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+IDENTITY_TAG = "identity"
+REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
+PARAMS_PER_CALL = 100  # MLflow's limit
+
+
+class Run:
+    """A handle of one flat MLflow run; made by `start` and `resume`.
+
+    As a context manager it marks the run as running inside and as finished, failed or killed after. Metrics and
+    artifacts can be added outside too, to a run that has ended.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, steps_logged: int = 0) -> None:
+        """`steps_logged`: steps below it are in the store and are not logged a second time."""
+        self.run_id = run_id
+        self._client = client
+        self._steps_logged = steps_logged
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Adds the metrics of one iteration, named `part/what`; an iteration that the store has is left as it is.
+
+        Raises:
+            mlflow.exceptions.MlflowException: a name has other characters than letters, digits and `/_-. :`.
+        """
+        if step >= self._steps_logged:
+            self._log(metrics, step)
+            self._steps_logged = step + 1
+
+    def rewind(self) -> None:
+        """Lets every iteration be logged again: the run goes back to an earlier one.
+
+        MLflow forgets nothing. A repeated iteration has two values at its step, the later one last.
+        """
+        self.tag(REWOUND_TAG, str(_now_ms()))
+        self._steps_logged = 0
+
+    def tag(self, name: str, value: str) -> None:
+        """Sets a tag, in place of the value it had."""
+        self._client.set_tag(self.run_id, name, value)
+
+    def final(self, scores: Mapping[str, float]) -> None:
+        """Adds each score as `final/<name>`, without a step: the UI shows those as bars."""
+        self._log({f"final/{name}": value for name, value in scores.items()}, step=0)
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Copies a file into the run's artifacts, under `folder`."""
+        self._client.log_artifact(self.run_id, str(path), folder or None)
+
+    def text(self, text: str, path: str) -> None:
+        """Stores a text as the artifact `path`."""
+        self._client.log_text(self.run_id, text, path)
+
+    def end(self, status: str = "FINISHED") -> None:
+        """Ends the run as `FINISHED`, `FAILED` or `KILLED`."""
+        self._client.set_terminated(self.run_id, status)
+
+    def __enter__(self) -> Self:
+        self._client.update_run(self.run_id, status="RUNNING")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
+
+    def _log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = _now_ms()
+        self._client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in metrics.items()])
+
+
+def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
+    """A new run in the experiment `agent_r1`, still to be entered.
+
+    A run that repeats an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash.
+    """
+    client, experiment = open_store()
+    from mlflow.entities import Param
+
+    identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
+    for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+        client.delete_run(earlier.info.run_id)
+    created = client.create_run(experiment, tags={**tags, IDENTITY_TAG: identity}, run_name=name)
+    entries = [Param(key, str(value)) for key, value in params.items()]
+    for first in range(0, len(entries), PARAMS_PER_CALL):
+        client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
+    return Run(client, created.info.run_id)
+
+
+def resume(run_id: str) -> Run | None:
+    """The run of that id, to go on with; None where this store has no such run, or has it in the trash."""
+    client, _ = open_store()
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        found = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            return None
+        raise
+    if found.info.lifecycle_stage != "active":
+        return None
+    stepped = [name for name in found.data.metrics if not name.startswith("final/")]
+    points = [point for name in stepped for point in client.get_metric_history(run_id, name)]
+    rewound_ms = int(found.data.tags.get(REWOUND_TAG, 0))
+    steps = [point.step for point in points if point.timestamp > rewound_ms]
+    return Run(client, run_id, max(steps, default=-1) + 1)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
