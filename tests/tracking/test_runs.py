@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 
 from agent_r1 import tracking
 from agent_r1.params import load
+from agent_r1.tracking.shown import flatten
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
@@ -225,7 +226,7 @@ def test_run_params_name_the_ablation() -> None:
 
 
 def test_flatten_by_hand() -> None:
-    assert tracking.flatten({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a.b.c": 1, "a.d": 2, "e": 3}
+    assert flatten({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a.b.c": 1, "a.d": 2, "e": 3}
 
 
 def git(*arguments: str) -> str:
