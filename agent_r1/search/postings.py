@@ -17,8 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from agent_r1.search.passages import full_texts, read_batches
 from agent_r1.search.words import raw_words, singular
@@ -72,12 +74,15 @@ def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.
     lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     paths = []
     numbers = _Numbers(ids)
-    for number, batch in enumerate(read_batches(source)):
-        documents = [numbers.of(text) for text in full_texts(batch, "\n")]
-        first = sum(map(len, lengths))
-        lengths.append(np.array([len(document) for document in documents], np.int64))
-        paths.append(folder / f"{number}.npy")
-        _run(documents, lengths[-1], first).save(paths[-1])
+    count = pq.read_metadata(source).num_rows
+    with tqdm(total=count, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
+        for number, batch in enumerate(read_batches(source)):
+            documents = [numbers.of(text) for text in full_texts(batch, "\n")]
+            first = sum(map(len, lengths))
+            lengths.append(np.array([len(document) for document in documents], np.int64))
+            paths.append(folder / f"{number}.npy")
+            _run(documents, lengths[-1], first).save(paths[-1])
+            progress.update(len(documents))
     return ids, np.concatenate(lengths), paths
 
 

@@ -1,0 +1,105 @@
+"""The code of docs/extending.md does what the page says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.credit.batch import Batch
+from agent_r1.credit.estimators import ESTIMATORS
+from agent_r1.params import CreditParams, load
+from agent_r1.records import CallStatus, Outcome, Step, StopReason, Trajectory
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Any]:
+    """The names that the page's blocks define, run one after the other."""
+    text = (ROOT / "docs/extending.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    names: dict[str, Any] = {"__name__": "extending"}
+    exec(compile(code, "docs/extending.md", "exec"), names)
+    return names
+
+
+def test_the_tool(page: dict[str, Any]) -> None:
+    calendar = page["calendar"]
+    assert calendar.name == "years_between"
+    assert calendar.schema["function"]["parameters"]["required"] == ["first", "second"]
+    assert calendar.call({"first": 1958, "second": 1990}).text == "32"
+    assert calendar.call({"first": 0, "second": 1990}).call_status is CallStatus.FAILED
+    assert calendar.call({"first": "1958", "second": 1990}).call_status is CallStatus.BAD_ARGUMENTS
+
+
+def test_the_environment(page: dict[str, Any]) -> None:
+    env = page["attempts"][0].env
+    assert env.step("<answer>10</answer>").observation == "higher"
+    assert env.step("<answer>20</answer>").observation == "lower"
+    assert env.step("what?").call_status is CallStatus.MALFORMED
+    found = env.step("<answer>17</answer>")
+    assert (found.outcome, found.answer) == (Outcome.ANSWERED, "17")
+    assert found.rewards == {"em": 1.0, "saved": pytest.approx(3 / 7)}
+    other = page["attempts"][-1].env
+    assert [other.step("<answer>1</answer>").outcome for _ in range(7)] == [None] * 6 + [Outcome.TURN_LIMIT]
+
+
+def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:
+    assert [attempt.group for attempt in page["attempts"]] == [0] * 8 + [1] * 8
+
+
+def test_the_reward_part(page: dict[str, Any]) -> None:
+    spans = [(2, 12), (20, 220)]
+    steps = [
+        Step(
+            action_start=start,
+            action_stop=stop,
+            stop_reason=StopReason.END,
+            tool="",
+            arguments="",
+            call_status=CallStatus.NONE,
+            latency_s=0.0,
+            rewards={},
+        )
+        for start, stop in spans
+    ]
+    zeros = np.zeros(220)
+    trajectory = Trajectory(
+        trajectory_id="0/q/0",
+        question_id="q",
+        group=0,
+        sample=0,
+        seed=0,
+        policy_version=0,
+        iteration=0,
+        token_ids=zeros.astype(np.int32),
+        source=zeros.astype(np.uint8),
+        logprobs=zeros.astype(np.float32),
+        context_starts=[0],
+        steps=steps,
+        outcome=Outcome.ANSWERED,
+        answer="",
+    )
+    np.testing.assert_allclose(page["brief"](trajectory), [0.9, 0.0])
+
+
+def test_the_estimator(page: dict[str, Any]) -> None:
+    on = np.array([[False, True, True]] * 4)
+    batch = Batch(
+        rewards=np.array([[0, 0, 1.0], [0, 0, 0.0], [0, 0, 0.0], [0, 0, 5.0]]),
+        values=None,
+        steps=np.where(on, 0, -1).astype(np.int32),
+        time_steps=on,
+        whitening_mask=on,
+        critic_mask=on,
+        groups=np.array([3, 3, 3, 8]),
+    )
+    estimator: Callable[[Batch, CreditParams], Any] = page["group_median"]
+    found = estimator(batch, load(ROOT / "params.yaml").run("grpo").credit).advantages
+    np.testing.assert_allclose(found, [[0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
+    assert estimator.__name__ not in ESTIMATORS, "the page shows how to add one that is not there"
