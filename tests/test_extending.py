@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params import CreditParams, load
-from agent_r1.records import CallStatus, Outcome, Step, StopReason, Trajectory
+from agent_r1.records import CallStatus, Outcome
 
 ROOT = Path(__file__).parents[1]
 
@@ -54,37 +55,8 @@ def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:
 
 
 def test_the_reward_part(page: dict[str, Any]) -> None:
-    spans = [(2, 12), (20, 220)]
-    steps = [
-        Step(
-            action_start=start,
-            action_stop=stop,
-            stop_reason=StopReason.END,
-            tool="",
-            arguments="",
-            call_status=CallStatus.NONE,
-            latency_s=0.0,
-            rewards={},
-        )
-        for start, stop in spans
-    ]
-    zeros = np.zeros(220)
-    trajectory = Trajectory(
-        trajectory_id="0/q/0",
-        question_id="q",
-        group=0,
-        sample=0,
-        seed=0,
-        policy_version=0,
-        iteration=0,
-        token_ids=zeros.astype(np.int32),
-        source=zeros.astype(np.uint8),
-        logprobs=zeros.astype(np.float32),
-        context_starts=[0],
-        steps=steps,
-        outcome=Outcome.ANSWERED,
-        answer="",
-    )
+    steps = [SimpleNamespace(action_start=2, action_stop=12), SimpleNamespace(action_start=20, action_stop=220)]
+    trajectory = SimpleNamespace(steps=steps)
     np.testing.assert_allclose(page["brief"](trajectory), [0.9, 0.0])
 
 
