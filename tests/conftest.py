@@ -37,6 +37,9 @@ TEXTS = [
     "Search for facts, then answer. yes no <|im_end|> </tool_response>",
 ] * 20
 
+# A shell starts what it puts into the background with interrupts ignored, and that would reach the tests' processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
