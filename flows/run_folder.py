@@ -7,6 +7,7 @@ import logging
 import shutil
 from pathlib import Path
 
+from agent_r1.params import KeepParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
 from agent_r1.tables import write_text
@@ -86,6 +87,16 @@ class RunFolder:
         self.rollbacks += 1
         self.save(learner, finished=found.iterations)
 
-    def clear_good(self) -> None:
-        """Removes the good checkpoint: a run that has ended does not go back."""
+    def is_complete(self, iterations: int) -> bool:
+        """Whether nothing is left to train, of so many iterations."""
+        return self.stopped or self.finished >= iterations
+
+    def tidy(self, keep: KeepParams) -> None:
+        """Removes what a complete run has no more use for, the good checkpoint first: it does not go back."""
         shutil.rmtree(self.good, ignore_errors=True)
+        if not keep.learner:
+            checkpoint.drop_learner(self.checkpoint)
+        for iteration in range(self.finished - 1):
+            if iteration % keep.every:
+                self.trajectories(iteration).unlink(missing_ok=True)
+                self.credit(iteration).unlink(missing_ok=True)

@@ -34,14 +34,16 @@ class StoredRun:
         if progress is None or not progress.iterations:
             raise FileNotFoundError(f"{folder} holds no finished iteration of {run}; train it first")
         self.run, self.folder, self.progress = run, folder, progress
+        finished = range(progress.iterations)
+        self.kept = [number for number in finished if self._rows("trajectories", number).exists()]
 
     def trajectories(self, iteration: int) -> list[Trajectory]:
         """The rows of one iteration."""
-        return read_rows(self.folder / "trajectories" / f"{iteration:03d}.parquet", Trajectory)
+        return read_rows(self._rows("trajectories", iteration), Trajectory)
 
     def credits(self, iteration: int) -> list[Credit]:
         """The credit of the same rows, as the run assigned it."""
-        return read_rows(self.folder / "credit" / f"{iteration:03d}.parquet", Credit)
+        return read_rows(self._rows("credit", iteration), Credit)
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
         """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.
@@ -49,17 +51,17 @@ class StoredRun:
         With a critic that is warmed up, the first of the two is the iteration of the policy's first update.
 
         Raises:
-            ValueError: there is no such iteration.
+            ValueError: there is no such iteration, or its rows were not kept.
         """
-        finished = range(self.progress.iterations)
         if list(wanted) == ["all"]:
-            return list(finished)
+            return list(self.kept)
         if not wanted:
-            by_warm_start = takewhile(lambda iteration: self._version(iteration) == 0, finished)
-            return sorted({max(by_warm_start, default=0), finished[-1]})
+            by_warm_start = takewhile(lambda iteration: self._version(iteration) == 0, self.kept)
+            return sorted({max(by_warm_start, default=0), self.kept[-1]})
         for number in wanted:
-            if not number.isdecimal() or int(number) not in finished:
-                raise ValueError(f"{self.run} has no iteration {number!r}; choose of 0 to {finished[-1]}, or all")
+            if not number.isdecimal() or int(number) not in self.kept:
+                there_are = ", ".join(map(str, self.kept))
+                raise ValueError(f"{self.run} keeps no iteration {number!r}; choose of {there_are}, or all")
         return sorted(set(map(int, wanted)))
 
     def policy(self, version: int) -> PolicyOnDisk:
@@ -72,6 +74,9 @@ class StoredRun:
         if version == latest - 1:
             return PolicyOnDisk(path, False, "the checkpoint, one update later than what sampled them")
         return PolicyOnDisk(None, False, "none, its weights are no longer on disk")
+
+    def _rows(self, kind: str, iteration: int) -> Path:
+        return self.folder / kind / f"{iteration:03d}.parquet"
 
     def _version(self, iteration: int) -> int:
         return self.trajectories(iteration)[0].policy_version

@@ -58,18 +58,26 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         _check_memory(settings, config)  # before the folder is emptied: what cannot run replaces nothing
         folder = RunFolder(train_dir(run, seed, sweep), _identity(settings, config))
-        with _tracked(run, settings, config, folder, sweep) as tracked, Training(settings, config, folder) as training:
-            verbs = (training.rollout, training.credit, training.update)
-            rollout, credit, update = (task(timed(verb)) for verb in verbs)
-            conclude = task(training.conclude)
-            while (iteration := folder.finished) < config.iterations and not folder.stopped:
-                metrics = rollout(iteration) | credit(iteration) | update(iteration)
-                verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
-                folder.record(iteration, metrics | verdict.metrics)
-                tracked.log(metrics | verdict.metrics, step=iteration)
-                announce(verdict, tracked, iteration)
-                conclude(iteration, verdict)
-            folder.clear_good()
+        with _tracked(run, settings, config, folder, sweep) as tracked:
+            if not folder.is_complete(config.iterations):
+                with Training(settings, config, folder) as training:
+                    _iterate(training, config, folder, tracked)
+            folder.tidy(config.keep)
+
+
+def _iterate(training: Training, config: TrainParams, folder: RunFolder, tracked: tracking.Run) -> None:
+    """The main loop, up to the run's last iteration."""
+    verbs = (training.rollout, training.credit, training.update)
+    rollout, credit, update = (task(timed(verb)) for verb in verbs)
+    conclude = task(training.conclude)
+    while not folder.is_complete(config.iterations):
+        iteration = folder.finished
+        metrics = rollout(iteration) | credit(iteration) | update(iteration)
+        verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
+        folder.record(iteration, metrics | verdict.metrics)
+        tracked.log(metrics | verdict.metrics, step=iteration)
+        announce(verdict, tracked, iteration)
+        conclude(iteration, verdict)
 
 
 class Training:
@@ -229,9 +237,10 @@ def _check_memory(settings: Params, config: TrainParams) -> None:
 
 def _identity(settings: Params, config: TrainParams) -> str:
     """What must not have changed for a run to go on: its configuration, its inputs and the code."""
+    trained = config.model_dump(mode="json", exclude={"keep"})  # decides nothing before the run is complete
     inputs = [sha256(QUESTIONS), describe(INDEX).index_hash, sha256(WARM_START)]
     code = [sha256(path) for path in sorted(Path(agent_r1.__file__).parent.rglob("*.py"))]
-    return fingerprint(config, settings.env, settings.model, settings.engine.identity, inputs, code)
+    return fingerprint(trained, settings.env, settings.model, settings.engine.identity, inputs, code)
 
 
 def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder, sweep: str | None) -> tracking.Run:

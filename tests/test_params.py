@@ -188,6 +188,8 @@ def test_a_missing_key_is_refused(content: dict[str, Any], write: Write, section
         ("train.update.clip_low", 1.0),
         ("train.update.clip_low", 0.0),
         ("train.update.minibatches", 0),
+        ("train.keep.every", 0),
+        ("train.keep.learner", "policy"),
         ("train.monitor.on_collapse", "restart"),
         ("train.monitor.patience", 0),
         ("train.monitor.first_iterations", 0),

@@ -20,7 +20,7 @@ from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
-from agent_r1.params.train import TrainParams
+from agent_r1.params.train import KeepParams, TrainParams
 from agent_r1.params.update import UpdateParams
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "FilesParams",
     "FilterParams",
     "HybridParams",
+    "KeepParams",
     "LoraParams",
     "ModelParams",
     "MonitorParams",

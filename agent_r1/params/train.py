@@ -32,6 +32,13 @@ class RolloutParams(Section):
         return self
 
 
+class KeepParams(Section):
+    """What a finished run leaves on disk besides its policy and its metrics. Nothing trains differently for it."""
+
+    learner: bool
+    every: Count
+
+
 class TrainParams(Section):
     seed: Natural
     iterations: Count
@@ -39,6 +46,7 @@ class TrainParams(Section):
     credit: CreditParams
     update: UpdateParams
     monitor: MonitorParams
+    keep: KeepParams
 
     def rate(self, iteration: int) -> float:
         """The share of the learning rates that an iteration's steps take: 1 at first, `1 / iterations` in the last."""

@@ -3,7 +3,7 @@
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers, the
 random states, and adapters where they are what trains; `progress.json`. It is written beside the old one under a hidden
 name, synced to disk and swapped in by renaming, so one whole checkpoint exists at any moment. One process at a time may
-write it.
+write it. When nothing is left to train, `learner.pt` may be dropped.
 """
 
 from __future__ import annotations
@@ -103,6 +103,11 @@ def load(folder: Path, learner: Learner) -> Progress:
     state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
     learner.restore(folder / "policy", state)
     return found
+
+
+def drop_learner(folder: Path) -> None:
+    """Leaves the policy and the progress alone: nothing can go on from the checkpoint any more."""
+    (folder / "learner.pt").unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

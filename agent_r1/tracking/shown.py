@@ -20,7 +20,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "seed": train.seed,
         "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
-        **flatten(train.model_dump(mode="json", exclude={"seed"})),
+        **flatten(train.model_dump(mode="json", exclude={"seed", "keep"})),
     }
 
 

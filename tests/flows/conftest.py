@@ -63,6 +63,7 @@ SMALL = {
         "iterations": 3,
         "rollout": {"questions": 8},
         "update": {"critic_warmup_iterations": 1, "minibatches": 2},
+        "keep": {"learner": True},  # two trainings are compared by all that they end with
     },
     "evaluate": {"questions": 12, "bootstrap_samples": 100},
     "runs": {

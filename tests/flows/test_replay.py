@@ -165,10 +165,20 @@ def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
     stored = StoredRun("ppo", ppo)
     assert stored.choose(["2", "0", "2"]) == [0, 2]
     assert stored.choose(["all"]) == [0, 1, 2]
-    with pytest.raises(ValueError, match="ppo has no iteration '3'; choose of 0 to 2, or all"):
+    with pytest.raises(ValueError, match="ppo keeps no iteration '3'; choose of 0, 1, 2, or all"):
         stored.choose(["3"])
     with pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo; train it first"):
         StoredRun("ppo", tmp_path)
+
+
+def test_iterations_whose_rows_were_not_kept(ppo: Path, tmp_path: Path) -> None:
+    """Both first iterations were sampled by the warm start; of the two, the second is gone."""
+    folder = Path(shutil.copytree(ppo, tmp_path / "ppo"))
+    (folder / "trajectories" / "001.parquet").unlink()
+    stored = StoredRun("ppo", folder)
+    assert stored.choose(["all"]) == stored.choose([]) == [0, 2]
+    with pytest.raises(ValueError, match="ppo keeps no iteration '1'; choose of 0, 2, or all"):
+        stored.choose(["1"])
 
 
 def test_a_changed_params_yaml_is_told(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_r1.params import load
+from agent_r1.params import KeepParams, load
 from agent_r1.policy.learner import Learner
 from flows.run_folder import RunFolder
 
@@ -148,9 +148,37 @@ def test_a_stopped_run_stays_stopped(tmp_path: Path, learner: Learner) -> None:
     assert not RunFolder(tmp_path / "ppo", "other").stopped
 
 
-def test_an_ended_run_keeps_no_second_checkpoint(tmp_path: Path, learner: Learner) -> None:
+def test_a_tidy_run_keeps_no_second_checkpoint(tmp_path: Path, learner: Learner) -> None:
     folder, _ = rolled_back(tmp_path / "ppo", learner)
     assert folder.good.exists()
-    folder.clear_good()
+    folder.tidy(KeepParams(learner=True, every=1))
     assert not folder.good.exists()
-    assert folder.checkpoint.exists()
+    assert (folder.checkpoint / "learner.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "kept"),
+    [(1, [0, 1, 2, 3, 4, 5, 6]), (2, [0, 2, 4, 6]), (4, [0, 4, 6]), (5, [0, 5, 6]), (100, [0, 6])],
+)
+def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iterations(
+    tmp_path: Path, learner: Learner, every: int, kept: list[int]
+) -> None:
+    folder = RunFolder(tmp_path / "ppo", "same")
+    for iteration in range(7):
+        for rows in (folder.trajectories(iteration), folder.credit(iteration)):
+            rows.parent.mkdir(parents=True, exist_ok=True)
+            rows.touch()
+    folder.save(learner, finished=7)
+    for _ in range(2):  # as a process does that finds the run complete
+        folder.tidy(KeepParams(learner=False, every=every))
+        for kind in ("trajectories", "credit"):
+            assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
+        assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["policy", "progress.json"]
+
+
+def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(tmp_path: Path, learner: Learner) -> None:
+    folder = RunFolder(tmp_path / "ppo", "same")
+    folder.save(learner, finished=2)
+    assert [folder.is_complete(iterations) for iterations in (1, 2, 3)] == [True, True, False]
+    folder.save(learner, finished=2, stopped=True)
+    assert folder.is_complete(3)

@@ -229,6 +229,18 @@ def test_a_finished_run_trains_nothing(finished: Path) -> None:
     assert contents(finished / train_dir("ppo")) == before
 
 
+def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
+    finished: Path, write_params: Callable[..., None]
+) -> None:
+    folder = finished / train_dir("ppo")
+    before = contents(folder)
+    dropped = {"checkpoint/learner.pt", "trajectories/001.parquet", "credit/001.parquet"}
+    write_params(finished, {"train": {"keep": {"learner": False, "every": 2}}})
+    for _ in range(2):
+        train("ppo")
+        assert contents(folder) == {name: content for name, content in before.items() if name not in dropped}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
