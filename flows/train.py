@@ -34,6 +34,7 @@ from agent_r1.rollout.episodes import collect
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
 from flows.lock import accelerator
+from flows.models import register
 from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from flows.run_folder import RunFolder
 from flows.stage import task
@@ -70,6 +71,7 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
                 announce(verdict, tracked, iteration)
                 conclude(iteration, verdict)
             folder.clear_good()
+        register(run, seed, sweep, settings=settings, fingerprint=folder.fingerprint, tracked=tracked)
 
 
 class Training:

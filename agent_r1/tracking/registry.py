@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 MODEL = "agent_r1"
 CHAMPION = "champion"
+SCHEME = "models:/"  # of a reference, in MLflow's own syntax
+THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
 DESCRIPTOR = "descriptor.json"
 VERSION_TAG = "model_version"  # of a training's MLflow run: the version that it registered
-REFERENCE = re.compile(rf"models:/{MODEL}(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
+REFERENCE = re.compile(rf"{SCHEME}{MODEL}(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 
 _LOCK = "registry.lock"
 
@@ -67,7 +69,7 @@ class Version:
     @property
     def reference(self) -> str:
         """What names this version for good: `models:/agent_r1/3`."""
-        return f"models:/{MODEL}/{self.number}"
+        return f"{SCHEME}{MODEL}/{self.number}"
 
     @property
     def name(self) -> str:
@@ -138,8 +140,8 @@ def find(reference: str) -> Version:
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
         raise ValueError(
-            f"{reference!r} is no reference to a model of this project; they are models:/{MODEL}@{CHAMPION} and "
-            f"models:/{MODEL}/NUMBER"
+            f"{reference!r} is no reference to a model of this project; they are {THE_CHAMPION} and "
+            f"{SCHEME}{MODEL}/NUMBER"
         )
     known = versions()
     if not known:
