@@ -142,17 +142,14 @@ def folder_of(version: Version) -> Path:
         ValueError: the training's folder holds another policy by now, and there is no copy.
     """
     found = version.descriptor
-    copy = Path(found.dvc_file).with_suffix("")
-    candidates = [Path(found.policy), *([copy] if found.dvc_hash else [])]
-    for folder in candidates:
-        if _holds(folder, found):
-            return folder
+    if _holds(Path(found.policy), found):
+        return Path(found.policy)
+    reason = "it was registered outside a DVC project, so there is no copy of it"
     if found.dvc_hash:
-        reason = _bring_back(found)
-        if _holds(copy, found):
+        copy = Path(found.dvc_file).with_suffix("")
+        reason = "" if _holds(copy, found) else _bring_back(found)
+        if not reason:
             return copy
-    else:
-        reason = "it was registered outside a DVC project, so there is no copy of it"
     raise ValueError(
         f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none, and "
         f"{reason}; train it again as of commit {found.git_commit or 'unknown'}, or `dvc pull {found.dvc_file}` where "
@@ -165,15 +162,16 @@ def _holds(folder: Path, descriptor: Descriptor) -> bool:
 
 
 def _bring_back(descriptor: Descriptor) -> str:
-    """Has DVC restore its copy, from the cache or else from a remote; why not, where it cannot."""
-    file = Path(descriptor.dvc_file)
+    """Has DVC restore its copy, from the cache or else from a remote; "" or why it cannot."""
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
+    file = Path(descriptor.dvc_file)
     if not file.exists() or _md5(file) != descriptor.dvc_hash:
         out = {"md5": descriptor.dvc_hash, "hash": "md5", "path": file.stem}
         write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
-    failed = _dvc("checkout", "--force", str(file)) and _dvc("pull", "--force", str(file))
-    return f"DVC has no copy ({failed})" if failed else "DVC's copy is another one"
+    if failed := _dvc("checkout", "--force", str(file)) and _dvc("pull", "--force", str(file)):
+        return f"DVC has no copy ({failed})"
+    return "" if _holds(file.with_suffix(""), descriptor) else "DVC's copy is another one"
 
 
 def _dvc(*arguments: str) -> str:

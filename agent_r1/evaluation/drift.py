@@ -76,9 +76,10 @@ def explain(found: Drift, shown: int | None = None) -> str:
     weight = f"beyond chance on {', '.join(found.beyond)}" if found.beyond else "within chance"
     lines = [_line(pair) for pair in found.changed[:shown]]
     further = len(found.changed) - len(lines)
+    count = f"{len(found.changed)} question{'s' if len(found.changed) > 1 else ''}"
     return "\n".join(
         [
-            f"{found.current} answers {len(found.changed)} questions differently from {found.previous}, {weight}; "
+            f"{found.current} answers {count} differently from {found.previous}, {weight}; "
             f"exact match now less before: {', '.join(moved)}",
             *lines,
             *([f"  and {further} more"] if further else []),
