@@ -93,7 +93,8 @@ def test_no_server(project: Path, free_port: Callable[[], int], monkeypatch: pyt
 
 
 def test_a_server_of_another_version(project: Path, answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{answering('"2.20.1"')}/api")
+    port = answering('"2.20.1"')
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{port}/api")
     found = prefect()
     assert found.status is Status.FAILED
     assert "is Prefect 2.20.1, and 3." in found.message
