@@ -183,6 +183,14 @@ class Credit:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the learner says of a trajectory whose sampling proved that the sampler runs the learner's weights."""
+
+    trajectory_id: str
+    learner_logprobs: NDArray[np.float32]  # [L] of every token, nats; 0 at a context's first, which nothing predicts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
     """One question answered by one evaluated agent."""
 

@@ -14,9 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agent_r1.records import CallStatus, Credit, Outcome, Passage, Prediction, Question, Step, StopReason, Trajectory
+from agent_r1.records import (
+    CallStatus,
+    Credit,
+    Outcome,
+    Passage,
+    Prediction,
+    Proof,
+    Question,
+    Step,
+    StopReason,
+    Trajectory,
+)
 
-Row = TypeVar("Row", Question, Passage, Trajectory, Credit, Prediction)
+Row = TypeVar("Row", Question, Passage, Trajectory, Proof, Credit, Prediction)
 
 ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
 
@@ -70,6 +81,7 @@ SCHEMAS: dict[type, pa.Schema] = {
         outcome=_STRING,
         answer=_STRING,
     ),
+    Proof: _schema(trajectory_id=_STRING, learner_logprobs=pa.list_(pa.float32())),
     Credit: _schema(
         trajectory_id=_STRING,
         return_=_FLOAT,
@@ -102,6 +114,7 @@ _ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "token_ids": np.int32,
     "source": np.uint8,
     "logprobs": np.float32,
+    "learner_logprobs": np.float32,
     "advantages": np.float32,
     "values": np.float32,
     "value_targets": np.float32,

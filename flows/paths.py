@@ -31,6 +31,11 @@ def report_dir(sweep: str | None = None) -> Path:
     return _root(sweep) / "report"
 
 
+def view_file(run: str, seed: int | None = None, sweep: str | None = None) -> Path:
+    """The page on which a run's trajectories are looked at."""
+    return _root(sweep) / "view" / f"{label(run, seed)}.html"
+
+
 def label(name: str, seed: int | None = None) -> str:
     """What a run with a seed is called; without one the seed is the run's own."""
     return name if seed is None else f"{name}-seed{seed}"

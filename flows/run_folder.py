@@ -45,6 +45,9 @@ class RunFolder:
     def trajectories(self, iteration: int) -> Path:
         return self.path / "trajectories" / f"{iteration:03d}.parquet"
 
+    def proof(self, iteration: int) -> Path:
+        return self.path / "proof" / f"{iteration:03d}.parquet"
+
     def credit(self, iteration: int) -> Path:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
@@ -82,8 +85,8 @@ class RunFolder:
         """
         found = checkpoint.load(self.good, learner)
         for iteration in range(found.iterations, self.finished + 1):
-            self.trajectories(iteration).unlink(missing_ok=True)
-            self.credit(iteration).unlink(missing_ok=True)
+            for rows in (self.trajectories, self.proof, self.credit):
+                rows(iteration).unlink(missing_ok=True)
         self.rollbacks += 1
         self.save(learner, finished=found.iterations)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_r1.policy import checkpoint
-from agent_r1.records import Credit, Trajectory
+from agent_r1.records import Credit, Proof, Trajectory
 from agent_r1.tables import read_rows
 from flows.paths import WARM_START
 
@@ -44,6 +44,11 @@ class StoredRun:
     def credits(self, iteration: int) -> list[Credit]:
         """The credit of the same rows, as the run assigned it."""
         return read_rows(self._rows("credit", iteration), Credit)
+
+    def proofs(self, iteration: int) -> list[Proof]:
+        """What the learner said of some of them, to prove the weights; of none where there is no such file."""
+        path = self.folder / "proof" / f"{iteration:03d}.parquet"
+        return read_rows(path, Proof) if path.exists() else []
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
         """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.

@@ -25,7 +25,7 @@ from agent_r1.policy import checkpoint, memory
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import default_device
 from agent_r1.policy.reference import reference_of
-from agent_r1.records import Credit, Question, Trajectory
+from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
@@ -120,7 +120,7 @@ class Training:
             self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
         trajectories = self._collect(questions, iteration)
-        gap = self._prove(trajectories[:PROVED])
+        gap = self._prove(trajectories[:PROVED], iteration)
         refilled = self._refill(trajectories, iteration)
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         hit_share = self.index.take_hit_share()
@@ -199,9 +199,14 @@ class Training:
         masks = [loss_mask(each.source, self.config.credit.loss_mask) for each in trajectories]
         return self.reference.logprobs(trajectories, masks)
 
-    def _prove(self, trajectories: list[Trajectory]) -> float:
+    def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""
         learners = self.learner.logprobs(trajectories)
+        proofs = [
+            Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs)
+            for each, logprobs in zip(trajectories, learners, strict=True)
+        ]
+        write_rows(self.folder.proof(iteration), proofs, Proof)
         return prove(
             [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
             [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],

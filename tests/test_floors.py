@@ -32,6 +32,7 @@ ROOMS = {
     "policy": set[str](),
     "data": {"search"},
     "evaluation": {"search"},
+    "viewer": set[str](),
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {

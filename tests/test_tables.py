@@ -21,6 +21,7 @@ from agent_r1.records import (
     Outcome,
     Passage,
     Prediction,
+    Proof,
     Question,
     Step,
     StopReason,
@@ -107,6 +108,9 @@ RECORDS: dict[type, st.SearchStrategy[Any]] = {
     Question: QUESTIONS,
     Passage: st.builds(Passage, passage_id=TEXT, title=TEXT, text=TEXT),
     Trajectory: st.integers(0, 6).flatmap(trajectories),
+    Proof: st.integers(0, 6).flatmap(
+        lambda length: st.builds(Proof, trajectory_id=TEXT, learner_logprobs=array(np.float32, length, SMALL))
+    ),
     Credit: st.integers(0, 6).flatmap(credits),
     Prediction: st.builds(
         Prediction,

@@ -8,5 +8,6 @@ nearest folder from the current one upwards that holds params.yaml.
 from agent_r1.tracking.provenance import provenance
 from agent_r1.tracking.runs import Run, resume, start
 from agent_r1.tracking.shown import baseline_params, model_params, run_params
+from agent_r1.tracking.traces import log_traces
 
-__all__ = ["Run", "baseline_params", "model_params", "provenance", "resume", "run_params", "start"]
+__all__ = ["Run", "baseline_params", "log_traces", "model_params", "provenance", "resume", "run_params", "start"]

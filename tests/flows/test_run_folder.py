@@ -97,7 +97,7 @@ def rolled_back(path: Path, learner: Learner) -> tuple[RunFolder, torch.Tensor]:
     folder = RunFolder(path, "same")
     folder.save(learner, finished=0)
     for iteration in range(4):
-        for rows in (folder.trajectories(iteration), folder.credit(iteration)):
+        for rows in (folder.trajectories(iteration), folder.proof(iteration), folder.credit(iteration)):
             rows.parent.mkdir(exist_ok=True)
             rows.touch()
         folder.record(iteration, {"reward/total": iteration / 10})
@@ -118,7 +118,7 @@ def test_going_back_brings_back_the_good_checkpoint(tmp_path: Path, learner: Lea
     assert learner.policy_version == 1
     assert torch.equal(weights(learner), good)
     assert [row["reward/total"] for row in folder.history()] == [0.0]
-    for kind in ("trajectories", "credit"):
+    for kind in ("trajectories", "proof", "credit"):
         assert [path.name for path in (folder.path / kind).iterdir()] == ["000.parquet"]
 
 
