@@ -85,8 +85,7 @@ class RunFolder:
         """
         found = checkpoint.load(self.good, learner)
         for iteration in range(found.iterations, self.finished + 1):
-            for rows in (self.trajectories, self.proof, self.credit):
-                rows(iteration).unlink(missing_ok=True)
+            self._remove_rows(iteration)
         self.rollbacks += 1
         self.save(learner, finished=found.iterations)
 
@@ -101,5 +100,8 @@ class RunFolder:
             checkpoint.drop_learner(self.checkpoint)
         for iteration in range(self.finished - 1):
             if iteration % keep.every:
-                self.trajectories(iteration).unlink(missing_ok=True)
-                self.credit(iteration).unlink(missing_ok=True)
+                self._remove_rows(iteration)
+
+    def _remove_rows(self, iteration: int) -> None:
+        for rows in (self.trajectories, self.proof, self.credit):
+            rows(iteration).unlink(missing_ok=True)
