@@ -47,7 +47,7 @@ class StoredRun:
 
     def proofs(self, iteration: int) -> list[Proof]:
         """What the learner said of some of them, to prove the weights; of none where there is no such file."""
-        path = self.folder / "proof" / f"{iteration:03d}.parquet"
+        path = self._rows("proof", iteration)
         return read_rows(path, Proof) if path.exists() else []
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
