@@ -129,14 +129,14 @@ class _Trace:
         )
 
     def assess(self) -> None:
-        """Adds the expected answer and the episode's rewards: their sum, and every part that is not 0."""
+        """Adds the expected answer and the episode's rewards: the weighted sum, and every part unweighted."""
         import mlflow
         from mlflow.entities import AssessmentSource
 
         source, trace_id = AssessmentSource(source_type="CODE", source_id="agent_r1"), self._root.trace_id
         episode = self._episode
         mlflow.log_expectation(trace_id=trace_id, name="gold answers", value=episode.question.answers, source=source)
-        parts = {name: float(part.sum()) for name, part in episode.parts.items() if part.any()}
+        parts = {name: float(part.sum()) for name, part in episode.parts.items()}
         for name, value in {"return": float(episode.totals.sum()), "right": episode.right, **parts}.items():
             mlflow.log_feedback(trace_id=trace_id, name=name, value=value, source=source)
 

@@ -33,7 +33,9 @@ function prepare(data) {
 
 function expand(runs) {
   const values = [];
-  for (let at = 0; at < runs.length; at += 2) values.push(...Array(runs[at + 1]).fill(runs[at]));
+  for (let at = 0; at < runs.length; at += 2) {
+    for (let times = runs[at + 1]; times > 0; times--) values.push(runs[at]);
+  }
   return values;
 }
 

@@ -1,0 +1,131 @@
+"""The page and the traces of a real small run."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from agent_r1.hashes import sha256
+from agent_r1.records import Proof, Question, Trajectory
+from agent_r1.tables import read_rows, write_rows
+from flows.paths import QUESTIONS
+from flows.view import view
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def project(ppo: Path, small_project: Path, tmp_path: Path) -> Path:
+    """A copy of the project in which `ppo` was trained; its store is the copy's own."""
+    copy = tmp_path / "project"
+    shutil.copytree(small_project, copy)
+    (copy / "outputs/train/ppo/mlflow_run_id").unlink()
+    shutil.rmtree(copy / ".tracking", ignore_errors=True)
+    return copy
+
+
+def content(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="data">([A-Za-z0-9+/=]*)<', page.read_text())
+    assert found
+    unpacked: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return unpacked
+
+
+def evaluated(project: Path, ppo_policy: str) -> None:
+    """Stands in for the evaluations of both policies: rows of training, put to test questions that they are not of."""
+    rows = read_rows(project / "outputs/train/ppo/trajectories/000.parquet", Trajectory)[:4]
+    for name, policy in (("base_tool_call", "warm"), ("ppo", ppo_policy)):
+        folder = project / "outputs/evaluate" / name
+        write_rows(folder / "trajectories.parquet", rows, Trajectory)
+        hashes = {"questions": sha256(project / QUESTIONS), "policy": policy}
+        (folder / "hashes.json").write_text(json.dumps(hashes))
+
+
+def test_a_page_of_what_was_trained(project: Path, inside: Inside) -> None:
+    with inside(project):
+        view("ppo", trajectories=12)
+    page = content(project / "outputs/view/ppo.html")
+    episodes = page["episodes"]
+    assert {episode["when"] for episode in episodes} == {"training"}
+    assert sorted(episode["iteration"] for episode in episodes) == [0] * 6 + [2] * 6, "12 are for two iterations"
+    assert all("gap" in episode and "advantages" in episode for episode in episodes)
+    assert max(abs(value) for episode in episodes for value in episode["gap"]) < 1e-4
+    assert page["weights"] == {"agent_r1": 1.0}
+
+
+def test_proofs_are_what_the_learner_said(ppo: Path) -> None:
+    for iteration in range(3):
+        rows = read_rows(ppo / "trajectories" / f"{iteration:03d}.parquet", Trajectory)
+        proofs = read_rows(ppo / "proof" / f"{iteration:03d}.parquet", Proof)
+        assert [proof.trajectory_id for proof in proofs] == [row.trajectory_id for row in rows]
+        for row, proof in zip(rows, proofs, strict=True):
+            mask = row.action_mask
+            np.testing.assert_allclose(proof.learner_logprobs[mask], row.logprobs[mask], atol=1e-4)
+            assert proof.learner_logprobs[~mask][1:].all(), "it is asked about every token"
+
+
+def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Inside) -> None:
+    evaluated(project, sha256(project / "outputs/train/ppo/checkpoint/policy"))
+    with inside(project):
+        view("ppo", trajectories=12)
+    found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
+    assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
+
+
+def test_an_evaluation_of_another_policy_is_left_out(
+    project: Path, inside: Inside, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluated(project, "another")
+    with inside(project):
+        view("ppo", trajectories=12)
+    assert {episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]} == {"training"}
+    assert "outputs/evaluate/ppo is of another policy" in caplog.text
+
+
+def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: Inside, tmp_path: Path) -> None:
+    with inside(small_project):
+        for _ in range(2):
+            view("ppo", out=str(tmp_path / "page.html"), trajectories=12, traces=3)
+        client = MlflowClient(f"sqlite:///{small_project}/.tracking/mlflow.db")
+        run = client.get_run((ppo / "mlflow_run_id").read_text())
+        stored = client.download_artifacts(run.info.run_id, "viewer.html", str(tmp_path))
+        traces = client.search_traces(locations=[run.info.experiment_id], run_id=run.info.run_id)
+    assert Path(stored).read_text() == (tmp_path / "page.html").read_text()
+    assert len(traces) == 3
+    assert all(trace.data.spans[0].inputs["question"] for trace in traces)
+
+
+def test_a_store_without_the_run_is_said(project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
+    with inside(project):
+        view("ppo", trajectories=6)
+    assert "the page is only on disk" in caplog.text
+
+
+def test_other_weights_than_those_of_the_run_are_refused(
+    project: Path, inside: Inside, write_params: Callable[..., None]
+) -> None:
+    write_params(project, {"train": {"credit": {"rewards": {"valid_call": 5.0}}}})
+    with inside(project), pytest.raises(ValueError, match=r"with the reward weights of ppo in params\.yaml; set them"):
+        view("ppo", trajectories=6)
+
+
+def test_questions_that_are_no_longer_prepared_are_refused(project: Path, inside: Inside) -> None:
+    write_rows(project / QUESTIONS, [], Question)
+    with inside(project), pytest.raises(ValueError, match="is not among the prepared ones; prepare the data"):
+        view("ppo", trajectories=6)
+
+
+def test_a_run_that_was_not_trained_is_refused(small_project: Path, inside: Inside) -> None:
+    with inside(small_project), pytest.raises(FileNotFoundError, match="holds no finished iteration of refilled"):
+        view("refilled")
