@@ -1,4 +1,4 @@
-"""The recurring evaluation on the warm-started small model: real processes, a real server, a real store."""
+"""The recurring evaluation on the warm-started small model: a real server, a real store, and once a real process."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.commands import StageFailed
+from flows.evaluate import evaluate
 from flows.evaluation import Drifted, evaluation
 from flows.models import register
 from flows.paths import WARM_START, checkpointed_policy, train_dir
@@ -62,11 +63,23 @@ def version() -> Version:
     return register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluates in this process, where imports cost nothing."""
+
+    def run(stage: str, *arguments: str) -> None:
+        assert stage == "evaluate"
+        given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
+        evaluate(**given)
+
+    monkeypatch.setattr("flows.evaluation.run_command", run)
+
+
 def predictions(folder: Path) -> list[Prediction]:
     return read_rows(folder / "predictions.parquet", Prediction)
 
 
-def test_the_champion_is_held_against_the_time_before(version: Version, project: Path) -> None:
+def test_the_champion_is_held_against_the_time_before(version: Version, in_process: None, project: Path) -> None:
     crown("ppo")
     evaluation()
     [first] = HOME.iterdir()
@@ -124,7 +137,5 @@ def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: 
 
 
 def test_a_registry_without_a_champion_is_explained(version: Version) -> None:
-    with pytest.raises(
-        ValueError, match=r"has no champion; .* only by `python -m flows\.promote models:/agent_r1/1 --f"
-    ):
+    with pytest.raises(ValueError, match=r"has no champion; .* only by `python -m flows\.promote models:/agent_r1/1"):
         evaluation()

