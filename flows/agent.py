@@ -46,6 +46,7 @@ class Choice:
 class Agent:
     """A policy as it is evaluated."""
 
+    label: str  # what the evaluation is called
     name: str  # the `run` of its predictions: of a run or a baseline, else the evaluation's label
     seed: int  # of its training; of a model that no stage has made, the evaluation's
     policy: Policy
@@ -85,6 +86,7 @@ def _run(settings: Params, choice: Choice, run: str) -> Agent:
     own = _label(settings, choice, label(run, choice.seed))
     name = own if choice.changes else run
     return Agent(
+        label=own,
         name=name,
         seed=config.seed,
         policy=trained(settings, run, choice.seed, choice.sweep),
@@ -103,6 +105,7 @@ def _baseline(settings: Params, choice: Choice, baseline: str) -> Agent:
         )
     own = _label(settings, choice, baseline)
     return Agent(
+        label=own,
         name=own,
         seed=settings.warm_start.seed,
         policy=warm_start(),
@@ -121,6 +124,7 @@ def _model(settings: Params, choice: Choice, model: str) -> Agent:
     plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
     own = _label(settings, choice, plain)
     return Agent(
+        label=own,
         name=own,
         seed=version.descriptor.seed if version else settings.evaluate.seed,
         policy=policy,

@@ -176,7 +176,7 @@ def _untrained(agent: Agent, dataset: str, sweep: str | None) -> tracking.Run:
     """A new run, which only holds the scores."""
     version = agent.policy.registered
     tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
-    with tracking.start(agent.folder.name, agent.shown | {"protocol": agent.protocol}, tags) as run:
+    with tracking.start(agent.label, agent.shown | {"protocol": agent.protocol}, tags) as run:
         return run
 
 

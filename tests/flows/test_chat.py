@@ -26,9 +26,9 @@ from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.tables import read_rows
-from agent_r1.tracking import registry
 from flows.chat import Session, converse, main
 from flows.chat_screen import Screen
+from flows.models import version_of
 from flows.paths import QUESTIONS, WARM_START
 from flows.policies import named, trained, warm_start
 
@@ -295,7 +295,7 @@ def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
         assert policy.updates == named(policy.path).updates == 2
         assert warm_start().path == str(WARM_START)
         assert named("owner/name").path == "owner/name"
-        version = registry.find("models:/agent_r1/1")
-        champion = named("models:/agent_r1/1")
-        assert (champion.title, champion.registered) == ("version 1, ppo", version)
-        assert (champion.path, champion.updates) == (policy.path, 2)
+        version = version_of("ppo")
+        registered = named(version.reference)
+        assert (registered.title, registered.registered) == (f"version {version.number}, ppo", version)
+        assert (registered.path, registered.updates) == (policy.path, 2)
