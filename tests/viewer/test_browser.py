@@ -42,7 +42,7 @@ def four(make_shown: MakeShown) -> list[list[Shown]]:
 
 
 def shown_rows(page: Page) -> list[str]:
-    return [text.split(" · ")[0] for text in page.locator("#list .row .quiet").all_inner_texts()]
+    return [text.split(" · ")[0] for text in page.locator("#list .row .quiet").all_text_contents()]
 
 
 def test_a_passage_with_markup_stays_text(opened: Callable[..., Page], make_shown: MakeShown) -> None:
