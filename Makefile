@@ -14,7 +14,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline ablations test lint ui lock clean
+.PHONY: help repro pipeline ablations doctor test lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFEC
 
 ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations with every seed
 	dvc repro ablations/dvc.yaml
+
+doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, MLflow and DVC, and say what to do
+	python -m flows.doctor
 
 test: $(INSTALLED)  ## run the test suite
 	pytest

@@ -65,6 +65,12 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Gives a port of loopback on which nobody listens."""
+    return _free_port
+
+
+@pytest.fixture(scope="session")
 def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Passage]], Search]:
     """An index of some passages, as the index stage builds it by default."""
 

@@ -119,6 +119,16 @@ def estimate(demand: Demand) -> dict[str, float]:
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
 
+def checkpoint_gib(demand: Demand) -> float:
+    """GiB of a run's checkpoint on disk: the policy, adapters merged, and all that goes on learning."""
+    count, states = count_parameters(demand.model, demand.adapter), FLOAT32 * ADAM_STATES
+    if demand.adapter:
+        learners = 2 if demand.critic else 1
+        return (count.policy * demand.dtype.itemsize + learners * count.adapters * (FLOAT32 + states)) / GIB
+    critic = count.backbone * (FLOAT32 + states) if demand.critic else 0
+    return (count.policy * (FLOAT32 + states) + critic) / GIB
+
+
 def activation_bytes(demand: Demand) -> int:
     """What a micro-batch keeps for its backward pass, the logits aside.
 
