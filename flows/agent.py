@@ -13,6 +13,7 @@ from agent_r1.evaluation.baselines import BASELINES
 from agent_r1.params import PROTOCOLS, Params, Protocol
 from agent_r1.params.sections import nearest
 from flows.paths import WARM_START, evaluate_dir, label, train_dir
+from flows.policies import Policy, named, trained, warm_start
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
@@ -23,26 +24,32 @@ class Choice:
     """What the command line says: which policy, and how it is evaluated."""
 
     name: str | None = None  # a run or a baseline of params.yaml; or else ...
-    model: str | None = None  # ... a Hugging Face folder or hub id
+    model: str | None = None  # ... a reference to a registered policy, a Hugging Face folder or a hub id
     seed: int | None = None  # of the run, in place of its own
     sweep: str | None = None  # of which the run is a member
     protocol: str | None = None  # in place of tool_call
     dataset: str | None = None  # the one whose questions are asked, in place of all
     as_label: str | None = None  # what the evaluation is called, in place of what follows from the rest
+    into: str | None = None  # the folder of the results, in place of the label's under outputs/evaluate
 
     @property
     def changes(self) -> list[str]:
         """What tells this evaluation of a run or a baseline from its own, the one that the report shows."""
         return [change for change in (self.protocol, self.dataset, self.as_label) if change]
 
+    def folder(self, own: str) -> Path:
+        """Of the results of an evaluation that is called `own`."""
+        return Path(self.into) if self.into else evaluate_dir(own, sweep=self.sweep)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agent:
-    """A policy to evaluate."""
+    """A policy as it is evaluated."""
 
+    label: str  # what the evaluation is called
     name: str  # the `run` of its predictions: of a run or a baseline, else the evaluation's label
     seed: int  # of its training; of a model that no stage has made, the evaluation's
-    policy: str  # a Hugging Face folder or hub id
+    policy: Policy
     protocol: Protocol
     folder: Path  # of the results
     training: Path | None  # the folder of its training, if the scores belong to that one's MLflow run
@@ -58,16 +65,15 @@ def chosen(settings: Params, choice: Choice) -> Agent:
         FileNotFoundError: the policy of a run or a baseline was not made yet.
     """
     if (choice.name is None) == (choice.model is None):
-        raise ValueError("say what to evaluate: either --name, a run or a baseline, or --model, a folder or hub id")
+        raise ValueError(
+            "say what to evaluate: either --name, a run or a baseline, or --model, a reference, folder or hub id"
+        )
     _require_known("there is no protocol", choice.protocol, PROTOCOLS)
     _require_known("no data set is prepared called", choice.dataset, settings.prepare.datasets)
     if choice.model is not None:
         return _model(settings, choice, choice.model)
     assert choice.name is not None
-    agent = (_baseline if choice.name in BASELINES else _run)(settings, choice, choice.name)
-    if not Path(agent.policy).is_dir():
-        raise FileNotFoundError(f"there is no model at {agent.policy}; train it first (`dvc repro` knows the stage)")
-    return agent
+    return (_baseline if choice.name in BASELINES else _run)(settings, choice, choice.name)
 
 
 def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> None:
@@ -77,16 +83,16 @@ def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> No
 
 def _run(settings: Params, choice: Choice, run: str) -> Agent:
     config = settings.run(run, choice.seed, choice.sweep)
-    training = train_dir(run, choice.seed, choice.sweep)
     own = _label(settings, choice, label(run, choice.seed))
     name = own if choice.changes else run
     return Agent(
+        label=own,
         name=name,
         seed=config.seed,
-        policy=str(training / "checkpoint" / "policy"),
+        policy=trained(settings, run, choice.seed, choice.sweep),
         protocol=_protocol(choice),
-        folder=evaluate_dir(own, sweep=choice.sweep),
-        training=None if choice.changes else training,
+        folder=choice.folder(own),
+        training=None if choice.changes else train_dir(run, choice.seed, choice.sweep),
         shown=tracking.run_params(name, settings, config),
     )
 
@@ -99,11 +105,12 @@ def _baseline(settings: Params, choice: Choice, baseline: str) -> Agent:
         )
     own = _label(settings, choice, baseline)
     return Agent(
+        label=own,
         name=own,
         seed=settings.warm_start.seed,
-        policy=str(WARM_START),
+        policy=warm_start(),
         protocol=BASELINES[baseline],
-        folder=evaluate_dir(own),
+        folder=choice.folder(own),
         training=None,
         shown=tracking.baseline_params(own, settings),
     )
@@ -112,15 +119,19 @@ def _baseline(settings: Params, choice: Choice, baseline: str) -> Agent:
 def _model(settings: Params, choice: Choice, model: str) -> Agent:
     if choice.seed is not None or choice.sweep:
         raise ValueError("--seed and --sweep choose a run; leave them out with --model")
-    own = _label(settings, choice, "--".join(part for part in Path(model).parts if part.strip("/.")))
+    policy = named(model)
+    version = policy.registered
+    plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
+    own = _label(settings, choice, plain)
     return Agent(
+        label=own,
         name=own,
-        seed=settings.evaluate.seed,
-        policy=model,
+        seed=version.descriptor.seed if version else settings.evaluate.seed,
+        policy=policy,
         protocol=_protocol(choice),
-        folder=evaluate_dir(own),
+        folder=choice.folder(own),
         training=None,
-        shown=tracking.model_params(own, settings, model),
+        shown=tracking.model_params(own, settings, version.reference if version else model),
     )
 
 

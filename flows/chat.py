@@ -1,4 +1,4 @@
-"""Asks an agent: `python -m flows.chat --run NAME`, or `--model FOLDER_OR_HUB_ID`.
+"""Asks an agent: `python -m flows.chat --run NAME`, or `--model` with a reference, folder or hub id.
 
 Every question is an episode of its own, token for token as in training. Nothing is written, and the accelerator's lock
 is left alone: a conversation may last, and trainings would wait for it.
@@ -16,14 +16,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
 from agent_r1 import params
 from agent_r1.params import EnvParams, Params
-from agent_r1.policy import checkpoint
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
@@ -33,62 +30,9 @@ from agent_r1.rollout.sampling import EngineError, Sampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 from flows.chat_screen import Screen
-from flows.paths import INDEX, PASSAGES, WARM_START, label, train_dir
+from flows.paths import INDEX, PASSAGES
+from flows.policies import Policy, named, trained, warm_start
 from flows.stage import SHOW_TRACEBACK, add_member_arguments
-
-
-class Agent(NamedTuple):
-    """Who answers."""
-
-    title: str
-    model: Path | str  # a Hugging Face folder or hub id
-    policy_version: int = 0  # updates since the warm start
-
-
-def trained(settings: Params, run: str, seed: int | None, sweep: str | None) -> Agent:
-    """The latest policy of a run.
-
-    Raises:
-        ValueError: there is no such run.
-        FileNotFoundError: it has no checkpoint.
-    """
-    settings.run(run, seed, sweep)
-    folder = train_dir(run, seed, sweep) / "checkpoint"
-    found = checkpoint.peek(folder)
-    if found is None:
-        options = [
-            f"--run {run}",
-            *([] if seed is None else [f"--seed {seed}"]),
-            *([f"--sweep {sweep}"] if sweep else []),
-        ]
-        raise FileNotFoundError(
-            f"there is no checkpoint at {folder}; train it first (`python -m flows.train {' '.join(options)}`)"
-        )
-    title = f"{label(run, seed)} after {found.iterations} iterations"
-    return Agent(title, folder / "policy", found.policy_version)
-
-
-def untrained(model: str | None) -> Agent:
-    """A model as it is, by default the warm start.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-    """
-    if model is None and not WARM_START.is_dir():
-        raise FileNotFoundError(
-            f"there is no model at {WARM_START}; make it (`dvc repro warm_start`), or give --run or --model"
-        )
-    if model is None:
-        return Agent("the warm start", WARM_START)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).exists()]
-        if missing:
-            raise FileNotFoundError(f"{model} has no {missing[0]}; save a model and its tokenizer into one folder")
-        return Agent(model, folder)
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
-    return Agent(model, model)
 
 
 class Session:
@@ -113,24 +57,24 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(agent: Agent, settings: Params, *, temperature: float, seed: int) -> Iterator[Session]:
-    """Loads the agent into the configured engine, and the prepared index.
+def open_session(policy: Policy, settings: Params, *, temperature: float, seed: int) -> Iterator[Session]:
+    """Loads the policy into the configured engine, and the prepared index.
 
     Raises:
         FileNotFoundError: there is no index.
         ValueError: there is no such model, or its chat template cannot be used.
         EngineError: the engine cannot run it.
     """
-    chat = Chat(load_tokenizer(agent.model))
+    chat = Chat(load_tokenizer(policy.path))
     index = open_index(settings.search, PASSAGES, INDEX)
     with open_engine(
         settings.engine,
-        agent.model,
+        policy.path,
         end_id=chat.end_id,
         max_tokens=settings.env.max_tokens,
         temperature=temperature,
         dtype=settings.model.dtype,
-        version=agent.policy_version,
+        version=policy.updates,
     ) as engine:
         yield Session(engine, chat, index, settings.env, seed)
 
@@ -166,7 +110,7 @@ def typed(console: Console) -> Iterator[str]:
 
 
 def chat(
-    agent: Agent, settings: Params, question: str | None = None, *, temperature: float = 0.0, seed: int = 0
+    policy: Policy, settings: Params, question: str | None = None, *, temperature: float = 0.0, seed: int = 0
 ) -> None:
     """Answers the one question, or what is typed, or the lines of standard input where that is no terminal."""
     at_keyboard = question is None and sys.stdin.isatty()
@@ -174,11 +118,11 @@ def chat(
     console = Console(highlight=False, force_terminal=False if piped else None)
     screen = Screen(console, settings.env)
     with contextlib.ExitStack() as stack:
-        with console.status(f"loading {agent.title}"):
-            session = stack.enter_context(open_session(agent, settings, temperature=temperature, seed=seed))
+        with console.status(f"loading {policy.title}"):
+            session = stack.enter_context(open_session(policy, settings, temperature=temperature, seed=seed))
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
-            screen.greet(agent.title)
+            screen.greet(policy.title)
             lines = typed(console)
         converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 
@@ -192,12 +136,17 @@ def main() -> None:
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
     try:
         settings = params.load()
-        agent = trained(settings, given.run, given.seed, given.sweep) if given.run else untrained(given.model)
-        chat(agent, settings, given.question, temperature=given.temperature, seed=given.draws or 0)
+        chat(_chosen(given, settings), settings, given.question, temperature=given.temperature, seed=given.draws or 0)
     except (ValueError, OSError, EngineError) as fault:
         if os.environ.get(SHOW_TRACEBACK):
             raise
         sys.exit(str(fault))
+
+
+def _chosen(given: argparse.Namespace, settings: Params) -> Policy:
+    if given.run:
+        return trained(settings, given.run, given.seed, given.sweep)
+    return named(given.model) if given.model else warm_start()
 
 
 def _arguments() -> argparse.Namespace:
@@ -207,7 +156,7 @@ def _arguments() -> argparse.Namespace:
     )
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--run", help="a trained run of params.yaml")
-    who.add_argument("--model", metavar="FOLDER_OR_HUB_ID", help="any model with a chat template")
+    who.add_argument("--model", help="models:/agent_r1@champion, or a folder or hub id with a chat template")
     add_member_arguments(parser)
     parser.add_argument("--question", metavar="TEXT", help="answers this one and ends")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy; training has 1")

@@ -34,9 +34,11 @@ from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
+from agent_r1.tracking.registry import VERSION_TAG
 from flows.agent import Agent, Choice, chosen
 from flows.lock import accelerator
 from flows.paths import INDEX, PASSAGES, QUESTIONS
+from flows.policies import Policy
 
 
 def evaluate(
@@ -47,6 +49,7 @@ def evaluate(
     protocol: str | None = None,
     dataset: str | None = None,
     as_label: str | None = None,
+    into: str | None = None,
 ) -> None:
     """Puts the test questions to a policy, greedily, and grades its answers.
 
@@ -56,29 +59,38 @@ def evaluate(
 
     Args:
         name: a run or a baseline of params.yaml; or else
-        model: a Hugging Face folder or hub id.
+        model: a reference such as `models:/agent_r1@champion`, a Hugging Face folder or a hub id.
         seed: of a run, in place of its own.
         sweep: of which the run is a member.
         protocol: one of `agent_r1.params.Protocol`, in place of `tool_call`.
         dataset: asks the questions of this prepared data set alone.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
+        into: the folder that is written, in place of the label's under outputs/evaluate.
 
     Raises:
-        ValueError: there is no such run, baseline, protocol or data set, two arguments exclude each other, or the label
-            is taken.
+        ValueError: there is no such run, baseline, version, protocol or data set, two arguments exclude each other, the
+            label is taken, or the policy of a version has gone.
         FileNotFoundError: the policy or the data were not made yet.
     """
     settings = params.load()
     choice = Choice(
-        name=name, model=model, seed=seed, sweep=sweep, protocol=protocol, dataset=dataset, as_label=as_label
+        name=name,
+        model=model,
+        seed=seed,
+        sweep=sweep,
+        protocol=protocol,
+        dataset=dataset,
+        as_label=as_label,
+        into=into,
     )
     agent = chosen(settings, choice)
     prepared = [row for row in read_rows(QUESTIONS, Question) if dataset in (None, row.dataset)]
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    tokenizer = load_tokenizer(agent.policy)
+    tokenizer = load_tokenizer(agent.policy.path)
     chat = Chat(tokenizer)
     attempts = _attempts(agent.protocol, questions, open_index(settings.search, PASSAGES, INDEX), settings)
     trajectories = _answer(agent.policy, chat, attempts, settings)
+    hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools))
     predictions = predict(trajectories, questions, agent.name, agent.seed)
     scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
@@ -86,8 +98,7 @@ def evaluate(
     write_rows(agent.folder / "predictions.parquet", predictions, Prediction)
     write_rows(agent.folder / "trajectories.parquet", trajectories, Trajectory)
     _write_json(agent.folder / "scores.json", scores)
-    prompt_hash = chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools)
-    _write_json(agent.folder / "hashes.json", _hashes(agent, prompt_hash))
+    _write_json(agent.folder / "hashes.json", hashes)
     run = _trained(agent.training) if agent.training else None
     run = run or _untrained(agent, dataset or settings.prepare.dataset, sweep)
     run.final(scores)
@@ -108,18 +119,17 @@ def _attempts(protocol: Protocol, questions: Sequence[Question], index: Search, 
             return gold_passages_attempts(questions, gold_passages(questions, PASSAGES), settings.env)
 
 
-def _answer(policy: str, chat: Chat, attempts: Sequence[Attempt], settings: Params) -> list[Trajectory]:
-    policy_version = _policy_version(Path(policy))
+def _answer(policy: Policy, chat: Chat, attempts: Sequence[Attempt], settings: Params) -> list[Trajectory]:
     with (
         accelerator(),
         open_engine(
             settings.engine,
-            policy,
+            policy.path,
             end_id=chat.end_id,
             max_tokens=settings.env.max_tokens,
             temperature=0.0,
             dtype=settings.model.dtype,
-            version=policy_version,
+            version=policy.updates,
         ) as engine,
     ):
         return collect(
@@ -129,14 +139,8 @@ def _answer(policy: str, chat: Chat, attempts: Sequence[Attempt], settings: Para
             max_tokens=settings.env.max_tokens,
             max_action_tokens=settings.env.max_action_tokens,
             seed=settings.evaluate.seed,
-            policy_version=policy_version,
+            policy_version=policy.updates,
         )
-
-
-def _policy_version(model: Path) -> int:
-    """Updates since the warm start, as the checkpoint around the model says; 0 for the warm start itself."""
-    progress = model.parent / "progress.json"
-    return int(json.loads(progress.read_text())["policy_version"]) if progress.exists() else 0
 
 
 def _hashes(agent: Agent, prompt_hash: str) -> dict[str, str]:
@@ -150,11 +154,16 @@ def _hashes(agent: Agent, prompt_hash: str) -> dict[str, str]:
     }
 
 
-def _policy_hash(policy: str) -> str:
+def _policy_hash(policy: Policy) -> str:
     """Of a folder its content, of a hub id the commit that was loaded."""
-    if Path(policy).is_dir():
-        return sha256(Path(policy))
-    return Path(snapshot_download(policy, allow_patterns="config.json")).name
+    if not Path(policy.path).is_dir():
+        return Path(snapshot_download(policy.path, allow_patterns="config.json")).name
+    found = sha256(Path(policy.path))
+    if policy.registered and found != policy.registered.descriptor.policy_hash:
+        raise ValueError(
+            f"{policy.path} was changed while {policy.registered.reference} was evaluated; evaluate it again"
+        )
+    return found
 
 
 def _trained(folder: Path) -> tracking.Run | None:
@@ -165,8 +174,9 @@ def _trained(folder: Path) -> tracking.Run | None:
 
 def _untrained(agent: Agent, dataset: str, sweep: str | None) -> tracking.Run:
     """A new run, which only holds the scores."""
-    tags = tracking.provenance(dataset, sweep)
-    with tracking.start(agent.folder.name, agent.shown | {"protocol": agent.protocol}, tags) as run:
+    version = agent.policy.registered
+    tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
+    with tracking.start(agent.label, agent.shown | {"protocol": agent.protocol}, tags) as run:
         return run
 
 
@@ -195,8 +205,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
     parser.add_argument("--name", help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")
     add_member_arguments(parser)
-    parser.add_argument("--model", help="in place of --name: a Hugging Face folder or hub id")
+    parser.add_argument("--model", help="in place of --name: models:/agent_r1@champion, a folder or a hub id")
     parser.add_argument("--protocol", choices=PROTOCOLS, help="in place of tool_call, how runs are trained")
     parser.add_argument("--dataset", help="asks the questions of this prepared data set alone")
     parser.add_argument("--as", dest="as_label", metavar="LABEL", help="of the results: outputs/evaluate/LABEL")
+    parser.add_argument("--into", metavar="FOLDER", help="of the results, in place of outputs/evaluate/LABEL")
     run_stage(evaluate, **vars(parser.parse_args()))

@@ -7,6 +7,8 @@ QUESTIONS = PREPARED / "questions.parquet"
 PASSAGES = PREPARED / "passages.parquet"
 INDEX = Path("data/index")
 WARM_START = Path("outputs/warm_start")
+MODELS = Path("models")
+EVALUATIONS = Path("outputs/evaluations")
 
 
 def train_dir(run: str, seed: int | None = None, sweep: str | None = None) -> Path:
@@ -17,6 +19,11 @@ def train_dir(run: str, seed: int | None = None, sweep: str | None = None) -> Pa
 def evaluate_dir(name: str, seed: int | None = None, sweep: str | None = None) -> Path:
     """The folder of one evaluation; `name` is a run or a baseline."""
     return _root(sweep) / "evaluate" / label(name, seed)
+
+
+def checkpointed_policy(training: Path) -> Path:
+    """The policy in the folder of a run: the latest one, a Hugging Face folder."""
+    return training / "checkpoint" / "policy"
 
 
 def report_dir(sweep: str | None = None) -> Path:

@@ -34,6 +34,7 @@ from agent_r1.rollout.episodes import collect
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
 from flows.lock import accelerator
+from flows.models import register
 from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from flows.run_folder import RunFolder
 from flows.stage import task
@@ -63,6 +64,7 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
                 with Training(settings, config, folder) as training:
                     _iterate(training, config, folder, tracked)
             folder.tidy(config.keep)
+        register(run, seed, sweep, settings=settings, fingerprint=folder.fingerprint, tracked=tracked)
 
 
 def _iterate(training: Training, config: TrainParams, folder: RunFolder, tracked: tracking.Run) -> None:

@@ -18,6 +18,7 @@ from agent_r1.params.engine import EngineParams
 from agent_r1.params.evaluate import PROTOCOLS, Baseline, EvaluateParams, Protocol
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
+from agent_r1.params.promote import PromoteParams
 from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.train import KeepParams, TrainParams
@@ -42,6 +43,7 @@ __all__ = [
     "MonitorParams",
     "Params",
     "PrepareParams",
+    "PromoteParams",
     "Protocol",
     "RemoteParams",
     "RewardWeights",
@@ -83,6 +85,7 @@ class Params(Section):
     env: EnvParams
     train: TrainParams
     evaluate: EvaluateParams
+    promote: PromoteParams
     runs: dict[str, dict[str, Any] | None]
     repro_runs: list[str]
     repro_baselines: list[Baseline]

@@ -23,7 +23,7 @@ def _git_commit() -> str:
     commit = _git("rev-parse", "HEAD")
     return (
         f"{commit}+changes"
-        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock")
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc")
         else commit
     )
 

@@ -54,6 +54,10 @@ class Run:
         """Sets a tag, in place of the value it had."""
         self._client.set_tag(self.run_id, name, value)
 
+    def tags(self) -> dict[str, str]:
+        """Its tags, those of MLflow's own among them."""
+        return dict(self._client.get_run(self.run_id).data.tags)
+
     def final(self, scores: Mapping[str, float]) -> None:
         """Adds each score as `final/<name>`, without a step: the UI shows those as bars."""
         self._log({f"final/{name}": value for name, value in scores.items()}, step=0)

@@ -29,9 +29,9 @@ def open_store() -> tuple[MlflowClient, str]:
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    home = Path(os.environ.get("DVC_ROOT") or project_root()).absolute() / ".tracking"
+    home = _home()
     server = os.environ.get("MLFLOW_TRACKING_URI")
-    with _locked(home / "lock"):
+    with locked("lock"):
         client = MlflowClient(server or f"sqlite:///{home / 'mlflow.db'}")  # creates or checks the tables
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
@@ -49,8 +49,14 @@ def project_root() -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(name: str) -> Iterator[None]:
+    """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
+    path = _home() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _home() -> Path:
+    return Path(os.environ.get("DVC_ROOT") or project_root()).absolute() / ".tracking"

@@ -21,10 +21,14 @@ def choose(
     inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
 ) -> Any:
-    """The agent of a choice, in a project with a warm start and two trainings of `ppo`."""
+    """The agent of a choice, in a project with a warm start, two trainings of `ppo` and another model."""
     write_params(tmp_path, {})
-    for policy in POLICIES:
+    for policy in (*POLICIES, "others/mine"):
         (tmp_path / policy).mkdir(parents=True)
+        for file in ("config.json", "tokenizer_config.json"):
+            (tmp_path / policy / file).write_text("{}")
+    for policy in POLICIES[1:]:
+        (tmp_path / policy).with_name("progress.json").write_text('{"iterations": 3, "policy_version": 2}')
 
     def make(**choice: Any) -> Agent:
         with inside(tmp_path):
@@ -46,19 +50,19 @@ def choose(
         ({"name": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
         (
-            {"model": "/models/mine/", "protocol": "closed_book"},
-            "models--mine-closed_book",
-            "/models/mine/",
+            {"model": "others/mine/", "protocol": "closed_book"},
+            "others--mine-closed_book",
+            "others/mine",
             "closed_book",
         ),
-        ({"model": "../mine", "as_label": "v2.1"}, "v2.1", "../mine", "tool_call"),
+        ({"model": "./others/mine", "as_label": "v2.1"}, "v2.1", "others/mine", "tool_call"),
     ],
 )
 def test_a_label_says_what_is_evaluated(
     choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
 ) -> None:
     agent = choose(**choice)
-    assert (agent.folder, agent.policy, agent.protocol) == (Path("outputs/evaluate") / label, policy, protocol)
+    assert (agent.folder, agent.policy.path, agent.protocol) == (Path("outputs/evaluate") / label, policy, protocol)
 
 
 def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
@@ -97,8 +101,7 @@ def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
         ),
         ({"model": "org/tiny", "as_label": "../up"}, "'../up' is to be a folder; give --as a name of letters"),
         ({"model": "org/tiny", "as_label": ".hidden"}, "'.hidden' is to be a folder"),
-        ({"model": "."}, "'' is to be a folder; give --as"),
-        ({"model": "my model"}, "'my model' is to be a folder; give --as"),
+        ({"model": "org/my model"}, "'org--my model' is to be a folder; give --as"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], message: str) -> None:
@@ -106,8 +109,19 @@ def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], me
         choose(**choice)
 
 
-def test_a_policy_that_is_not_there_is_named(choose: Any) -> None:
-    with pytest.raises(
-        FileNotFoundError, match="no model at outputs/train/ppo-seed4/checkpoint/policy; train it first"
-    ):
-        choose(name="ppo", seed=4)
+def test_results_go_where_they_are_wanted(choose: Any) -> None:
+    agent = choose(name="ppo", into="elsewhere/now")
+    assert (agent.folder, agent.name, agent.training) == (Path("elsewhere/now"), "ppo", Path("outputs/train/ppo"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"name": "ppo", "seed": 4}, "no checkpoint at outputs/train/ppo-seed4/checkpoint; train it first"),
+        ({"model": "."}, ". has no config.json; save a model and its tokenizer into one folder"),
+        ({"model": "./nowhere"}, "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileNotFoundError, match=message.replace(".", r"\.")):
+        choose(**choice)

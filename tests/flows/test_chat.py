@@ -26,9 +26,11 @@ from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.tables import read_rows
-from flows.chat import Session, converse, main, trained, untrained
+from flows.chat import Session, converse, main
 from flows.chat_screen import Screen
+from flows.models import version_of
 from flows.paths import QUESTIONS, WARM_START
+from flows.policies import named, trained, warm_start
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -41,7 +43,7 @@ CALL = '<think>The film first.</think><tool_call>{"name": "search", "arguments":
 def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> Path:
     """The small project's data and warm start, with an engine that starts at once."""
     write_params(tmp_path, {"engine": {"kind": "transformers"}})
-    for name in ("data", "outputs"):
+    for name in ("data", "outputs", ".tracking"):
         (tmp_path / name).symlink_to(small_project / name)
     return tmp_path
 
@@ -244,6 +246,10 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or give --run or --model"),
         (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
         (["--model", "."], ". has no config.json; save a model and its tokenizer into one folder"),
+        (
+            ["--model", "models:/agent_r1@champion"],
+            "the registry is empty; a training that finishes",
+        ),
         (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
         (["--temperature", "-1"], "--temperature is -1.0; give 0 or more"),
         (["--temperature", "nan"], "--temperature is nan; give 0 or more"),
@@ -281,11 +287,15 @@ def test_a_missing_index(
 
 def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
     with inside(project):
-        agent = trained(params.load(), "ppo", None, None)
-        assert (agent.title, agent.model) == (
+        policy = trained(params.load(), "ppo", None, None)
+        assert (policy.title, policy.path) == (
             "ppo after 3 iterations",
-            ppo.relative_to(ppo.parents[2]) / "checkpoint/policy",
+            str(ppo.relative_to(ppo.parents[2]) / "checkpoint/policy"),
         )
-        assert agent.policy_version == 2
-        assert untrained(None).model == WARM_START
-        assert untrained("owner/name").model == "owner/name"
+        assert policy.updates == named(policy.path).updates == 2
+        assert warm_start().path == str(WARM_START)
+        assert named("owner/name").path == "owner/name"
+        version = version_of("ppo")
+        registered = named(version.reference)
+        assert (registered.title, registered.registered) == (f"version {version.number}, ppo", version)
+        assert (registered.path, registered.updates) == (policy.path, 2)

@@ -47,7 +47,7 @@ def project(
         shutil.copytree(small_project / part, folder / part)
     policy = folder / train_dir("ppo") / "checkpoint/policy"
     shutil.copytree(small_project / WARM_START, policy)
-    (policy.parent / "progress.json").write_text('{"policy_version": 7}')
+    (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
     rows = read_rows(folder / QUESTIONS, Question)
     write_rows(
         folder / QUESTIONS,
@@ -163,7 +163,7 @@ def test_a_model_without_a_tokenizer_is_named(project: Path, tmp_path: Path, ins
     shutil.copy(project / WARM_START / "config.json", bare)
     with (
         inside(project),
-        pytest.raises(ValueError, match=f"{bare} holds no tokenizer"),
+        pytest.raises(FileNotFoundError, match=f"{bare} has no tokenizer_config.json; save a model and its tokenizer"),
     ):
         evaluate(model=str(bare), as_label="bare")
 

@@ -16,9 +16,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import AutoModelForCausalLM
 
+from agent_r1.hashes import sha256
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
+from agent_r1.tracking import registry
 from flows import train as train_module
+from flows.models import version_of
 from flows.paths import train_dir
 from flows.train import Training, train
 
@@ -223,10 +226,19 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_trains_nothing(finished: Path) -> None:
+def test_a_finished_run_trains_nothing_and_registers_what_is_not_registered(finished: Path) -> None:
     before = contents(finished / train_dir("ppo"))
-    train("ppo")
+    run_id = (finished / train_dir("ppo") / "mlflow_run_id").read_text()
+    MlflowClient(f"sqlite:///{finished}/.tracking/mlflow.db").delete_registered_model("agent_r1")
+    for _ in range(2):
+        train("ppo")
     assert contents(finished / train_dir("ppo")) == before
+    [version] = registry.versions()
+    descriptor = version.descriptor
+    assert (descriptor.label, descriptor.run, descriptor.seed, descriptor.mlflow_run_id) == ("ppo", "ppo", 0, run_id)
+    assert descriptor.policy_hash == sha256(finished / train_dir("ppo") / "checkpoint/policy")
+    assert (descriptor.policy_version, descriptor.dvc_hash) == (2, "")
+    assert version_of("ppo") == version
 
 
 def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(

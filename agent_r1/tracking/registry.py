@@ -1,0 +1,245 @@
+"""MLflow's model registry: one registered model, one version for every policy that a training finished with.
+
+A version holds no weights. It is a descriptor, the fields of `Descriptor`: the artifact `descriptor.json` of the
+training's MLflow run, which is the version's source, and the version's tags, which are what is read back.
+
+One alias, `champion`, points at one version or at none. `promote` moves it only from where the caller saw it.
+Registering and promoting hold a lock of this clone, so that of two promotions from one clone one wins and the other is
+refused, with the SQLite store and with an MLflow server. Clones that share a server need one place to promote from:
+MLflow offers nothing to compare and set with, and between looking and moving another clone's promotion may come. The
+alias points at one version then too, the later one's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent_r1.tracking.store import locked, open_store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+MODEL = "agent_r1"
+CHAMPION = "champion"
+SCHEME = "models:/"  # of a reference, in MLflow's own syntax
+THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
+DESCRIPTOR = "descriptor.json"
+VERSION_TAG = "model_version"  # of a training's MLflow run: the version that it registered
+REFERENCE = re.compile(rf"{SCHEME}{MODEL}(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
+
+_LOCK = "registry.lock"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Descriptor:
+    """What a policy is, where it came from, and where it can be found."""
+
+    label: str  # of the training: `ppo`, `ppo-seed3`
+    run: str  # a name under runs:
+    seed: int
+    sweep: str  # of which the training is a member, "" of none
+    mlflow_run_id: str  # of the training, the latest one where several gave the same policy
+    policy: str  # folder that the training wrote it to, relative to the project's root
+    policy_hash: str  # sha256 of that folder
+    policy_version: int  # updates since the warm start
+    dvc_file: str  # DVC's file of the copy that outlives the folder, "" outside a DVC project
+    dvc_hash: str  # DVC's md5 of that copy, "" outside a DVC project
+    git_commit: str  # of the code, with `+changes` where files differed from it
+    data_hash: str  # DVC's md5 of the prepared data, "" where it was not known
+    questions: str  # sha256 of the prepared questions
+    passages: str  # sha256 of the passages
+    index: str  # hash of the index over them
+    prompt: str  # hash of system message, tools and chat template
+    config: str  # fingerprint of the run's configuration, its inputs and the code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """A registered policy."""
+
+    number: int
+    descriptor: Descriptor
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        """What names this version for good: `models:/agent_r1/3`."""
+        return f"{SCHEME}{MODEL}/{self.number}"
+
+    @property
+    def name(self) -> str:
+        """What its evaluations are called: `agent_r1-v3`."""
+        return f"{MODEL}-v{self.number}"
+
+    @property
+    def is_champion(self) -> bool:
+        return CHAMPION in self.aliases
+
+
+class Outpaced(ValueError):
+    """The champion is no longer the one that was compared with."""
+
+
+def register(descriptor: Descriptor) -> Version:
+    """The version of the descriptor's policy: a new one, or the one that has the same policy hash.
+
+    A version that was there keeps its origin and learns its whereabouts: the MLflow run, the folder and DVC's copy.
+    Repeated, and repeated after a kill at any point, it ends the same. The training's MLflow run gets the artifact
+    `descriptor.json` and the tag `model_version`.
+    """
+    client, _ = open_store()
+    with locked(_LOCK):
+        found = of_policy(descriptor.policy_hash)
+        merged = _moved(found.descriptor, descriptor) if found else descriptor
+        run_id = merged.mlflow_run_id
+        client.log_text(run_id, json.dumps(dataclasses.asdict(merged), indent=2) + "\n", DESCRIPTOR)
+        number = _update(client, found, merged) if found else _create(client, merged)
+        client.set_tag(run_id, VERSION_TAG, str(number))
+        return Version(number=number, descriptor=merged, aliases=found.aliases if found else ())
+
+
+def versions() -> list[Version]:
+    """All versions, in the order of their numbers; those that somebody registered by hand have no descriptor."""
+    client, _ = open_store()
+    aliases = _aliases(client)
+    found = [each for each in client.search_model_versions(f"name = '{MODEL}'") if "policy_hash" in each.tags]
+    return sorted(
+        (
+            Version(
+                number=int(each.version),
+                descriptor=_from_tags(each.tags),
+                aliases=tuple(sorted(alias for alias, number in aliases.items() if number == int(each.version))),
+            )
+            for each in found
+        ),
+        key=lambda version: version.number,
+    )
+
+
+def of_policy(policy_hash: str) -> Version | None:
+    """The version with this policy."""
+    return next((version for version in versions() if version.descriptor.policy_hash == policy_hash), None)
+
+
+def champion() -> Version | None:
+    """The version that the alias `champion` points at."""
+    return next((version for version in versions() if version.is_champion), None)
+
+
+def find(reference: str) -> Version:
+    """The version that a reference means: `models:/agent_r1@champion` or `models:/agent_r1/3`.
+
+    Raises:
+        ValueError: it is no reference, nothing is registered yet, or there is no such alias or version.
+    """
+    parts = REFERENCE.fullmatch(reference)
+    if parts is None:
+        raise ValueError(
+            f"{reference!r} is no reference to a model of this project; they are {THE_CHAMPION} and "
+            f"{SCHEME}{MODEL}/NUMBER"
+        )
+    known = versions()
+    if not known:
+        raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
+    alias, number = parts["alias"], parts["number"]
+    for version in known:
+        if alias in version.aliases or number == str(version.number):
+            return version
+    raise ValueError(f"{reference}: {_no_alias(alias, known) if alias else _no_number(known)}")
+
+
+def promote(version: Version, *, expected: Version | None) -> Version:
+    """Makes a version the champion, in one step, and returns it.
+
+    Args:
+        version: the new champion.
+        expected: the champion that it was compared with; None for the first.
+
+    Raises:
+        Outpaced: the champion is another one by now.
+    """
+    client, _ = open_store()
+    with locked(_LOCK):
+        current = champion()
+        if (current and current.number) != (expected and expected.number):
+            raise Outpaced(
+                f"version {version.number} was to take the place of {_shown(expected)}, and the champion is "
+                f"{_shown(current)} by now; promote it again, against that one"
+            )
+        client.set_registered_model_alias(MODEL, CHAMPION, str(version.number))
+        return find(version.reference)
+
+
+def _shown(champion: Version | None) -> str:
+    return f"version {champion.number}" if champion else "no version"
+
+
+def _no_alias(alias: str, known: list[Version]) -> str:
+    if alias == CHAMPION:
+        return (
+            "the registry has no champion; the first becomes one only by "
+            f"`python -m flows.promote {known[-1].reference} --first`"
+        )
+    aliases = sorted({alias for version in known for alias in version.aliases})
+    return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"
+
+
+def _no_number(known: list[Version]) -> str:
+    return f"there is no such version; the latest is {known[-1].number}"
+
+
+def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
+    """A known policy with its present whereabouts; an older copy of DVC's stays where there is no newer one."""
+    copied = given if given.dvc_hash else known
+    return dataclasses.replace(
+        known,
+        mlflow_run_id=given.mlflow_run_id,
+        policy=given.policy,
+        dvc_file=copied.dvc_file,
+        dvc_hash=copied.dvc_hash,
+    )
+
+
+def _create(client: MlflowClient, descriptor: Descriptor) -> int:
+    """A new version with its tags, in one transaction."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+
+    try:
+        client.create_registered_model(MODEL)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            raise
+    run = client.get_run(descriptor.mlflow_run_id)
+    source = f"{run.info.artifact_uri}/{DESCRIPTOR}"
+    created = client.create_model_version(MODEL, source, run.info.run_id, tags=_tags(descriptor))
+    return int(created.version)
+
+
+def _update(client: MlflowClient, found: Version, descriptor: Descriptor) -> int:
+    before = _tags(found.descriptor)
+    for name, value in _tags(descriptor).items():
+        if value != before[name]:
+            client.set_model_version_tag(MODEL, str(found.number), name, value)
+    return found.number
+
+
+def _aliases(client: MlflowClient) -> dict[str, int]:
+    """Alias -> version, of a registered model that may not be there yet."""
+    [*found] = client.search_registered_models(f"name = '{MODEL}'")
+    return {alias: int(number) for model in found for alias, number in model.aliases.items()}
+
+
+def _tags(descriptor: Descriptor) -> dict[str, str]:
+    return {name: str(value) for name, value in dataclasses.asdict(descriptor).items()}
+
+
+def _from_tags(tags: Mapping[str, str]) -> Descriptor:
+    """The descriptor in a version's tags; what people tagged besides is not looked at."""
+    fields: dict[str, Any] = {field.name: tags[field.name] for field in dataclasses.fields(Descriptor)}
+    return Descriptor(**{**fields, "seed": int(fields["seed"]), "policy_version": int(fields["policy_version"])})

@@ -1,0 +1,133 @@
+"""The gate on constructed predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from agent_r1.evaluation.evaluations import Evaluation
+from agent_r1.evaluation.promotion import Decision, decide, table
+from agent_r1.records import Prediction
+
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call"}
+
+
+def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:
+    """Exact match by question."""
+    predictions = [
+        Prediction(
+            run=name,
+            seed=0,
+            policy_version=1,
+            question_id=f"q{i}",
+            answer="Tesk",
+            em=float(em),
+            f1=float(em),
+            contains=float(em),
+            steps=2,
+            tool_calls=1,
+            gold_titles_found=1,
+            tokens_read=10,
+            tokens_sampled=10,
+        )
+        for i, em in enumerate(right)
+    ]
+    return Evaluation(name=name, predictions=predictions, trajectories=[], hashes={**HASHES, "policy": name, **hashes})
+
+
+def decided(challenger: Evaluation, champion: Evaluation, margin: float = 0.0) -> Decision:
+    return decide(challenger, champion, margin=margin, level=0.95, samples=2000, seed=0)
+
+
+def test_ten_points_over_300_questions_are_promoted() -> None:
+    """Of 300, 150 right in both, 45 in the challenger alone, 15 in the champion alone: 195 - 165 = 30, ten points."""
+    challenger = evaluation("challenger", [1] * 150 + [1] * 45 + [0] * 15 + [0] * 90)
+    champion = evaluation("champion", [1] * 150 + [0] * 45 + [1] * 15 + [0] * 90)
+    found = decided(challenger, champion)
+    assert found.promoted
+    assert (found.questions, found.only_challenger_right, found.only_champion_right) == (300, 45, 15)
+    assert (found.challenger_em, found.champion_em) == (0.65, 0.55)
+    assert found.difference
+    assert found.difference.mean == pytest.approx(0.1)
+    # The normal interval: the variance of a difference is 60/300 - .1^2 = .19, so +- 1.96 sqrt(.19/300) = .0493.
+    assert (found.difference.low, found.difference.high) == pytest.approx((0.0507, 0.1493), abs=0.005)
+    assert found.reason == f"the lower bound {found.difference.low:+.3f} of the difference is above the margin +0.000"
+
+
+def test_a_true_gain_of_ten_points_is_promoted_nearly_always() -> None:
+    """Draws of 300 questions from agents that are right on 60 % and 70 % of all, with their luck in common."""
+    rng = np.random.default_rng(0)
+    luck = rng.random((100, 300))
+    promoted = [decided(evaluation("a", row < 0.7), evaluation("b", row < 0.6)).promoted for row in luck]
+    assert sum(promoted) == 100
+
+
+def test_equal_models_are_refused_at_least_95_times_in_100() -> None:
+    """Two agents that are right on 60 % of all questions, independently of each other."""
+    rng = np.random.default_rng(0)
+    draws = rng.random((100, 2, 300)) < 0.6
+    refused = [not decided(evaluation("a", a), evaluation("b", b)).promoted for a, b in draws]
+    assert sum(refused) >= 95
+
+
+def test_two_points_on_100_questions_are_refused() -> None:
+    """Two gained and none lost: the most that two points can say. P(no gain in a resample) = .98^100 = .13."""
+    found = decided(evaluation("challenger", [1] * 62 + [0] * 38), evaluation("champion", [1] * 60 + [0] * 40))
+    assert not found.promoted
+    assert found.difference
+    assert (found.difference.mean, found.difference.low) == (pytest.approx(0.02), 0.0)
+    assert found.reason == "the lower bound +0.000 of the difference is not above the margin +0.000"
+
+
+def test_the_lower_bound_must_be_above_the_margin() -> None:
+    """Every question gained on half of 200: the bound is near .43, above .4 and not above .45."""
+    challenger, champion = evaluation("challenger", [1] * 200), evaluation("champion", [0, 1] * 100)
+    assert decided(challenger, champion, margin=0.4).promoted
+    assert not decided(challenger, champion, margin=0.45).promoted
+
+
+def test_a_higher_level_asks_for_more() -> None:
+    challenger, champion = evaluation("challenger", [1] * 66 + [0] * 34), evaluation("champion", [1] * 60 + [0] * 40)
+    levels = {
+        level: decide(challenger, champion, margin=0.0, level=level, samples=2000, seed=0).promoted
+        for level in (0.95, 0.999)
+    }
+    assert levels == {0.95: True, 0.999: False}
+
+
+def test_pairs_are_by_question_whatever_the_order() -> None:
+    a, b = evaluation("a", [1, 1, 0, 0] * 25), evaluation("b", [1, 1, 0, 0] * 25)
+    turned = dataclasses.replace(b, predictions=b.predictions[::-1])
+    found = decided(a, turned)
+    assert (found.only_challenger_right, found.only_champion_right) == (0, 0)
+
+
+def test_predictions_of_other_questions_are_refused() -> None:
+    challenger = evaluation("challenger", [1] * 300)
+    found = decided(challenger, evaluation("champion", [0] * 299))
+    assert (found.promoted, found.difference, found.questions) == (False, None, 0)
+    assert found.reason == (
+        "they were not measured alike, they differ in questions asked; evaluate both under one configuration"
+    )
+
+
+@pytest.mark.parametrize("what", ["questions", "passages", "index", "prompt", "protocol"])
+def test_evaluations_of_other_data_index_or_prompt_are_refused(what: str) -> None:
+    found = decided(evaluation("challenger", [1] * 300, **{what: "other"}), evaluation("champion", [0] * 300))
+    assert not found.promoted
+    assert f"they differ in {what}; evaluate both" in found.reason
+
+
+def test_the_table_shows_the_numbers_or_why_there_are_none() -> None:
+    challenger = evaluation("challenger", [1] * 66 + [0] * 34)
+    page = table(decided(challenger, evaluation("champion", [1] * 60 + [0] * 40)))
+    assert page.startswith("challenger is promoted against champion: the lower bound")
+    assert "| exact match of challenger | 0.660 |" in page
+    assert "| right in champion alone | 0 |" in page
+    assert "| its 95% interval | +0.020 to +0.110 |" in page
+    refused = table(decided(challenger, evaluation("champion", [1])))
+    assert refused.startswith("challenger is refused against champion: they were not measured alike")
+    assert "|" not in refused

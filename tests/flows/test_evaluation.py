@@ -1,0 +1,141 @@
+"""The recurring evaluation on the warm-started small model: a real server, a real store, and once a real process."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from agent_r1 import tracking
+from agent_r1.params import load
+from agent_r1.records import Prediction
+from agent_r1.tables import read_rows, write_rows
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import Version
+from flows.commands import StageFailed
+from flows.evaluate import evaluate
+from flows.evaluation import Drifted, evaluation
+from flows.models import register
+from flows.paths import WARM_START, checkpointed_policy, train_dir
+from flows.promote import crown
+
+ROOT = Path(__file__).parents[2]
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+HOME = Path("outputs/evaluations/agent_r1-v1")
+
+
+@pytest.fixture(autouse=True)
+def project(
+    small_project: Path,
+    tmp_path: Path,
+    write_params: WriteParams,
+    inside: Inside,
+    prefect_api: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    write_params(tmp_path, {"engine": {"kind": "transformers"}, "evaluate": {"questions": 12}})
+    for name in ("data", "outputs"):
+        (tmp_path / name).mkdir()
+    for part in ("data/prepared", "data/index", WARM_START):
+        (tmp_path / part).symlink_to(small_project / part)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with inside(tmp_path):
+        yield tmp_path
+
+
+@pytest.fixture
+def version() -> Version:
+    """A run whose policy is the warm start, registered."""
+    policy = checkpointed_policy(train_dir("ppo"))
+    shutil.copytree(WARM_START, policy)
+    (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
+    tracked = tracking.start("ppo-seed0", {}, tracking.provenance("atlas"))
+    return register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluates in this process, where imports cost nothing."""
+
+    def run(stage: str, *arguments: str) -> None:
+        assert stage == "evaluate"
+        given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
+        evaluate(**given)
+
+    monkeypatch.setattr("flows.evaluation.run_command", run)
+
+
+def predictions(folder: Path) -> list[Prediction]:
+    return read_rows(folder / "predictions.parquet", Prediction)
+
+
+def test_the_champion_is_held_against_the_time_before(version: Version, in_process: None, project: Path) -> None:
+    crown("ppo")
+    evaluation()
+    [first] = HOME.iterdir()
+    rows = predictions(first)
+    assert [(row.run, row.seed, row.policy_version) for row in rows] == [("agent_r1-v1", 0, 7)] * 12
+    evaluation()
+    second = max(HOME.iterdir())
+    assert predictions(second) == rows
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    run = client.get_run((second / "mlflow_run_id").read_text())
+    assert (run.info.run_name, run.data.tags["model_version"]) == ("agent_r1-v1", "1")
+    assert run.data.metrics["final/changed_questions"] == 0.0
+    assert run.data.metrics["final/questions"] == 12
+
+    was = float(sum(row.em for row in rows) < 6)  # as if every question had been answered right, or wrong
+    write_rows(
+        second / "predictions.parquet", [dataclasses.replace(row, answer="Nowhere", em=was) for row in rows], Prediction
+    )
+    message = r"answers 12 questions differently from agent_r1-v1 of \w+\.\w+, beyond chance on atlas"
+    with pytest.raises(Drifted, match=message) as raised:
+        evaluation()
+    assert all(f"  {row.question_id}: 'Nowhere' -> " in str(raised.value) for row in rows)
+    assert not (project / "outputs/evaluate").exists()  # nothing that the report stage depends on
+
+
+def test_a_challenger_is_evaluated_on_one_data_set_and_without_a_champion_no_gate_decides(
+    version: Version, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        evaluation(["ppo"], dataset="atlas")
+    assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
+    assert "no champion to compare with; the first becomes one only by `python -m flows.promote" in caplog.text
+    assert registry.champion() is None
+
+
+def test_a_policy_that_has_gone_fails_the_evaluation(version: Version) -> None:
+    shutil.rmtree(checkpointed_policy(train_dir("ppo")))
+    with pytest.raises(StageFailed, match="stage evaluate failed with exit code 1; its own lines above say why"):
+        evaluation([version.reference])
+    assert list(HOME.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("models", "dataset", "message"),
+    [
+        (None, None, "the registry is empty; a training that finishes registers its policy"),
+        (["grpo"], None, "there is no registered model 'grpo'; the registry is empty"),
+        (["models:/agent_r1"], None, "'models:/agent_r1' is no reference to a model of this project"),
+        (None, "musique", "no data set is prepared called 'musique'; valid names: atlas"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluation(models, dataset)
+
+
+def test_a_registry_without_a_champion_is_explained(version: Version) -> None:
+    with pytest.raises(ValueError, match=r"has no champion; .* only by `python -m flows\.promote models:/agent_r1/1"):
+        evaluation()

@@ -1,0 +1,177 @@
+"""The registry in a real MLflow store: versions, references, the alias, and two promotions at the same time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mlflow.artifacts
+import pytest
+from mlflow import MlflowClient
+
+from agent_r1 import tracking
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import Descriptor, Outpaced, Version
+
+ROOT = Path(__file__).parents[2]
+Describe = Callable[..., Descriptor]
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    for variable in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "params.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    return MlflowClient(f"sqlite:///{tmp_path}/.tracking/mlflow.db")
+
+
+@pytest.fixture
+def describe(client: MlflowClient) -> Describe:
+    """A descriptor of a policy by its hash, from a training of its own."""
+
+    def make(policy_hash: str, label: str = "ppo-seed3", **changes: str) -> Descriptor:
+        plain = Descriptor(
+            label=label,
+            run="ppo",
+            seed=3,
+            sweep="",
+            mlflow_run_id=tracking.start(label, {"seed": 3}, {"of": policy_hash}).run_id,
+            policy="outputs/train/ppo-seed3/checkpoint/policy",
+            policy_hash=policy_hash,
+            policy_version=7,
+            dvc_file="models/ppo-seed3-aaaa.dvc",
+            dvc_hash="12ab.dir",
+            git_commit="c0ffee",
+            data_hash="34cd",
+            questions="q",
+            passages="p",
+            index="i",
+            prompt="t",
+            config="f",
+        )
+        return dataclasses.replace(plain, **changes)
+
+    return make
+
+
+def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> None:
+    descriptor = describe("aaaa")
+    version = registry.register(descriptor)
+    assert version == Version(number=1, descriptor=descriptor)
+    assert registry.versions() == [version] == [registry.find("models:/agent_r1/1")]
+    stored = client.get_model_version("agent_r1", "1")
+    assert stored.run_id == descriptor.mlflow_run_id
+    assert Descriptor(**json.loads(mlflow.artifacts.load_text(stored.source))) == descriptor
+    assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
+
+
+def test_the_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowClient, describe: Describe) -> None:
+    first = registry.register(describe("aaaa"))
+    registry.promote(first, expected=None)
+    assert registry.register(describe("bbbb")).number == 2
+    again = describe("aaaa", label="ppo", policy="outputs/train/ppo/checkpoint/policy", dvc_file="", dvc_hash="")
+    moved = registry.register(again)
+    assert (moved.number, moved.is_champion, len(registry.versions())) == (1, True, 2)
+    assert moved == registry.find("models:/agent_r1@champion")
+    found = moved.descriptor
+    assert (found.label, found.policy) == ("ppo-seed3", "outputs/train/ppo/checkpoint/policy")
+    assert found.mlflow_run_id == again.mlflow_run_id != first.descriptor.mlflow_run_id
+    assert (found.dvc_file, found.dvc_hash) == ("models/ppo-seed3-aaaa.dvc", "12ab.dir")  # no newer copy
+    assert client.get_run(again.mlflow_run_id).data.tags["model_version"] == "1"
+
+
+def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowClient, describe: Describe) -> None:
+    descriptor = describe("aaaa")
+    registry.register(descriptor)
+    client.delete_tag(descriptor.mlflow_run_id, "model_version")
+    assert registry.register(descriptor).number == 1
+    assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
+
+
+def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: Describe) -> None:
+    registry.register(describe("aaaa"))
+    client.set_model_version_tag("agent_r1", "1", "mood", "good")
+    client.create_model_version("agent_r1", "/somewhere/else")
+    assert [version.number for version in registry.versions()] == [1]
+    assert registry.register(describe("bbbb")).number == 3
+
+
+def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: Describe) -> None:
+    a, b, c = (registry.register(describe(name)) for name in ("aaaa", "bbbb", "cccc"))
+    assert registry.champion() is None
+    assert registry.promote(a, expected=None).aliases == ("champion",)
+    assert registry.promote(b, expected=a).number == 2
+    assert [version.is_champion for version in registry.versions()] == [False, True, False]
+    with pytest.raises(Outpaced, match="version 3 was to take the place of version 1, and the champion is version 2"):
+        registry.promote(c, expected=a)
+    with pytest.raises(Outpaced, match="take the place of no version, and the champion is version 2 by now; promote"):
+        registry.promote(c, expected=None)
+    champion = registry.champion()
+    assert champion
+    assert champion.number == 2
+
+
+def test_of_two_promotions_at_the_same_time_one_wins(describe: Describe, tmp_path: Path) -> None:
+    for name in ("aaaa", "bbbb", "cccc", "dddd", "eeee"):
+        registry.register(describe(name))
+    registry.promote(registry.find("models:/agent_r1/1"), expected=None)
+    code = """
+import sys
+from agent_r1.tracking import registry
+version, champion = registry.find(sys.argv[1]), registry.champion()
+print("ready", flush=True)
+sys.stdin.readline()
+registry.promote(version, expected=champion)
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, f"models:/agent_r1/{number}"],
+            env={"PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in (2, 3, 4, 5)
+    ]
+    for process in processes:  # all have seen version 1 as the champion
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = {number: process.communicate()[1] for number, process in enumerate(processes, start=2)}
+    winners = [number for number, said in errors.items() if not said]
+    champion = registry.champion()
+    assert champion
+    assert winners == [champion.number]
+    assert all("Outpaced: " in said for number, said in errors.items() if number not in winners)
+
+
+@pytest.mark.parametrize(
+    "reference", ["champion", "models:/other@champion", "models:/agent_r1", "models:/agent_r1/x", "models:/agent_r1/1/"]
+)
+def test_what_is_no_reference_is_refused(client: MlflowClient, reference: str) -> None:
+    with pytest.raises(ValueError, match="is no reference to a model of this project; they are models:/agent_r1@champ"):
+        registry.find(reference)
+
+
+def test_an_empty_registry_and_unknown_versions_are_explained(describe: Describe) -> None:
+    with pytest.raises(ValueError, match="models:/agent_r1@champion: the registry is empty; a training that finishes"):
+        registry.find("models:/agent_r1@champion")
+    version = registry.register(describe("aaaa"))
+    message = "no champion; the first becomes one only by `python -m flows.promote models:/agent_r1/1 --first`"
+    with pytest.raises(ValueError, match=message):
+        registry.find("models:/agent_r1@champion")
+    with pytest.raises(ValueError, match="models:/agent_r1/4: there is no such version; the latest is 1"):
+        registry.find("models:/agent_r1/4")
+    registry.promote(version, expected=None)
+    with pytest.raises(ValueError, match="there is no alias 'challenger'; aliases: champion"):
+        registry.find("models:/agent_r1@challenger")
