@@ -156,7 +156,7 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     """The error of a DVC command that failed, without its frame."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return " ".join(errors or lines[-1:]) or f"exit code {done.returncode}"
+    return " ".join(errors or lines[:1]) or f"exit code {done.returncode}"
 
 
 def _dvc(*arguments: str) -> subprocess.CompletedProcess[str]:
