@@ -1,0 +1,1 @@
+"""A stand-in until the viewer is there."""
