@@ -26,13 +26,14 @@ from flows.server import (
     require_free,
     require_server,
     server_command,
+    server_environment,
 )
 from flows.stage import clean_end
 
 POOL = "agent_r1"  # as in prefect.yaml
 SIGN_OF_LIFE_S = 30  # of a flow run; Prefect allows no less
 GRACE_S = 40.0  # for the worker's runs to end their stages and to say so
-STEADY_S = 60.0  # a worker that died sooner would only die again
+STEADY_S = 20.0  # a worker that died sooner would only die again
 WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     """Runs a Prefect server with the deployments, a worker and the MLflow UI, until interrupted or a part dies.
 
     With `PREFECT_API_URL` that server is used and none is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI.
-    A worker that dies after a steady minute is started again; what it ran is ended, and shown as crashed.
+    A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
 
     Raises:
         ValueError: a port is taken, or the server is of another version.
@@ -70,9 +71,8 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     """
     remote = os.environ.get("PREFECT_API_URL")
     environment = prefect_environment(remote or api_on(prefect_port))
-    with _running([*_prefect_servers(remote, prefect_port, environment), *_mlflow_servers(mlflow_port)]) as servers:
-        if code := subprocess.run([sys.executable, "-m", "flows.deploy"], env=environment, check=False).returncode:
-            sys.exit(code)  # its own lines say why
+    with _running([*_prefect_servers(remote, prefect_port), *_mlflow_servers(mlflow_port)]) as servers:
+        _deploy(environment, restarted=not remote)
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", _page(environment), mlflow_ui(mlflow_port))
         _keep_working(_worker(environment, mlflow_ui(mlflow_port)), servers)
 
@@ -92,7 +92,7 @@ def show_mlflow(port: int) -> None:
         raise OSError(_obituary(_first_to_end(servers)))
 
 
-def _prefect_servers(remote: str | None, port: int, environment: Mapping[str, str]) -> list[Server]:
+def _prefect_servers(remote: str | None, port: int) -> list[Server]:
     if remote:
         require_server(remote)
         return []
@@ -101,7 +101,7 @@ def _prefect_servers(remote: str | None, port: int, environment: Mapping[str, st
         Server(
             name="Prefect server",
             command=server_command(port),
-            environment=environment,
+            environment=server_environment(api_on(port)),
             log=log_path("server"),
             health=f"{api_on(port)}/health",
         )
@@ -137,6 +137,12 @@ def _worker(environment: Mapping[str, str], mlflow_url: str) -> Part:
         },
         log=log_path("worker"),
     )
+
+
+def _deploy(environment: Mapping[str, str], *, restarted: bool) -> None:
+    command = [sys.executable, "-m", "flows.deploy", *(["--restarted"] if restarted else [])]
+    if code := subprocess.run(command, env=environment, check=False).returncode:
+        sys.exit(code)  # its own lines say why
 
 
 def _keep_working(worker: Part, servers: Sequence[Running]) -> None:
