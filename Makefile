@@ -2,6 +2,9 @@
 PYTHON ?= python3
 # What pip installs: the locked CPU environment. On a CUDA machine: make repro INSTALL='-e .[gpu,dev]'
 INSTALL ?= --no-deps -r requirements/cpu.txt -e .
+# Where `serve` and `ui` listen, on this machine alone.
+PREFECT_PORT ?= 4200
+MLFLOW_PORT ?= 5000
 
 VENV := $(CURDIR)/.venv
 INSTALLED := $(VENV)/.installed
@@ -14,7 +17,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline ablations doctor test lint ui lock clean
+.PHONY: help repro pipeline ablations serve doctor test lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +31,9 @@ pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFEC
 ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations with every seed
 	dvc repro ablations/dvc.yaml
 
+serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
+	python -m flows.serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT)
+
 doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, MLflow and DVC, and say what to do
 	python -m flows.doctor
 
@@ -39,9 +45,8 @@ lint: $(INSTALLED)  ## check style, format and types
 	ruff format --check
 	mypy
 
-ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false mlflow ui --workers 1 \
-		--backend-store-uri sqlite:///$(CURDIR)/.tracking/mlflow.db
+ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
+	python -m flows.serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
 
 lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile pyproject.toml \

@@ -1,73 +1,53 @@
-"""The pipeline as a Prefect flow: one task per DVC stage, in the order that dvc.yaml gives."""
+"""The graphs of DVC as Prefect flows: one task per stage, in the order that DVC gives."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from graphlib import TopologicalSorter
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.context import TaskRunContext
+from prefect import flow
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed
 
-from flows.processes import process_group
+from flows.commands import DVC, StageFailed, reproduce
 from flows.server import prefect_server
-from flows.stage import PARENT_TASK_RUN, TERMINATED, clean_end
-
-DVC = [sys.executable, "-m", "dvc"]
-UP_TO_DATE = re.compile(r"Stage '.+' (didn't change, skipping|is cached - skipping run)")
+from flows.stage import TERMINATED, clean_end
 
 logger = logging.getLogger(__name__)
 
 
-class StageFailed(RuntimeError):
-    """A stage ended with an error of its own, which it has already explained."""
-
-
 @flow(name="pipeline")
 def pipeline() -> None:
-    """Brings every stage up to date; the first one that fails ends the flow.
+    """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow.
 
     Raises:
         StageFailed: a stage's command failed.
         ValueError: dvc.yaml or params.yaml is refused by DVC.
     """
-    for stage in stages():
+    for stage in stages("dvc.yaml"):
         reproduce(stage)
 
 
-@task(name="reproduce", task_run_name="{stage}", cache_policy=NO_CACHE)
-def reproduce(stage: str) -> State[None]:
-    """Runs one DVC stage if anything it depends on has changed; its state is Cached where nothing has."""
-    cached = False
-    with process_group([*DVC, "repro", "--single-item", stage], _stage_environment()) as process:
-        for line in _lines(process):
-            logger.info("%s", line)
-            cached = cached or UP_TO_DATE.match(line) is not None
-        code = process.wait()
-    if code:
-        raise StageFailed(f"stage {stage} failed with exit code {code}; its own lines above say why")
-    return Completed(name="Cached") if cached else Completed()
+@flow(name="ablations")
+def ablations() -> None:
+    """The same of ablations/dvc.yaml, and of all that it is made of."""
+    for stage in stages("ablations/dvc.yaml"):
+        reproduce(stage)
 
 
-def stages() -> list[str]:
-    """The names of dvc.yaml's stages, each after those it depends on.
+def stages(file: str) -> list[str]:
+    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies.
 
     Raises:
         ValueError: DVC refuses the project's files.
     """
-    result = subprocess.run([*DVC, "dag", "--dot", "dvc.yaml"], capture_output=True, text=True, check=False)
+    result = subprocess.run([*DVC, "dag", "--dot", file], capture_output=True, text=True, check=False)
     if result.returncode:
         raise ValueError(f"dvc dag failed: {result.stderr.strip()}")
     return ordered(result.stdout)
@@ -103,25 +83,6 @@ def _send_pending_reports() -> None:
     with suppress(RuntimeError):  # raised where nothing was logged
         APILogWorker.instance().drain()
     EventsWorker.drain_all()
-
-
-def _stage_environment() -> dict[str, str]:
-    """This process's environment, and where the stage's own flow finds its server and its parent."""
-    context = TaskRunContext.get()
-    assert context is not None, "reproduce runs as a task"
-    return {
-        **os.environ,
-        "PREFECT_API_URL": PREFECT_API_URL.value(),
-        PARENT_TASK_RUN: str(context.task_run.id),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip():
-            yield line.rstrip()
 
 
 if __name__ == "__main__":

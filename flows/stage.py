@@ -20,6 +20,7 @@ from uuid import UUID
 from rich.logging import RichHandler
 
 from agent_r1.params import SWEEP
+from flows.processes import end_with_parent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,6 +29,9 @@ PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task ru
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
+UNAVAILABLE = os.EX_TEMPFAIL  # 75
+# A file that is not there, or in the way, stays so however often it is asked for.
+LASTING = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +40,17 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | None) -> Non
     """Runs a stage as the whole of its process: the last line of `python -m flows.<stage>`.
 
     The stage is a tracked Prefect flow when `PREFECT_API_URL` is set and answers, else the plain function, for which
-    Prefect is not even imported. What a user can mend (ValueError, OSError) ends as one message and exit code 1, an
-    interrupt as 130, a termination as 143; any other fault keeps its traceback.
+    Prefect is not even imported. What a user can mend (ValueError, OSError) ends as one message and exit code 1, or 75
+    where the same may work later, without anybody's doing (a server that does not answer, a disk that fails); an
+    interrupt ends as 130, a termination as 143; any other fault keeps its traceback.
 
     Args:
         stage: the stage's function; its name is the flow's.
         parameters: its keyword arguments, shown with the tracked run.
     """
     keep_freed_memory()
+    if PARENT_TASK_RUN in os.environ:
+        end_with_parent()
     with clean_end():
         if server_answers():
             _run_tracked(stage, parameters)
@@ -71,7 +78,7 @@ def clean_end() -> Iterator[None]:
         if os.environ.get(SHOW_TRACEBACK):
             raise
         logger.error("%s", explain(fault))
-        sys.exit(1)
+        sys.exit(UNAVAILABLE if is_transient(fault) else 1)
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:
@@ -121,6 +128,11 @@ def server_answers() -> bool:
     except (OSError, ValueError) as fault:
         logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", url, fault)
         return False
+
+
+def is_transient(fault: Exception) -> bool:
+    """Whether the same may work later, without anybody's doing: a disk or a connection failed."""
+    return isinstance(fault, OSError) and not isinstance(fault, LASTING)
 
 
 def explain(fault: Exception) -> str:

@@ -17,6 +17,7 @@ from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
 from agent_r1.params.engine import EngineParams
 from agent_r1.params.evaluate import PROTOCOLS, Baseline, EvaluateParams, Protocol
 from agent_r1.params.monitor import MonitorParams
+from agent_r1.params.operate import OperateParams
 from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.params.promote import PromoteParams
 from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
@@ -41,6 +42,7 @@ __all__ = [
     "LoraParams",
     "ModelParams",
     "MonitorParams",
+    "OperateParams",
     "Params",
     "PrepareParams",
     "PromoteParams",
@@ -90,6 +92,7 @@ class Params(Section):
     repro_runs: list[str]
     repro_baselines: list[Baseline]
     ablations: AblationsParams
+    operate: OperateParams
 
     @model_validator(mode="after")
     def _runs_resolve(self) -> Self:

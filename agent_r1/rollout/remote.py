@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from agent_r1.rollout.sampling import EngineError
+from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class VllmServer:
             weights: the label of `load_weights` under which every token must have been sampled.
 
         Raises:
-            EngineError: no answer, a refusal, or other weights.
+            EngineUnavailable: no answer.
+            EngineError: a refusal, or other weights.
         """
         answer = self._post("/inference/v1/generate", {"token_ids": list(ids), "sampling_params": sampling})
         found = {span["version"] for span in answer["choices"][0]["weight_versions"]}
@@ -82,7 +83,7 @@ class VllmServer:
                     return self._content(path, response)
                 problem = f"status {response.status_code}"
             log.warning("%s%s: %s, attempt %d of %d", self.url, path, problem, attempt + 1, self._retries + 1)
-        raise EngineError(
+        raise EngineUnavailable(
             f"the engine server {self.url} did not answer {path} in {self._retries + 1} attempts ({problem}); start it "
             "with `python -m agent_r1.rollout.serve MODEL --port PORT`, correct engine.server.urls, or raise "
             "engine.server.timeout_s"

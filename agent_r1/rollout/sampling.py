@@ -78,6 +78,10 @@ class EngineError(RuntimeError):
     """The engine failed outside of this process; the message says how, and what to do where that is known."""
 
 
+class EngineUnavailable(EngineError, ConnectionError):
+    """The engine does not answer; it may when it is asked again later."""
+
+
 def action(ids: Sequence[int], logprobs: Sequence[float], end_id: int) -> Action:
     """What was sampled, ids [A] and logprobs [A]; only the last id may be `end_id`."""
     stop_reason = StopReason.END if ids[-1] == end_id else StopReason.LENGTH

@@ -78,6 +78,7 @@ SMALL = {
     "repro_runs": ["ppo"],
     "repro_baselines": ["base_tool_call", "naive_rag"],
     "ablations": {"runs": ["ppo"], "seeds": [0, 1], "iterations": 2},
+    "operate": {"retry_delay_s": 0.0},
 }
 
 
@@ -96,12 +97,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts `python ARGUMENTS` in tmp_path with the project importable; kills it after the test."""
     processes: list[subprocess.Popen[str]] = []
 
-    def start_process(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start_process(*arguments: str, stdin: int | None = None, **environment: str) -> subprocess.Popen[str]:
         inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=tmp_path,
             env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **environment},
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

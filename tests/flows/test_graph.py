@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_r1.params import load
 from flows.pipeline import stages
+from flows.training import STARTS_FROM
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +24,7 @@ RUNTIME = {
     "flows/lock.py",
     "flows/models.py",
     "flows/paths.py",
+    "flows/processes.py",
     "flows/stage.py",
 }
 
@@ -74,7 +77,7 @@ def holds(dependency: str, file: Path) -> bool:
 
 def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    order = stages()
+    order = stages("dvc.yaml")
     settings = yaml.safe_load(Path("params.yaml").read_text())
     runs, baselines = settings["repro_runs"], settings["repro_baselines"]
     assert set(order) == {
@@ -130,3 +133,22 @@ def test_a_stage_depends_on_the_code_it_imports(stage: str) -> None:
     missing = {str(file) for file in files if not any(holds(path, file) for path in listed)}
     unused = {path for path in listed if not any(holds(path, file) for file in files)}
     assert (missing, unused) == (set(), set())
+
+
+def test_every_stage_has_a_time_limit() -> None:
+    limits = load(ROOT / "params.yaml").operate
+    assert all(limits.timeout_s(Path(stage).name) > 0 for stage in definitions())
+
+
+def test_a_training_starts_from_all_that_its_stage_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every output that `train` reads is made by one of them, and they come in the order of the graph."""
+    made = {
+        out: stage
+        for stage, definition in definitions().items()
+        for outs in [definition.get("outs", [])]
+        for out in (next(iter(each)) if isinstance(each, dict) else each for each in outs)
+    }
+    needed = {stage for out, stage in made.items() for read in definitions()["train"]["deps"] if holds(read, Path(out))}
+    assert needed == set(STARTS_FROM)
+    monkeypatch.chdir(ROOT)
+    assert tuple(stage for stage in stages("dvc.yaml") if stage in STARTS_FROM) == STARTS_FROM

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,29 @@ def test_an_exception_ends_the_whole_group(monkeypatch: pytest.MonkeyPatch, stub
         raise KeyboardInterrupt
     assert not is_running(child)
     assert process.returncode is not None
+
+
+ORPHAN = """
+import os, signal, sys, time
+from flows.processes import end_with_parent
+
+if os.fork():
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+end_with_parent()
+signal.signal(signal.SIGTERM, lambda *_: (print("ended", flush=True), sys.exit()))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_ends_with_the_one_that_started_it(start: Any) -> None:
+    parent = start("-c", ORPHAN, stdin=subprocess.PIPE)
+    child = int(parent.stdout.readline())
+    assert is_running(child)
+    parent.stdin.write("\n")
+    parent.stdin.flush()
+    assert parent.stdout.readline() == "ended\n"
 
 
 def test_output_and_errors_are_one_stream() -> None:

@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 def refused(run):
     raise ValueError(f"run {run!r} is not defined; add it to params.yaml")
 
+def unavailable(run):
+    raise ConnectionError("no answer")
+
+def missing(run):
+    open("not/there")
+
 def broken(run):
     assert run == "x", "an invariant of ours"
 
@@ -86,6 +92,13 @@ def test_a_users_fault_shows_its_traceback_on_request(start: Any, script: str) -
     code, errors = ending(start(script, "refused", AGENT_R1_TRACEBACK="1"))
     assert code == 1
     assert "Traceback" in errors
+
+
+@pytest.mark.parametrize(("stage", "code"), [("unavailable", 75), ("missing", 1)])
+def test_what_may_work_later_has_a_code_of_its_own(start: Any, script: str, stage: str, code: int) -> None:
+    found, errors = ending(start(script, stage))
+    assert found == code
+    assert "Traceback" not in errors
 
 
 def test_our_fault_keeps_its_traceback(start: Any, script: str) -> None:

@@ -1,0 +1,63 @@
+"""One training as a deployed flow: what it starts from, the run, its page, and what to look at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from prefect import flow
+from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.runtime import flow_run
+
+from agent_r1 import params
+from flows.commands import reproduce, run_command
+from flows.paths import label, train_dir
+from flows.server import mlflow_ui
+
+STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
+SHOWN = ("rollout/em", "rollout/f1", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
+
+
+def _label() -> str:
+    return label(flow_run.parameters["run"], flow_run.parameters["seed"])
+
+
+@flow(name="training", flow_run_name=_label)
+def training(run: str, seed: int | None = None) -> None:
+    """Trains one run of params.yaml, or goes on where an earlier attempt was interrupted; then makes its viewer.
+
+    Data, index and warm start are brought up to date first, as `dvc repro` would.
+
+    Args:
+        run: a name under `runs:`.
+        seed: in place of the run's own; its outputs get folders of their own.
+
+    Raises:
+        ValueError: there is no such run.
+        StageFailed: a stage's command failed.
+    """
+    params.load().run(run, seed)
+    for stage in STARTS_FROM:
+        reproduce(stage)
+    member = ["--run", run, *([] if seed is None else ["--seed", str(seed)])]
+    run_command("train", *member)
+    _show(train_dir(run, seed))
+    run_command("view", *member)
+
+
+def _show(folder: Path) -> None:
+    """Prefect artifacts: the scores by iteration, and where the run is in MLflow."""
+    key = folder.name.lower().replace("_", "-")
+    create_table_artifact(scores(folder), key=f"scores-{key}", description=f"Scores of {folder.name}, by iteration")
+    create_link_artifact(
+        f"{mlflow_ui()}/#/runs/{(folder / 'mlflow_run_id').read_text()}",
+        link_text=f"{folder.name} in MLflow",
+        key=f"mlflow-{key}",
+        description=f"The run of {folder.name}: curves, parameters, viewer",
+    )
+
+
+def scores(folder: Path) -> list[dict[str, float | None]]:
+    """What the table shows of a run: a row per finished iteration."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line.get(name) for name in ("iteration", *SHOWN)} for line in lines]

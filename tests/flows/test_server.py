@@ -1,0 +1,101 @@
+"""Servers on this machine and elsewhere: what is refused, and what the user is told to do."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+import pytest
+
+from flows.server import api_on, mlflow_ui, require_free, require_server
+
+
+@contextmanager
+def answering(body: str) -> Iterator[str]:
+    """The API URL of a server that answers every request with this body."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield api_on(server.server_port)
+        server.shutdown()
+
+
+@contextmanager
+def bound() -> Iterator[int]:
+    """A port that is taken; nothing answers there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_a_port_in_use_is_named_with_the_remedy() -> None:
+    with bound() as port:
+        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end what listens there.* make serve MLFLOW_PORT={port + 1}"
+        with pytest.raises(ValueError, match=message):
+            require_free(port, "MLFLOW_PORT")
+    require_free(port, "MLFLOW_PORT")
+
+
+def test_the_tests_own_prefect_server_is_accepted(prefect_api: str) -> None:
+    require_server(prefect_api)
+
+
+def test_a_patch_release_is_accepted() -> None:
+    major, minor, _ = version("prefect").split(".")
+    with answering(json.dumps(f"{major}.{minor}.999")) as url:
+        require_server(url)
+
+
+def test_a_server_of_another_version_is_refused() -> None:
+    ours = version("prefect")
+    with (
+        answering(json.dumps("2.20.1")) as url,
+        pytest.raises(ValueError, match=rf"{url} is Prefect 2\.20\.1, and this project has {ours}; run the same minor"),
+    ):
+        require_server(url)
+
+
+def test_what_is_no_prefect_server_is_refused() -> None:
+    with answering("<html>") as url, pytest.raises(ValueError, match="is no Prefect server; it should end in /api"):
+        require_server(url)
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        url = api_on(silent.getsockname()[1])
+        with pytest.raises(OSError, match=rf"no Prefect server answers at PREFECT_API_URL {url} .*; start it there"):
+            require_server(url)
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "http://127.0.0.1:5001"),
+        ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "http://127.0.0.1:5001"),
+        ({"MLFLOW_TRACKING_URI": "https://mlflow.example"}, "https://mlflow.example"),
+        ({"MLFLOW_TRACKING_URI": "http://a", "AGENT_R1_MLFLOW_UI": "http://b"}, "http://b"),
+    ],
+)
+def test_where_a_browser_finds_mlflow(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "AGENT_R1_MLFLOW_UI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert mlflow_ui(5001) == address

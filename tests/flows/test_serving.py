@@ -1,0 +1,207 @@
+"""`make serve` for real: server, worker and deployments of a project whose stages are short scripts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 180.0
+
+TRAIN = """
+import json, os, pathlib, sys, time
+from flows.lock import accelerator
+
+folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
+folder.mkdir(parents=True)
+with accelerator():
+    (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/em": 0.5}) + "\\n")
+    (folder / "mlflow_run_id").write_text("abc")
+    (folder / "pid").write_text(str(os.getpid()))
+    time.sleep(600 if int(sys.argv[4]) else 0)
+"""
+EVALUATION = """
+from prefect import flow
+
+@flow(name="evaluation")
+def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None: ...
+"""
+PROMOTE = """
+from prefect import flow
+
+@flow(name="promote")
+def promote(challenger: str) -> None: ...
+"""
+DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What the condition gives as soon as that is something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.2)
+    return found
+
+
+@dataclass
+class Served:
+    """A project that is served."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+    client: SyncPrefectClient
+
+    def trigger(self, **parameters: Any) -> FlowRun:
+        training = self.client.read_deployment_by_name("training/training")
+        return self.client.create_flow_run_from_deployment(training.id, parameters=parameters)
+
+    def state(self, run: FlowRun) -> str:
+        return str(self.client.read_flow_run(run.id).state_name)
+
+    def stage(self, seed: int) -> int:
+        """The process of a training that is under way."""
+        pid = self.folder / f"outputs/train/ppo-seed{seed}/pid"
+        return int(wait_for(lambda: pid.exists() and pid.read_text()))
+
+    def runs_of(self, deployment: str) -> list[FlowRun]:
+        found = self.client.read_deployment_by_name(deployment)
+        runs = self.client.read_flow_runs()
+        return [run for run in runs if run.deployment_id == found.id and run.state_name == "Completed"]
+
+    def processes(self) -> dict[int, str]:
+        """Those that work in the project, with their command lines."""
+        return working_in(self.folder)
+
+
+def working_in(folder: Path) -> dict[int, str]:
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve() == folder:
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ").strip()
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue
+    return {pid: line for pid, line in found.items() if line}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "prefect.yaml", folder)
+    for name, source in (("train", TRAIN), ("view", ""), ("evaluation", EVALUATION), ("promote", PROMOTE)):
+        (folder / "flows" / f"{name}.py").write_text(source)
+    write_params(folder, {})
+    (folder / "dvc.yaml").write_text(DONE)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(project: Path) -> Iterator[Served]:
+    prefect_port, mlflow_port = free_ports()
+    gone = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    inherited = {name: value for name, value in os.environ.items() if name not in gone}
+    ports = ["--prefect-port", str(prefect_port), "--mlflow-port", str(mlflow_port)]
+    with (project / "said").open("w") as said_file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.serving", *ports],
+            cwd=project,
+            env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(project), "PREFECT_WORKER_QUERY_SECONDS": "1"},
+            stderr=said_file,
+            text=True,
+        )
+    try:
+        said = wait_for(lambda: process.poll() is not None or "Ctrl-C" in (project / "said").read_text())
+        assert said
+        assert process.poll() is None, (project / "said").read_text()
+        with (
+            temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{prefect_port}/api"}),
+            get_client(sync_client=True) as client,
+        ):
+            yield Served(folder=project, process=process, client=client)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait()
+
+
+def test_a_training_is_evaluated_and_then_judged(served: Served) -> None:
+    run = served.trigger(run="ppo", seed=0)
+    evaluated = wait_for(lambda: served.runs_of("evaluation/after-training"))
+    judged = wait_for(lambda: served.runs_of("promote/promote"))
+    assert served.state(run) == "Completed"
+    assert evaluated[0].parameters["models"] == ["ppo-seed0"]
+    assert judged[0].parameters == {"challenger": "ppo-seed0"}
+
+
+def test_an_unknown_run_fails_with_the_nearest_name(served: Served) -> None:
+    run = served.trigger(run="pppo")
+    wait_for(lambda: served.state(run) == "Failed")
+    state = served.client.read_flow_run(run.id).state
+    assert state is not None
+    assert "there is no run 'pppo' under runs:; did you mean 'ppo'?" in str(state.message)
+
+
+def test_a_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) -> None:
+    run = served.trigger(run="ppo", seed=1)
+    stage = served.stage(1)
+    served.client.set_flow_run_state(run.id, Cancelling())
+    wait_for(lambda: served.state(run) == "Cancelled")
+    assert stage not in served.processes()
+    assert not any("prefect.engine" in line for line in served.processes().values())
+
+
+def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None:
+    run = served.trigger(run="ppo", seed=2)
+    stage = served.stage(2)
+    (worker,) = (pid for pid, line in served.processes().items() if "prefect worker start" in line)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: served.state(run) == "Crashed")
+    wait_for(lambda: stage not in served.processes())
+    wait_for(lambda: any("prefect worker start" in line for line in served.processes().values()))
+    assert "the worker ended with code -9, see .tracking/prefect/worker.log" in (served.folder / "said").read_text()
+
+
+def test_an_interrupt_ends_everything(served: Served) -> None:
+    assert len(served.processes()) >= 4
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait() == 130
+    assert served.processes() == {}
+    assert not (served.folder / "mlflow.db").exists()  # its state is under .tracking
+
+
+def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, start: Any, prefect_api: str) -> None:
+    """With a server elsewhere, so that only MLflow's port is needed."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = f"import os; os.chdir({str(project)!r}); from flows.serving import main; main()"
+        refused = start("-c", command, "--mlflow-port", str(port), PREFECT_API_URL=prefect_api)
+        _, errors = refused.communicate()
+    assert refused.returncode == 1
+    assert f"port {port} of 127.0.0.1 cannot be used" in errors
+    assert working_in(project) == {}
