@@ -41,12 +41,6 @@ from prefect import flow
 @flow(name="evaluation")
 def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None: ...
 """
-PROMOTE = """
-from prefect import flow
-
-@flow(name="promote")
-def promote(challenger: str) -> None: ...
-"""
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
 
 
@@ -112,7 +106,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[...
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "prefect.yaml", folder)
-    for name, source in (("train", TRAIN), ("view", ""), ("evaluation", EVALUATION), ("promote", PROMOTE)):
+    for name, source in (("train", TRAIN), ("view", ""), ("evaluation", EVALUATION)):
         (folder / "flows" / f"{name}.py").write_text(source)
     write_params(folder, {})
     (folder / "dvc.yaml").write_text(DONE)
@@ -148,13 +142,11 @@ def served(project: Path) -> Iterator[Served]:
         process.wait()
 
 
-def test_a_training_is_evaluated_and_then_judged(served: Served) -> None:
+def test_a_training_is_evaluated(served: Served) -> None:
     run = served.trigger(run="ppo", seed=0)
     evaluated = wait_for(lambda: served.runs_of("evaluation/after-training"))
-    judged = wait_for(lambda: served.runs_of("promote/promote"))
     assert served.state(run) == "Completed"
     assert evaluated[0].parameters["models"] == ["ppo-seed0"]
-    assert judged[0].parameters == {"challenger": "ppo-seed0"}
 
 
 def test_an_unknown_run_fails_with_the_nearest_name(served: Served) -> None:
