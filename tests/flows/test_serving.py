@@ -115,7 +115,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[...
 
 
 @pytest.fixture(scope="module")
-def served(project: Path) -> Iterator[Served]:
+def served(project: Path, prefect_api: str) -> Iterator[Served]:
+    """The tests' own server is there first: settings that are undone later are undone in order."""
     prefect_port, mlflow_port = free_ports()
     gone = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
     inherited = {name: value for name, value in os.environ.items() if name not in gone}
