@@ -228,6 +228,7 @@ def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words
     refused = opened.evaluate(
         """() => new Promise((done) => {
           document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+          setTimeout(() => done("nothing"), 5000);
           document.body.append(Object.assign(new Image(), {src: "http://127.0.0.1:9/x.png"}));
         })"""
     )
