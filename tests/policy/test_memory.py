@@ -10,13 +10,15 @@ import torch
 from transformers import LlamaConfig, Qwen2Config
 
 from agent_r1.params import LoraParams, load
-from agent_r1.policy import memory
+from agent_r1.policy import checkpoint, memory
 from agent_r1.policy.adapter import attach
+from agent_r1.policy.learner import Learner
 from agent_r1.policy.memory import (
     GIB,
     Demand,
     activation_bytes,
     available_gib,
+    checkpoint_gib,
     count_parameters,
     demand_of,
     estimate,
@@ -194,3 +196,35 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
     assert sum(whole.values()) == pytest.approx(155, abs=1)
     with pytest.raises(ValueError, match=r"the device has 79\.0"):
         require_fit(whole, 79.0)
+
+
+@pytest.mark.parametrize("critic", [True, False])
+@pytest.mark.parametrize("adapter", [None, LORA])
+def test_a_checkpoint_takes_the_disk_space_that_is_expected(
+    tmp_path: Path, tiny_model: Path, critic: bool, adapter: LoraParams | None
+) -> None:
+    """After an update of policy and critic, whose optimisers keep states from then on."""
+    update = load(PARAMS).train.update
+    learner = Learner(tiny_model, update, with_critic=critic, seed=0, device=CPU, adapter=adapter)
+    for module, optimizer in ((learner.policy, learner.policy_optimizer), (learner.critic, learner.critic_optimizer)):
+        if module and optimizer:
+            for weight in module.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+            optimizer.step()
+    checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="same")
+    files = ("learner.pt", "policy/model.safetensors")
+    expected = checkpoint_gib(
+        Demand(
+            model=learner.policy.config,
+            dtype=torch.float32,
+            adapter=adapter,
+            critic=critic,
+            reference=False,
+            gradient_checkpointing=False,
+            microbatch_tokens=1,
+            loss_tokens=1,
+            sampler_gib=None,
+        )
+    )
+    on_disk = sum((tmp_path / "checkpoint" / name).stat().st_size for name in files) / GIB
+    assert on_disk == pytest.approx(expected, rel=0.15)  # names and shapes weigh something at this size
