@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Running
 
-from flows.deploy import POOL
+from flows.deploy import CRASH_DETECTION, POOL, deploy
 from flows.serving import POOL as SERVED_POOL
 
 ROOT = Path(__file__).parents[2]
@@ -53,3 +56,38 @@ def test_triggers_follow_deployments_that_exist() -> None:
         for related in trigger["match_related"]
     }
     assert followed == {("after-training", "training")}
+
+
+def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
+    """The names of the deployments, and the ids of the automations that detect crashes."""
+    names = {found.name for found in client.read_deployments()}
+    return names, [str(found.id) for found in client.read_automations_by_name(CRASH_DETECTION.name)]
+
+
+def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothing_else(
+    prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    with get_client(sync_client=True) as client:
+        deploy()
+        names, detectors = on_the_server(client)
+        assert set(DEPLOYMENTS) <= names
+        assert len(detectors) == 1
+        pool = client.read_work_pool(POOL)
+        assert (pool.type, pool.concurrency_limit) == ("process", 1)
+        training = client.read_deployment_by_name("training/training")
+        run = client.create_flow_run_from_deployment(training.id)
+        client.set_flow_run_state(run.id, Running(), force=True)
+
+        deploy(restarted=True)
+        assert on_the_server(client) == (names, detectors)  # anew it would forget which runs it waits for
+        assert client.read_flow_run(run.id).state_name == "Crashed"
+
+
+def test_deploying_needs_a_server() -> None:
+    with (
+        temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
+        pytest.raises(OSError, match=r"no Prefect server answers at PREFECT_API_URL http://127\.0\.0\.1:9/api"),
+    ):
+        deploy()
