@@ -17,7 +17,7 @@ from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from flows.commands import run_command
 from flows.history import measure, previous, read
-from flows.models import version_of
+from flows.models import in_training, version_of
 from flows.paths import QUESTIONS
 from flows.promote import promote
 
@@ -34,7 +34,8 @@ class Drifted(RuntimeError):
 def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None:
     """Evaluates registered models on the prepared data, and has the gate decide about those that are not the champion.
 
-    All data sets are asked in one evaluation; scores and drift are told apart by data set.
+    All data sets are asked in one evaluation; scores and drift are told apart by data set. The page of a challenger's
+    trajectories is made anew, and shows its test questions before and after training then.
 
     Args:
         models: references such as `models:/agent_r1/3`, or labels of trainings such as `ppo-seed3`; the champion for
@@ -54,7 +55,10 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
     beyond = [explain(found, SHOWN) for found in drifts if found.beyond]
     if beyond:
         raise Drifted("\n".join(beyond))
-    _decide([version for version in versions if not version.is_champion])
+    challengers = [version for version in versions if not version.is_champion]
+    _decide(challengers)
+    for version in challengers:
+        _show(version)
 
 
 def _evaluated(version: Version, dataset: str | None) -> Drift | None:
@@ -95,3 +99,12 @@ def _decide(challengers: Sequence[Version]) -> None:
         return
     for challenger in challengers:
         promote(challenger.reference)
+
+
+def _show(version: Version) -> None:
+    """Makes the page of its training, as long as that has not been repeated."""
+    if not in_training(version):
+        return
+    made = version.descriptor
+    seed = [] if made.label == made.run else ["--seed", str(made.seed)]
+    run_command("view", "--run", made.run, *seed, *(["--sweep", made.sweep] if made.sweep else []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -52,15 +53,19 @@ def previous(folder: Path) -> Evaluation | None:
 
 def latest(version: Version) -> Evaluation | None:
     """The latest evaluation of a version on all data sets: one of these, or that of its run under outputs/evaluate."""
+    folder = latest_folder(version)
+    return read_evaluation(version.name, folder) if folder else None
+
+
+def latest_folder(version: Version) -> Path | None:
+    """Where that is."""
     folders = _folders(_home(version, None))
     if folders:
-        return read_evaluation(version.name, folders[-1])
+        return folders[-1]
     descriptor = version.descriptor
-    own = evaluate_dir(descriptor.label, sweep=descriptor.sweep or None)
-    if not (own / "hashes.json").exists():
-        return None
-    found = read_evaluation(version.name, own)
-    return found if found.hashes["policy"] == descriptor.policy_hash else None
+    hashes = evaluate_dir(descriptor.label, sweep=descriptor.sweep or None) / "hashes.json"
+    current = hashes.exists() and json.loads(hashes.read_text())["policy"] == descriptor.policy_hash
+    return hashes.parent if current else None
 
 
 def _home(version: Version, dataset: str | None) -> Path:

@@ -157,6 +157,11 @@ def folder_of(version: Version) -> Path:
     )
 
 
+def in_training(version: Version) -> bool:
+    """Whether the training's own folder still holds the policy."""
+    return _holds(Path(version.descriptor.policy), version.descriptor)
+
+
 def _holds(folder: Path, descriptor: Descriptor) -> bool:
     return folder.is_dir() and sha256(folder) == descriptor.policy_hash
 

@@ -13,12 +13,15 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.baselines import BASE_TOOL_CALL
+from agent_r1.hashes import sha256
 from agent_r1.params import TrainParams
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.tables import read_rows, write_text
+from agent_r1.tracking import registry
 from agent_r1.viewer.page import page
 from agent_r1.viewer.shown import Decode, Shown, When
+from flows.history import latest_folder
 from flows.paths import QUESTIONS, evaluate_dir, label, train_dir, view_file
 from flows.stored_run import StoredRun
 from flows.view_sources import Sources
@@ -59,7 +62,8 @@ def view(
     tokenizer = load_tokenizer(stored.folder / "checkpoint" / "policy")
     questions = {row.question_id: row for row in read_rows(QUESTIONS, Question)}
     sources = Sources(stored, questions, config.credit.rewards, seed=config.seed)
-    groups = sources.groups(trajectories, evaluate_dir(BASE_TOOL_CALL), evaluate_dir(run, seed, sweep))
+    before, after = evaluate_dir(BASE_TOOL_CALL), _evaluated(stored) or evaluate_dir(run, seed, sweep)
+    groups = sources.groups(trajectories, before, after)
     decode = _decoder(tokenizer)
     text = page(label(run, seed), _about(config, stored, groups), groups, decode)
     path = Path(out) if out else view_file(run, seed, sweep)
@@ -68,6 +72,12 @@ def view(
     _track(
         stored, text, [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE][:traces], decode
     )
+
+
+def _evaluated(stored: StoredRun) -> Path | None:
+    """The latest evaluation of its policy, where it is registered and was evaluated."""
+    version = registry.of_policy(sha256(stored.folder / "checkpoint" / "policy"))
+    return latest_folder(version) if version else None
 
 
 def _decoder(tokenizer: PreTrainedTokenizerFast) -> Decode:

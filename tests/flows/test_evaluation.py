@@ -19,7 +19,7 @@ from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from flows.commands import StageFailed
+from flows.commands import StageFailed, run_command
 from flows.evaluate import evaluate
 from flows.evaluation import Drifted, evaluation
 from flows.models import register
@@ -75,6 +75,18 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.evaluation.run_command", run)
 
 
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What pages are asked for; there is nothing to show of this run, so none is made."""
+    asked: list[tuple[str, ...]] = []
+
+    def run(stage: str, *arguments: str) -> None:
+        asked.append(arguments) if stage == "view" else run_command(stage, *arguments)
+
+    monkeypatch.setattr("flows.evaluation.run_command", run)
+    return asked
+
+
 def predictions(folder: Path) -> list[Prediction]:
     return read_rows(folder / "predictions.parquet", Prediction)
 
@@ -106,10 +118,11 @@ def test_the_champion_is_held_against_the_time_before(version: Version, in_proce
 
 
 def test_a_challenger_is_evaluated_on_one_data_set_and_without_a_champion_no_gate_decides(
-    version: Version, caplog: pytest.LogCaptureFixture
+    version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]
 ) -> None:
     with caplog.at_level(logging.WARNING):
         evaluation(["ppo"], dataset="atlas")
+    assert pages == [("--run", "ppo")]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
     assert "no champion to compare with; the first becomes one only by `python -m flows.promote" in caplog.text
     assert registry.champion() is None

@@ -19,7 +19,9 @@ from mlflow import MlflowClient
 from agent_r1.hashes import sha256
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.tracking import registry
 from flows.paths import QUESTIONS
+from flows.train import train
 from flows.view import view
 
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -78,6 +80,20 @@ def test_proofs_are_what_the_learner_said(ppo: Path) -> None:
 def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Inside) -> None:
     evaluated(project, sha256(project / "outputs/train/ppo/checkpoint/policy"))
     with inside(project):
+        view("ppo", trajectories=12)
+    found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
+    assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
+
+
+def test_the_latest_evaluation_of_a_registered_policy_comes_first(project: Path, inside: Inside) -> None:
+    with inside(project):
+        train("ppo")  # is complete, and registers
+        version = registry.of_policy(sha256(project / "outputs/train/ppo/checkpoint/policy"))
+        assert version is not None
+        evaluated(project, version.descriptor.policy_hash)
+        again = project / "outputs/evaluations" / version.name / "20261121T030000.000000Z"
+        again.parent.mkdir(parents=True)
+        (project / "outputs/evaluate/ppo").rename(again)
         view("ppo", trajectories=12)
     found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
     assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
