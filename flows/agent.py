@@ -12,8 +12,8 @@ from agent_r1 import tracking
 from agent_r1.evaluation.baselines import BASELINES
 from agent_r1.params import PROTOCOLS, Params, Protocol
 from agent_r1.params.sections import nearest
-from flows.paths import WARM_START, evaluate_dir, label, train_dir
 from flows.policies import Policy, named, trained, warm_start
+from flows.stored.paths import WARM_START, evaluate_dir, label, train_dir
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")

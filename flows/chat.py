@@ -30,9 +30,9 @@ from agent_r1.rollout.sampling import EngineError, Sampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 from flows.chat_screen import Screen
-from flows.paths import INDEX, PASSAGES
 from flows.policies import Policy, named, trained, warm_start
-from flows.stage import SHOW_TRACEBACK, add_member_arguments
+from flows.running.stage import SHOW_TRACEBACK, add_member_arguments
+from flows.stored.paths import INDEX, PASSAGES
 
 
 class Session:
@@ -172,7 +172,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    from flows.stage import clean_end, keep_freed_memory
+    from flows.running.stage import clean_end, keep_freed_memory
 
     keep_freed_memory()
     with clean_end():

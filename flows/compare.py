@@ -21,7 +21,7 @@ from agent_r1.params import SWEEP
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from flows.paths import QUESTIONS, evaluate_dir
+from flows.stored.paths import QUESTIONS, evaluate_dir
 
 EXAMPLES = 3  # questions shown of each kind
 
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from flows.stage import clean_end
+    from flows.running.stage import clean_end
 
     with clean_end():
         main()

@@ -20,19 +20,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flows.finding import Finding, Status, found_by
-from flows.processes import process_group
-from flows.stage import clean_end
+from flows.checks.finding import Finding, Status, found_by
+from flows.running.processes import process_group
+from flows.running.stage import clean_end
 
 # Each row is examined in a process of its own, all at the same time: a library that crashes while it is imported, or
 # hangs, is a finding like any other.
 EXAMINATIONS = {
-    "project": ("flows.project_checks", ["versions", "parameters", "tracking_folder"]),
-    "dvc": ("flows.project_checks", ["dvc_project", "dvc_remote"]),
-    "machine": ("flows.machine_checks", ["disk", "memory_of_runs", "accelerator"]),
-    "engine": ("flows.machine_checks", ["engine"]),
-    "services": ("flows.service_checks", ["prefect_port", "mlflow_port", "prefect"]),
-    "tracking": ("flows.service_checks", ["mlflow", "mlflow_store"]),
+    "project": ("flows.checks.project", ["versions", "parameters", "tracking_folder"]),
+    "dvc": ("flows.checks.project", ["dvc_project", "dvc_remote"]),
+    "machine": ("flows.checks.machine", ["disk", "memory_of_runs", "accelerator"]),
+    "engine": ("flows.checks.machine", ["engine"]),
+    "services": ("flows.checks.services", ["prefect_port", "mlflow_port", "prefect"]),
+    "tracking": ("flows.checks.services", ["mlflow", "mlflow_store"]),
 }
 TIME_LIMIT_S = 150.0
 COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red"}

@@ -36,9 +36,9 @@ from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
 from agent_r1.tracking.registry import VERSION_TAG
 from flows.agent import Agent, Choice, chosen
-from flows.lock import accelerator
-from flows.paths import INDEX, PASSAGES, QUESTIONS
 from flows.policies import Policy
+from flows.running.lock import accelerator
+from flows.stored.paths import INDEX, PASSAGES, QUESTIONS
 
 
 def evaluate(
@@ -200,7 +200,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    from flows.stage import add_member_arguments, run_stage
+    from flows.running.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
     parser.add_argument("--name", help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")

@@ -15,11 +15,11 @@ from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
-from flows.commands import run_command
-from flows.history import measure, previous, read
-from flows.models import in_training, version_of
-from flows.paths import QUESTIONS
 from flows.promote import promote
+from flows.running.commands import run_command
+from flows.stored.history import measure, previous, read
+from flows.stored.models import in_training, version_of
+from flows.stored.paths import QUESTIONS
 
 SHOWN = 20  # changed questions that a message names
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from agent_r1.hashes import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.dvc_records import LOCKS, WORKSPACE, Made, commit_of, history, made_in, members
 from flows.lineage_tree import models_of_data, origins
-from flows.paths import INDEX, PASSAGES, QUESTIONS
-from flows.stage import clean_end
+from flows.running.stage import clean_end
+from flows.stored.dvc_records import LOCKS, WORKSPACE, Made, commit_of, history, made_in, members
+from flows.stored.paths import INDEX, PASSAGES, QUESTIONS
 
 HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 HASHED = {"questions": QUESTIONS, "passages": PASSAGES, "index": INDEX}  # fields of a descriptor that are data

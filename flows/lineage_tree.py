@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from agent_r1.tracking.registry import Descriptor, Version
-from flows.dvc_records import WORKSPACE, Made
+from flows.stored.dvc_records import WORKSPACE, Made
 
 UNKNOWN = "not known"
 

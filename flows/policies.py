@@ -8,8 +8,8 @@ from pathlib import Path
 from agent_r1.params import Params
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Version
-from flows.models import folder_of, progress_of
-from flows.paths import WARM_START, checkpointed_policy, label, train_dir
+from flows.stored.models import folder_of, progress_of
+from flows.stored.paths import WARM_START, checkpointed_policy, label, train_dir
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,10 +24,10 @@ from agent_r1.evaluation.promotion import Decision, decide, table
 from agent_r1.params import Params
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
-from flows.commands import run_command
-from flows.history import Evaluate, latest, measure, read
-from flows.models import version_of
-from flows.processes import process_group
+from flows.running.commands import run_command
+from flows.running.processes import process_group
+from flows.stored.history import Evaluate, latest, measure, read
+from flows.stored.models import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from flows.stage import clean_end
+    from flows.running.stage import clean_end
 
     with clean_end():
         main()

@@ -22,8 +22,8 @@ from agent_r1.policy.model import compute_dtype, default_device, load_policy
 from agent_r1.policy.reference import frozen
 from agent_r1.policy.scoring import Compute
 from agent_r1.records import Credit, Trajectory
-from flows.paths import WARM_START
-from flows.stored_run import PolicyOnDisk, StoredRun
+from flows.stored.paths import WARM_START
+from flows.stored.run import PolicyOnDisk, StoredRun
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from agent_r1.evaluation.report import render
 from agent_r1.params import SWEEP, Params
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from flows.paths import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
+from flows.stored.paths import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
 
 
 def report(sweep: str | None = None) -> None:
@@ -77,7 +77,7 @@ def _track(run_id: Path, page: Path) -> None:
 
 
 if __name__ == "__main__":
-    from flows.stage import run_stage
+    from flows.running.stage import run_stage
 
     parser = argparse.ArgumentParser(description="Compares the runs that were trained and evaluated.")
     parser.add_argument("--sweep", choices=[SWEEP], help="those of this sweep of params.yaml, with all their seeds")

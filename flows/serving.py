@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.tracking.store import open_store, project_root
-from flows.processes import process_group
-from flows.server import (
+from flows.running.processes import process_group
+from flows.running.server import (
     HOST,
     MLFLOW_UI,
     api_on,
@@ -28,7 +28,7 @@ from flows.server import (
     server_command,
     server_environment,
 )
-from flows.stage import clean_end
+from flows.running.stage import clean_end
 
 POOL = "agent_r1"  # as in prefect.yaml
 SIGN_OF_LIFE_S = 30  # of a flow run; Prefect allows no less

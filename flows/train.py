@@ -33,11 +33,11 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
-from flows.lock import accelerator
-from flows.models import register
-from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
-from flows.run_folder import RunFolder
-from flows.stage import task
+from flows.running.lock import accelerator
+from flows.running.stage import task
+from flows.stored.models import register
+from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
+from flows.stored.run_folder import RunFolder
 from flows.watch import Decision, Verdict, announce, judge, reseeded
 
 logger = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder,
 
 
 if __name__ == "__main__":
-    from flows.stage import add_member_arguments, run_stage
+    from flows.running.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
     parser.add_argument("--run", required=True, help="a name under runs: in params.yaml")

@@ -10,9 +10,9 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.runtime import flow_run
 
 from agent_r1 import params
-from flows.commands import reproduce, run_command
-from flows.paths import label, train_dir
-from flows.server import mlflow_ui
+from flows.running.commands import reproduce, run_command
+from flows.running.server import mlflow_ui
+from flows.stored.paths import label, train_dir
 
 STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
 SHOWN = ("rollout/em", "rollout/f1", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")

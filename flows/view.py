@@ -21,9 +21,9 @@ from agent_r1.tables import read_rows, write_text
 from agent_r1.tracking import registry
 from agent_r1.viewer.page import page
 from agent_r1.viewer.shown import Decode, Shown, When
-from flows.history import latest_folder
-from flows.paths import QUESTIONS, evaluate_dir, label, train_dir, view_file
-from flows.stored_run import StoredRun
+from flows.stored.history import latest_folder
+from flows.stored.paths import QUESTIONS, evaluate_dir, label, train_dir, view_file
+from flows.stored.run import StoredRun
 from flows.view_sources import Sources
 
 ARTIFACT = "viewer.html"
@@ -124,7 +124,7 @@ NOTES = [
 ]
 
 if __name__ == "__main__":
-    from flows.stage import add_member_arguments, run_stage
+    from flows.running.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Makes a page of a run's trajectories, and traces in MLflow.")
     parser.add_argument("--run", required=True, help="a run of params.yaml that was trained")

@@ -17,7 +17,7 @@ from agent_r1.records import Credit, Question, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.viewer.choice import PER_ITERATION, from_iteration, interleaved, pairs, quotas, spread
 from agent_r1.viewer.shown import Shown, When
-from flows.stored_run import StoredRun
+from flows.stored.run import StoredRun
 
 ROUNDING = 1e-6  # by which two sums of a trajectory's rewards may differ
 

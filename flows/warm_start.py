@@ -24,8 +24,8 @@ from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from flows.lock import accelerator
-from flows.paths import INDEX, PASSAGES, QUESTIONS, WARM_START
+from flows.running.lock import accelerator
+from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,6 @@ def _act_out(
 
 
 if __name__ == "__main__":
-    from flows.stage import run_stage
+    from flows.running.stage import run_stage
 
     run_stage(warm_start)

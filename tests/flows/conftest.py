@@ -22,8 +22,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.index import index
-from flows.paths import train_dir
 from flows.prepare import prepare
+from flows.stored.paths import train_dir
 from flows.train import train
 from flows.warm_start import warm_start
 

@@ -28,9 +28,9 @@ from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.tables import read_rows
 from flows.chat import Session, converse, main
 from flows.chat_screen import Screen
-from flows.models import version_of
-from flows.paths import QUESTIONS, WARM_START
 from flows.policies import named, trained, warm_start
+from flows.stored.models import version_of
+from flows.stored.paths import QUESTIONS, WARM_START
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from flows import doctor
+from flows.checks.finding import Finding, NotTried, Status, found_by
 from flows.doctor import EXAMINATIONS, examine, made_here, table
-from flows.finding import Finding, NotTried, Status, found_by
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -22,7 +22,7 @@ from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.compare import compare, rendered
 from flows.evaluate import evaluate
-from flows.paths import QUESTIONS, WARM_START, evaluate_dir, train_dir
+from flows.stored.paths import QUESTIONS, WARM_START, evaluate_dir, train_dir
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]

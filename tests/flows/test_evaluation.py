@@ -19,12 +19,12 @@ from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from flows.commands import StageFailed, run_command
 from flows.evaluate import evaluate
 from flows.evaluation import Drifted, evaluation
-from flows.models import register
-from flows.paths import WARM_START, checkpointed_policy, train_dir
 from flows.promote import crown
+from flows.running.commands import StageFailed, run_command
+from flows.stored.models import register
+from flows.stored.paths import WARM_START, checkpointed_policy, train_dir
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]

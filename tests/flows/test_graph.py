@@ -21,11 +21,9 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = {
     "agent_r1/params",
     "agent_r1/tracking",
-    "flows/lock.py",
-    "flows/models.py",
-    "flows/paths.py",
-    "flows/processes.py",
-    "flows/stage.py",
+    "flows/running",
+    "flows/stored/models.py",
+    "flows/stored/paths.py",
 }
 
 

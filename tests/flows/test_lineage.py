@@ -19,10 +19,10 @@ from agent_r1 import tracking
 from agent_r1.hashes import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
-from flows.dvc_records import WORKSPACE, made_in
 from flows.lineage import data_of, lineage, training_of
-from flows.models import keep
-from flows.paths import PASSAGES, QUESTIONS, checkpointed_policy, train_dir
+from flows.stored.dvc_records import WORKSPACE, made_in
+from flows.stored.models import keep
+from flows.stored.paths import PASSAGES, QUESTIONS, checkpointed_policy, train_dir
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]

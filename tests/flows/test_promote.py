@@ -19,8 +19,8 @@ from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import write_rows, write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
-from flows.history import KEPT, latest, measure, previous
 from flows.promote import crown, gate, main, promote
+from flows.stored.history import KEPT, latest, measure, previous
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]

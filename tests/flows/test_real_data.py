@@ -15,8 +15,8 @@ from agent_r1.records import Passage, Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
-from flows.paths import PASSAGES, QUESTIONS, evaluate_dir, train_dir
 from flows.prepare import prepare
+from flows.stored.paths import PASSAGES, QUESTIONS, evaluate_dir, train_dir
 from flows.train import train
 from flows.warm_start import warm_start
 

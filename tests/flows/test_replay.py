@@ -22,7 +22,7 @@ from flows import replay as replay_module
 from flows.replay import replay
 from flows.replay_tables import number
 from flows.replayer import Replayed, configurations, parse_changes, reads_untrained_values
-from flows.stored_run import StoredRun
+from flows.stored.run import StoredRun
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -195,7 +195,7 @@ def test_a_changed_params_yaml_is_told(
 def test_another_warm_start_is_refused(
     replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.stored_run.WARM_START", ppo / "checkpoint" / "policy")
+    monkeypatch.setattr("flows.stored.run.WARM_START", ppo / "checkpoint" / "policy")
     with pytest.raises(ValueError, match="is not the model that sampled iteration 0 of ppo: logprobs differ by up to"):
         replayed(others=["ppo"], iterations=["0"])
 

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
-from flows.paths import train_dir
+from flows.stored.paths import train_dir
 
 TRAIN = ("-m", "flows.train", "--run", "ppo")
 TIMEOUT_S = 120

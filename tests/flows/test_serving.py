@@ -25,7 +25,7 @@ PATIENCE_S = 180.0
 
 TRAIN = """
 import json, os, pathlib, sys, time
-from flows.lock import accelerator
+from flows.running.lock import accelerator
 
 folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
 folder.mkdir(parents=True)

@@ -21,8 +21,8 @@ from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from flows import train as train_module
-from flows.models import version_of
-from flows.paths import train_dir
+from flows.stored.models import version_of
+from flows.stored.paths import train_dir
 from flows.train import Training, train
 
 Inside = Callable[[Path], AbstractContextManager[None]]

@@ -17,7 +17,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from agent_r1.policy import checkpoint
-from flows.paths import train_dir
+from flows.stored.paths import train_dir
 from flows.training import scores, training
 
 # The stages that a training starts from, as done as the small project has them.

@@ -24,9 +24,9 @@ from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import start
 from flows.index import index
-from flows.paths import WARM_START, train_dir
 from flows.prepare import prepare
-from flows.run_folder import RunFolder
+from flows.stored.paths import WARM_START, train_dir
+from flows.stored.run_folder import RunFolder
 from flows.train import train
 from flows.watch import Decision, Verdict, announce, judge, reseeded
 

@@ -20,9 +20,9 @@ from agent_r1.policy.memory import Demand
 from agent_r1.policy.model import default_device
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Action, EngineError, Request
-from flows.finding import Finding, Status
-from flows.paths import WARM_START
-from flows.project_checks import INSTALL, settings_or_not_tried
+from flows.checks.finding import Finding, Status
+from flows.checks.project import INSTALL, settings_or_not_tried
+from flows.stored.paths import WARM_START
 
 RESERVE_GIB = 1.0  # of disk: data, indexes, rows, MLflow and Prefect at the built-in scale
 CHECKPOINTS = 3  # of a run at once, at most: the latest, the one that is being written, and a good one or DVC's copy

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from agent_r1 import params
 from agent_r1.params import Params
 from agent_r1.tracking.store import project_root
-from flows.finding import Finding, NotTried, Status
+from flows.checks.finding import Finding, NotTried, Status
 
 CODE = Path(__file__).parents[1]
 INSTALL = "pip install --no-deps -r requirements/cpu.txt -e . (or `make`); on CUDA pip install -e .[gpu,dev]"

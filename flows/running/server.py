@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from flows.processes import process_group
-from flows.stage import server_answers
+from flows.running.processes import process_group
+from flows.running.stage import server_answers
 
 HOST = "127.0.0.1"
 STARTUP_S = 120.0

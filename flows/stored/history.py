@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from agent_r1.evaluation.drift import same_setting
 from agent_r1.evaluation.evaluations import Evaluation, read_evaluation
 from agent_r1.tracking.registry import Version
-from flows.paths import EVALUATIONS, evaluate_dir
+from flows.stored.paths import EVALUATIONS, evaluate_dir
 
 KEPT = 14  # evaluations of one version on one choice of data sets; older ones are removed
 

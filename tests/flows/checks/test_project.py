@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from flows.finding import NotTried, Status
-from flows.project_checks import (
+from flows.checks.finding import NotTried, Status
+from flows.checks.project import (
     complaint,
     dvc_project,
     dvc_remote,

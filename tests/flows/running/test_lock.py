@@ -6,7 +6,7 @@ from typing import Any
 
 HOLD = """
 import logging, sys
-from flows.lock import accelerator
+from flows.running.lock import accelerator
 
 logging.basicConfig(level=logging.INFO)
 with accelerator():

@@ -10,7 +10,7 @@ import torch
 
 from agent_r1.params import KeepParams, load
 from agent_r1.policy.learner import Learner
-from flows.run_folder import RunFolder
+from flows.stored.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_files_sort_by_iteration(tmp_path: Path) -> None:
 
 @pytest.fixture
 def learner(tiny_model: Path) -> Learner:
-    update = load(Path(__file__).parents[2] / "params.yaml").train.update
+    update = load(Path(__file__).parents[3] / "params.yaml").train.update
     return Learner(tiny_model, update, with_critic=False, seed=3, device=torch.device("cpu"))
 
 

@@ -20,7 +20,7 @@ from uuid import UUID
 from rich.logging import RichHandler
 
 from agent_r1.params import SWEEP
-from flows.processes import end_with_parent
+from flows.running.processes import end_with_parent
 
 P = ParamSpec("P")
 R = TypeVar("R")

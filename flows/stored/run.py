@@ -10,7 +10,7 @@ from typing import NamedTuple
 from agent_r1.policy import checkpoint
 from agent_r1.records import Credit, Proof, Trajectory
 from agent_r1.tables import read_rows
-from flows.paths import WARM_START
+from flows.stored.paths import WARM_START
 
 
 class PolicyOnDisk(NamedTuple):

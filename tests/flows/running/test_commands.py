@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from flows.commands import StageFailed, StageUnavailable, run_command
+from flows.running.commands import StageFailed, StageUnavailable, run_command
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """
@@ -48,7 +48,7 @@ def attempts(project: Path) -> int:
 def test_a_stages_lines_are_logged_as_they_come(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="flows.commands"):
+    with caplog.at_level(logging.INFO, logger="flows.running.commands"):
         stage("0")
     assert "attempt 1" in caplog.messages
     assert attempts(project) == 1

@@ -17,8 +17,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from agent_r1 import tracking
 from agent_r1.tracking.health import require_store
-from flows.finding import Finding, Status
-from flows.server import prefect_server
+from flows.checks.finding import Finding, Status
+from flows.running.server import prefect_server
 
 HOST = "127.0.0.1"
 ANSWER_S = 10.0  # for a server on this machine, or near it

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.finding import Status
-from flows.machine_checks import accelerator_finding, disk, disk_finding, engine, memory_finding, memory_of_runs
+from flows.checks.finding import Status
+from flows.checks.machine import accelerator_finding, disk, disk_finding, engine, memory_finding, memory_of_runs
 
 WriteParams = Callable[[Path, dict[str, Any]], None]
 

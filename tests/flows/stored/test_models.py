@@ -16,9 +16,9 @@ import yaml
 from agent_r1.hashes import sha256
 from agent_r1.tracking import registry, start
 from agent_r1.tracking.registry import Descriptor, Version
-from flows.models import folder_of, keep, version_of
+from flows.stored.models import folder_of, keep, version_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
 Inside = Callable[[Path], AbstractContextManager[None]]
 Register = Callable[..., Version]
@@ -163,7 +163,7 @@ def test_what_dvc_cannot_keep_is_a_fault_that_says_how_to_go_on(project: Path) -
 
 def test_a_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
     """DVC holds no lock that `dvc add` needs while it runs a stage's command."""
-    code = "from pathlib import Path; from flows.models import keep; "
+    code = "from pathlib import Path; from flows.stored.models import keep; "
     code += f"Path('hash').write_text(keep(Path('{POLICY}'), Path('models/ppo-1234.dvc')))"
     stage = {"cmd": f'PYTHONPATH={ROOT} {sys.executable} -c "{code}"', "outs": ["hash"]}
     Path("dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": stage}}))

@@ -13,8 +13,8 @@ import pytest
 
 from agent_r1 import tracking
 from agent_r1.tracking.health import require_store
-from flows.finding import Status
-from flows.service_checks import mlflow, mlflow_port, mlflow_store, prefect, prefect_port
+from flows.checks.finding import Status
+from flows.checks.services import mlflow, mlflow_port, mlflow_store, prefect, prefect_port
 
 Answering = Callable[[str], int]
 

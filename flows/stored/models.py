@@ -28,7 +28,7 @@ from agent_r1.search.index import describe, open_index
 from agent_r1.tables import write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.paths import INDEX, MODELS, PASSAGES, QUESTIONS, checkpointed_policy, label, train_dir
+from flows.stored.paths import INDEX, MODELS, PASSAGES, QUESTIONS, checkpointed_policy, label, train_dir
 
 logger = logging.getLogger(__name__)
 

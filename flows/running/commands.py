@@ -19,8 +19,8 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
 from agent_r1 import params
-from flows.processes import end_with_parent, process_group
-from flows.stage import PARENT_TASK_RUN, UNAVAILABLE
+from flows.running.processes import end_with_parent, process_group
+from flows.running.stage import PARENT_TASK_RUN, UNAVAILABLE
 
 R = TypeVar("R")
 

@@ -1,0 +1,1 @@
+"""What the stages leave on disk, and where."""
