@@ -38,7 +38,7 @@ doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, M
 	python -m flows.doctor
 
 test: $(INSTALLED)  ## run the test suite
-	pytest
+	pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(INSTALLED)  ## check style, format and types
 	ruff check

@@ -19,7 +19,7 @@ from agent_r1.params import Params
 from agent_r1.tracking.store import project_root
 from flows.checks.finding import Finding, NotTried, Status
 
-CODE = Path(__file__).parents[1]
+CODE = Path(__file__).parents[2]
 INSTALL = "pip install --no-deps -r requirements/cpu.txt -e . (or `make`); on CUDA pip install -e .[gpu,dev]"
 REMOTE_TIMEOUT_S = 60.0
 ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/operating.md, Remotes"
