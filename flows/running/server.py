@@ -73,6 +73,8 @@ def server_environment(api_url: str) -> dict[str, str]:
     """The same for the server, which says what is wrong and nothing else."""
     return {
         **prefect_environment(api_url),
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; on SQLite requests wait for each other
+        "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
         "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
         "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",  # its task queue fails at every poll on SQLite: Prefect's issue 23051
     }
