@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from importlib.metadata import version
@@ -18,10 +17,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from agent_r1 import tracking
 from agent_r1.tracking.health import require_store
 from flows.checks.finding import Finding, Status
-from flows.running.server import prefect_server
-
-HOST = "127.0.0.1"
-ANSWER_S = 10.0  # for a server on this machine, or near it
+from flows.running.server import ANSWER_S, HOST, prefect_server, require_server, served_version
 
 
 def prefect_port() -> Finding:
@@ -57,20 +53,6 @@ def _listens(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def served_version(url: str) -> str:
-    """What the version page of a Prefect or MLflow server says.
-
-    Raises:
-        OSError: nothing answers, or with an error.
-        ValueError: the answer is no version.
-    """
-    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
-        text = answer.read(100).decode().strip().strip('"')
-    if not text[:1].isdigit():
-        raise ValueError(f"{url} says {text!r}, which is no version")
-    return str(text)
-
-
 def prefect() -> Finding:
     """A flow on the server of PREFECT_API_URL, or on a temporary one."""
     url = os.environ.get("PREFECT_API_URL")
@@ -78,17 +60,9 @@ def prefect() -> Finding:
         with _temporary_server() as temporary:
             return _round_trip(temporary, "a temporary server")
     try:
-        found = served_version(f"{url}/admin/version")
-    except OSError as fault:
-        remedy = "start it there (`make serve` does on this machine), or unset PREFECT_API_URL"
-        message = f"no server answers at PREFECT_API_URL {url}: {fault}"
-        return Finding(check="prefect", status=Status.FAILED, message=message, remedy=remedy)
-    except ValueError as fault:
-        remedy = "correct PREFECT_API_URL; it ends in /api"
-        return Finding(check="prefect", status=Status.FAILED, message=f"no Prefect server: {fault}", remedy=remedy)
-    if found != version("prefect"):
-        message = f"the server at PREFECT_API_URL {url} is Prefect {found}, and {version('prefect')} is installed here"
-        remedy = f"run the server from this environment, or install prefect=={found} if pyproject.toml allows it"
+        require_server(url)
+    except (OSError, ValueError) as fault:
+        message, _, remedy = str(fault).partition("; ")
         return Finding(check="prefect", status=Status.FAILED, message=message, remedy=remedy)
     return _round_trip(url, url)
 

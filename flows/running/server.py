@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -20,6 +19,7 @@ from flows.running.stage import server_answers
 
 HOST = "127.0.0.1"
 STARTUP_S = 120.0
+ANSWER_S = 10.0  # for a server on this machine, or near it
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by flows.serving: where a browser finds MLflow
 
@@ -133,8 +133,7 @@ def require_server(api_url: str) -> None:
         ValueError: it is no Prefect server, or of another version.
     """
     try:
-        with urllib.request.urlopen(f"{api_url}/admin/version", timeout=10) as answer:
-            found = json.load(answer)
+        found = served_version(f"{api_url}/admin/version")
     except OSError as fault:
         raise OSError(
             f"no Prefect server answers at PREFECT_API_URL {api_url} ({fault}); start it there, correct the address, "
@@ -143,11 +142,25 @@ def require_server(api_url: str) -> None:
     except ValueError as fault:
         raise ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api") from fault
     ours = version("prefect")
-    if str(found).split(".")[:2] != ours.split(".")[:2]:
+    if found.split(".")[:2] != ours.split(".")[:2]:
         raise ValueError(
             f"the server at PREFECT_API_URL {api_url} is Prefect {found}, and this project has {ours}; run the same "
             "minor version on both sides"
         )
+
+
+def served_version(url: str) -> str:
+    """What the version page of a Prefect or MLflow server says.
+
+    Raises:
+        OSError: nothing answers, or with an error.
+        ValueError: the answer is no version.
+    """
+    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+        text = answer.read(100).decode().strip().strip('"')
+    if not text[:1].isdigit():
+        raise ValueError(f"{url} says {text!r}, which is no version")
+    return str(text)
 
 
 def _free_port() -> int:
