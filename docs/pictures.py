@@ -17,6 +17,7 @@ import httpx
 from playwright.sync_api import Browser, sync_playwright
 
 from agent_r1 import params
+from flows.stored.paths import label
 
 HERE = Path(__file__).parent
 LAPTOP, PHONE = (1280, 800), (390, 844)
@@ -27,10 +28,16 @@ def main(prefect: str, mlflow: str, viewer: Path, flow: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         take(browser, f"{prefect}/runs/flow-run/{latest_run(prefect, flow)}", "prefect.png", LAPTOP)
-        take(browser, comparison(mlflow, params.load().repro_runs), "mlflow.png", LAPTOP)
+        take(browser, comparison(mlflow, trained()), "mlflow.png", LAPTOP)
         take(browser, viewer.absolute().as_uri(), "viewer.png", LAPTOP)
         take(browser, viewer.absolute().as_uri(), "viewer_phone.png", PHONE)
         browser.close()
+
+
+def trained() -> list[str]:
+    """What the runs of `repro_runs` are called in MLflow."""
+    settings = params.load()
+    return [label(run, settings.run(run).seed) for run in settings.repro_runs]
 
 
 def browser_path() -> str:
@@ -50,7 +57,7 @@ def take(browser: Browser, url: str, name: str, size: tuple[int, int]) -> None:
     page = browser.new_page(viewport={"width": size[0], "height": size[1]}, device_scale_factor=1)
     page.goto(url, wait_until="load")
     page.wait_for_timeout(6_000)  # both servers draw their charts some time after the last request
-    for assistant in page.get_by_label("Close", exact=True).all():
+    for assistant in page.locator('[aria-label="Close"]:visible').all():
         assistant.click()
     page.screenshot(path=HERE / name)
     page.close()
@@ -70,28 +77,28 @@ def latest_run(prefect: str, flow: str) -> str:
     return str(runs[0]["id"])
 
 
-def comparison(mlflow: str, variants: list[str]) -> str:
-    """The page that draws a curve for the latest run of each variant."""
+def comparison(mlflow: str, names: list[str]) -> str:
+    """The page that draws a curve for the latest run of each name."""
     [experiment] = post(
         f"{mlflow}/api/2.0/mlflow/experiments/search", {"filter": "name = 'agent_r1'", "max_results": 1}
     )["experiments"]
     number = experiment["experiment_id"]
-    runs = [latest_of(mlflow, number, variant) for variant in variants]
+    runs = [latest_of(mlflow, number, name) for name in names]
     shown = {"runs": runs, "metric": CURVE, "experiments": [number], "plot_metric_keys": [CURVE]}
     as_json = {key: json.dumps(value) for key, value in shown.items()}
     return f"{mlflow}/#/metric?{urlencode({**as_json, 'x_axis': 'step'})}"
 
 
-def latest_of(mlflow: str, experiment: str, variant: str) -> str:
+def latest_of(mlflow: str, experiment: str, name: str) -> str:
     asked = {
         "experiment_ids": [experiment],
-        "filter": f"params.variant = '{variant}' and metrics.`{CURVE}` >= 0",
+        "filter": f"attributes.run_name = '{name}' and metrics.`{CURVE}` >= 0",
         "order_by": ["attributes.start_time DESC"],
         "max_results": 1,
     }
     runs = post(f"{mlflow}/api/2.0/mlflow/runs/search", asked).get("runs", [])
     if not runs:
-        raise ValueError(f"{mlflow} has no training of {variant}; train it first (`make repro`)")
+        raise ValueError(f"{mlflow} has no training {name}; train it first (`make repro`)")
     return str(runs[0]["info"]["run_id"])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import flow
+from prefect.runtime import flow_run
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.drift import Drift, drift, explain
@@ -30,7 +31,11 @@ class Drifted(RuntimeError):
     """A model does not answer as it did, beyond chance."""
 
 
-@flow(name="evaluation")
+def _title() -> str:
+    return f"evaluation of {', '.join(flow_run.parameters['models'] or ['the champion'])}"
+
+
+@flow(name="evaluation", flow_run_name=_title)
 def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None:
     """Evaluates registered models on the prepared data, and has the gate decide about those that are not the champion.
 

@@ -53,7 +53,7 @@ def warm_start() -> Policy:
     """
     if not WARM_START.is_dir():
         raise FileNotFoundError(
-            f"there is no model at {WARM_START}; make it (`dvc repro warm_start`), or give --run or --model"
+            f"there is no model at {WARM_START}; make it (`dvc repro warm_start`), or name another model"
         )
     return Policy(title="the warm start", path=str(WARM_START))
 

@@ -32,7 +32,7 @@ from flows.stored.models import version_of
 logger = logging.getLogger(__name__)
 
 
-@flow(name="promote")
+@flow(name="promote", flow_run_name="promotion of {challenger}")
 def promote(challenger: str) -> None:
     """Makes a challenger the champion if it is better beyond chance, and says why or why not.
 

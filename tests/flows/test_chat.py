@@ -243,7 +243,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
             "(`python -m flows.train --run grpo --seed 7 --sweep ablations`)",
         ),
-        ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or give --run or --model"),
+        ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
         (["--model", "."], ". has no config.json; save a model and its tokenizer into one folder"),
         (

@@ -150,7 +150,7 @@ def test_an_agent_that_is_not_there_is_named(
     with inside(tmp_path):
         with pytest.raises(ValueError, match="no run 'ppoo' under runs:; did you mean 'ppo'"):
             evaluate("ppoo")
-        with pytest.raises(FileNotFoundError, match="no model at outputs/train/ppo/checkpoint/policy; train it first"):
+        with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
             evaluate("ppo")
-        with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; train it first"):
+        with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
             evaluate("naive_rag")

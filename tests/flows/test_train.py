@@ -68,11 +68,13 @@ def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
     names = [f"{iteration:03d}.parquet" for iteration in range(ITERATIONS[run.name])]
     assert sorted(path.name for path in (run / "trajectories").iterdir()) == names
     assert sorted(path.name for path in (run / "credit").iterdir()) == names
+    assert sorted(path.name for path in (run / "proof").iterdir()) == names
     assert sorted(path.name for path in run.iterdir()) == [
         "checkpoint",
         "credit",
         "metrics.jsonl",
         "mlflow_run_id",
+        "proof",
         "trajectories",
     ]
 
@@ -246,7 +248,7 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
 ) -> None:
     folder = finished / train_dir("ppo")
     before = contents(folder)
-    dropped = {"checkpoint/learner.pt", "trajectories/001.parquet", "credit/001.parquet"}
+    dropped = {"checkpoint/learner.pt", "trajectories/001.parquet", "proof/001.parquet", "credit/001.parquet"}
     write_params(finished, {"train": {"keep": {"learner": False, "every": 2}}})
     for _ in range(2):
         train("ppo")

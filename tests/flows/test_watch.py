@@ -219,6 +219,7 @@ def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
         "credit",
         "metrics.jsonl",
         "mlflow_run_id",
+        "proof",
         "trajectories",
     ]
     tags = shown(tmp_path).data.tags
