@@ -54,7 +54,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
 		--index-strategy unsafe-best-match --no-emit-index-url --no-emit-find-links \
 		--custom-compile-command "make lock" --quiet --output-file requirements/cpu.txt
 
-clean:  ## remove what the stages and checks wrote; keeps .venv, data/raw and the history in .tracking
+clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
 	rm -rf outputs data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
