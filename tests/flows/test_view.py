@@ -143,5 +143,5 @@ def test_questions_that_are_no_longer_prepared_are_refused(project: Path, inside
 
 
 def test_a_run_that_was_not_trained_is_refused(small_project: Path, inside: Inside) -> None:
-    with inside(small_project), pytest.raises(FileNotFoundError, match="holds no finished iteration of refilled"):
-        view("refilled")
+    with inside(small_project), pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo"):
+        view("ppo", seed=99)
