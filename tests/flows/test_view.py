@@ -29,11 +29,12 @@ Inside = Callable[[Path], AbstractContextManager[None]]
 
 @pytest.fixture
 def project(ppo: Path, small_project: Path, tmp_path: Path) -> Path:
-    """A copy of the project in which `ppo` was trained; its store is the copy's own."""
+    """A copy of the project in which `ppo` was trained and nothing evaluated; its store is the copy's own."""
     copy = tmp_path / "project"
     shutil.copytree(small_project, copy)
     (copy / "outputs/train/ppo/mlflow_run_id").unlink()
-    shutil.rmtree(copy / ".tracking", ignore_errors=True)
+    for made in (".tracking", "outputs/evaluate"):
+        shutil.rmtree(copy / made, ignore_errors=True)
     return copy
 
 
