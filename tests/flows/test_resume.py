@@ -21,7 +21,7 @@ from agent_r1.tables import read_rows
 from flows.stored.paths import train_dir
 
 TRAIN = ("-m", "flows.train", "--run", "ppo")
-TIMEOUT_S = 120
+TIMEOUT_S = 300.0
 
 
 @pytest.fixture
