@@ -25,10 +25,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
-from flows.running.server import require_server
+from flows.running.server import POOL, require_server
 from flows.running.stage import clean_end
 
-POOL = "agent_r1"
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 SILENCE_S = 75  # a flow run gives a sign of life every 30 s
 

@@ -18,6 +18,7 @@ from flows.running.processes import process_group
 from flows.running.server import (
     HOST,
     MLFLOW_UI,
+    POOL,
     api_on,
     await_health,
     log_path,
@@ -30,7 +31,6 @@ from flows.running.server import (
 )
 from flows.running.stage import clean_end
 
-POOL = "agent_r1"  # as in prefect.yaml
 SIGN_OF_LIFE_S = 30  # of a flow run; Prefect allows no less
 GRACE_S = 40.0  # for the worker's runs to end their stages and to say so
 STEADY_S = 20.0  # a worker that died sooner would only die again

@@ -59,7 +59,7 @@ def view(
     settings = params.load()
     config = settings.run(run, seed, sweep)
     stored = StoredRun(run, train_dir(run, seed, sweep))
-    tokenizer = load_tokenizer(stored.folder / "checkpoint" / "policy")
+    tokenizer = load_tokenizer(stored.policy_folder)
     questions = {row.question_id: row for row in read_rows(QUESTIONS, Question)}
     sources = Sources(stored, questions, config.credit.rewards, seed=config.seed)
     before, after = evaluate_dir(BASE_TOOL_CALL), _evaluated(stored) or evaluate_dir(run, seed, sweep)
@@ -76,7 +76,7 @@ def view(
 
 def _evaluated(stored: StoredRun) -> Path | None:
     """The latest evaluation of its policy, where it is registered and was evaluated."""
-    version = registry.of_policy(sha256(stored.folder / "checkpoint" / "policy"))
+    version = registry.of_policy(sha256(stored.policy_folder))
     return latest_folder(version) if version else None
 
 

@@ -46,7 +46,7 @@ class Sources:
         return interleaved([tested, trained])
 
     def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
-        policy = self._stored.folder / "checkpoint" / "policy"
+        policy = self._stored.policy_folder
         if not _comparable(before, after, policy):
             return []
         earlier, later = (

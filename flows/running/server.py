@@ -18,6 +18,7 @@ from flows.running.processes import process_group
 from flows.running.stage import server_answers
 
 HOST = "127.0.0.1"
+POOL = "agent_r1"  # the work pool of prefect.yaml
 STARTUP_S = 120.0
 ANSWER_S = 10.0  # for a server on this machine, or near it
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from agent_r1.policy import checkpoint
 from agent_r1.records import Credit, Proof, Trajectory
 from agent_r1.tables import read_rows
-from flows.stored.paths import WARM_START
+from flows.stored.paths import WARM_START, checkpointed_policy
 
 
 class PolicyOnDisk(NamedTuple):
@@ -36,6 +36,11 @@ class StoredRun:
         self.run, self.folder, self.progress = run, folder, progress
         finished = range(progress.iterations)
         self.kept = [number for number in finished if self._rows("trajectories", number).exists()]
+
+    @property
+    def policy_folder(self) -> Path:
+        """The latest policy, as a Hugging Face folder."""
+        return checkpointed_policy(self.folder)
 
     def trajectories(self, iteration: int) -> list[Trajectory]:
         """The rows of one iteration."""
@@ -71,7 +76,7 @@ class StoredRun:
 
     def policy(self, version: int) -> PolicyOnDisk:
         """The policy that sampled trajectories of this version, or the one a single update later."""
-        latest, path = self.progress.policy_version, self.folder / "checkpoint" / "policy"
+        latest, path = self.progress.policy_version, self.policy_folder
         if version == 0:
             return PolicyOnDisk(WARM_START, True, "the warm start, which sampled them")
         if version == latest:
