@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
@@ -94,6 +96,13 @@ class Terminal:
         self.process.wait()
         return found
 
+    def until_it_waits(self) -> None:
+        """Until the process sleeps: a Ctrl-C between a prompt and the wait for a key shows at the next key only."""
+        process, asleep = psutil.Process(self.process.pid), 0
+        while asleep < 3:
+            asleep = asleep + 1 if process.status() == psutil.STATUS_SLEEPING else 0
+            time.sleep(0.05)
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -154,6 +163,7 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
 def test_ctrl_c_at_the_prompt_ends(project: Path) -> None:
     with terminal(project) as screen:
         screen.until("question> ")
+        screen.until_it_waits()
         screen.type("\x03")
         screen.rest()
         assert screen.process.returncode == 0

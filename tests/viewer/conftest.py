@@ -136,9 +136,9 @@ def _credit(trajectory: Trajectory, sampled: Any) -> Credit:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The machine's Chromium."""
+    """The machine's Chromium. Its driver's event loop runs as long, and no other file's test may be inside of one."""
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if found is None:
         pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
