@@ -31,7 +31,6 @@ from agent_r1.rollout.attempts import (
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
 from agent_r1.tracking.registry import VERSION_TAG
@@ -88,7 +87,7 @@ def evaluate(
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     tokenizer = load_tokenizer(agent.policy.path)
     chat = Chat(tokenizer)
-    attempts = _attempts(agent.protocol, questions, open_index(settings.search, PASSAGES, INDEX), settings)
+    attempts = _attempts(agent.protocol, questions, settings)
     trajectories = _answer(agent.policy, chat, attempts, settings)
     hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools))
     predictions = predict(trajectories, questions, agent.name, agent.seed)
@@ -107,12 +106,12 @@ def evaluate(
     write_text(agent.folder / "mlflow_run_id", run.run_id)
 
 
-def _attempts(protocol: Protocol, questions: Sequence[Question], index: Search, settings: Params) -> list[Attempt]:
+def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Params) -> list[Attempt]:
     match protocol:
         case "tool_call":
-            return tool_attempts(questions, index, settings.env)
+            return tool_attempts(questions, open_index(settings.search, PASSAGES, INDEX), settings.env)
         case "naive_rag":
-            return naive_rag_attempts(questions, index, settings.env)
+            return naive_rag_attempts(questions, open_index(settings.search, PASSAGES, INDEX), settings.env)
         case "closed_book":
             return closed_book_attempts(questions, settings.env)
         case "gold_passages":

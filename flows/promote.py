@@ -44,7 +44,8 @@ def promote(challenger: str) -> None:
         StageFailed: an evaluation failed.
         Outpaced: the champion was replaced meanwhile.
     """
-    gate(challenger, lambda arguments: run_command("evaluate", *arguments))
+    if decision := gate(challenger, lambda arguments: run_command("evaluate", *arguments)):
+        logger.info("%s", table(decision).splitlines()[0])
 
 
 def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
@@ -70,7 +71,6 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
         logger.info("%s is the champion already", version.reference)
         return None
     decision = _decide(version, champion, settings, evaluate)
-    logger.info("%s", table(decision).splitlines()[0])
     run = tracking.resume(version.descriptor.mlflow_run_id)
     if run is None:
         logger.warning("the MLflow run of %s is gone: the decision is not logged", version.reference)

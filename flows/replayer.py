@@ -30,6 +30,16 @@ logger = logging.getLogger(__name__)
 Metrics = dict[str, float]
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
+OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
+    "learning_rate",
+    "critic_learning_rate",
+    "learning_rate_decay",
+    "critic_warmup_iterations",
+    "epochs",
+    "minibatches",
+    "value_clip",
+    "max_grad_norm",
+}
 OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits
 OTHER_MODEL = 10  # times the canary's tolerance, because here every token of an iteration is looked at
 
@@ -87,7 +97,7 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
     """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them.
 
     Raises:
-        ValueError: one is not KEY=VALUE, or is of a section that a replay does not look at.
+        ValueError: one is not KEY=VALUE, or is of something that a replay does not look at.
     """
     nested: dict[str, Any] = {}
     for change in changes:
@@ -97,6 +107,8 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"{change!r} is no change to make; write credit.lam=1.0, for instance")
         if section not in REPLAYED:
             raise ValueError(f"{change!r} has no effect: a replay looks at {' and '.join(REPLAYED)} of train alone")
+        if section == "update" and rest[0] in OF_STEPS:
+            raise ValueError(f"{change!r} has no effect: a replay compares gradients, and takes no step with them")
         content = yaml.safe_load(value)
         for part in reversed(rest):
             content = {part: content}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agent_r1.tracking.store import open_store, project_root
+from agent_r1.tracking.store import open_store, store_file
 
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
 
@@ -20,7 +20,7 @@ def require_store() -> str:
             remedy follows the first semicolon.
     """
     server = os.environ.get("MLFLOW_TRACKING_URI", "")
-    file = Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking" / "mlflow.db"
+    file = store_file()
     if not server and not file.exists():
         return f"{file} is not there yet, the first training makes it"
     os.environ.update(IMPATIENT)

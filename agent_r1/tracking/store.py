@@ -29,14 +29,13 @@ def open_store() -> tuple[MlflowClient, str]:
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    home = _home()
     server = os.environ.get("MLFLOW_TRACKING_URI")
     with locked("lock"):
-        client = MlflowClient(server or f"sqlite:///{home / 'mlflow.db'}")  # creates or checks the tables
+        client = MlflowClient(server or f"sqlite:///{store_file()}")  # creates or checks the tables
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return client, found.experiment_id
-        return client, client.create_experiment(EXPERIMENT, None if server else (home / "artifacts").as_uri())
+        return client, client.create_experiment(EXPERIMENT, None if server else (_home() / "artifacts").as_uri())
 
 
 def project_root() -> Path:
@@ -46,6 +45,11 @@ def project_root() -> Path:
         if (folder / "params.yaml").exists():
             return folder
     raise ValueError(f"no params.yaml in {here} or above it; run from inside the project")
+
+
+def store_file() -> Path:
+    """The store of a project without a tracking server."""
+    return _home() / "mlflow.db"
 
 
 @contextmanager

@@ -130,6 +130,7 @@ def test_values_are_refused_where_there_are_none() -> None:
         (["credit.lam"], "is no change to make; write credit.lam=1.0"),
         (["lam=1"], "is no change to make"),
         (["rollout.samples=4"], "has no effect: a replay looks at credit and update"),
+        (["update.learning_rate=1.0"], "has no effect: a replay compares gradients, and takes no step"),
         (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
         (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
         (["credit.loss_mask=false"], "loss_mask: false has no effect while"),
