@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.tracking.store import open_store, project_root
+from agent_r1.tracking.store import open_store, store_file
 from flows.running.processes import process_group
 from flows.running.server import (
     HOST,
@@ -113,7 +113,7 @@ def _mlflow_servers(port: int) -> list[Server]:
         return []
     require_free(port, "MLFLOW_PORT")
     open_store()  # a UI and a training that make it at the same time can break each other
-    store = f"sqlite:///{project_root() / '.tracking' / 'mlflow.db'}"
+    store = f"sqlite:///{store_file()}"
     command = ["mlflow", "ui", "--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", store]
     return [
         Server(

@@ -35,7 +35,9 @@ def open_store() -> tuple[MlflowClient, str]:
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return client, found.experiment_id
-        return client, client.create_experiment(EXPERIMENT, None if server else (_home() / "artifacts").as_uri())
+        return client, client.create_experiment(
+            EXPERIMENT, None if server else (tracking_folder() / "artifacts").as_uri()
+        )
 
 
 def project_root() -> Path:
@@ -47,20 +49,21 @@ def project_root() -> Path:
     raise ValueError(f"no params.yaml in {here} or above it; run from inside the project")
 
 
+def tracking_folder() -> Path:
+    """Where MLflow, Prefect and the locks of this project's clone keep their files."""
+    return Path(os.environ.get("DVC_ROOT") or project_root()).absolute() / ".tracking"
+
+
 def store_file() -> Path:
     """The store of a project without a tracking server."""
-    return _home() / "mlflow.db"
+    return tracking_folder() / "mlflow.db"
 
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
     """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    path = _home() / name
+    path = tracking_folder() / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _home() -> Path:
-    return Path(os.environ.get("DVC_ROOT") or project_root()).absolute() / ".tracking"

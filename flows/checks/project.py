@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from agent_r1 import params
 from agent_r1.params import Params
-from agent_r1.tracking.store import project_root
+from agent_r1.tracking import store
 from flows.checks.finding import Finding, NotTried, Status
 
 CODE = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def settings_or_not_tried() -> Params:
 
 def tracking_folder() -> Finding:
     """Where MLflow and Prefect keep what they know."""
-    folder = Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking"
+    folder = store.tracking_folder()
     try:
         folder.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -124,7 +124,7 @@ def dvc_remote() -> Finding:
         message = "there is none: data and checkpoints are on this disk alone"
         return Finding(check="dvc remote", status=Status.WARNING, message=message, remedy=ADD_REMOTE)
     url = config.get(f"remote.{name}.url", "")
-    if not is_there(url, project_root() / ".dvc"):
+    if not is_there(url, store.project_root() / ".dvc"):
         message = f"{name} is the folder {url}, which does not exist"
         remedy = "mount the disk, or make the folder: `dvc push` would make it, here"
         return Finding(check="dvc remote", status=Status.WARNING, message=message, remedy=remedy)
@@ -164,7 +164,7 @@ def _dvc(*arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [sys.executable, "-m", "dvc", *arguments],
-            cwd=project_root(),
+            cwd=store.project_root(),
             env={**os.environ, "AWS_MAX_ATTEMPTS": "1"},
             capture_output=True,
             text=True,
