@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from transformers import PreTrainedModel
 
@@ -208,11 +209,13 @@ class Replayer:
         gradient = policy_gradient(
             self.policies[policy.path], trajectories, credits_, config.update, self._compute(config)
         )
-        gap = gradient.metrics.get("policy/mismatch_max", 0.0)
-        if policy.sampled_it and gap > OTHER_MODEL * config.update.canary_tolerance:
+        tolerance, exact = config.update.canary_tolerance, self._compute(config).dtype is torch.float32
+        measure, allowed = ("max", tolerance.float32) if exact else ("mean", tolerance.bfloat16)  # as canary.prove
+        gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
+        if policy.sampled_it and gap > OTHER_MODEL * allowed:
             raise ValueError(
                 f"{policy.path} is not the model that sampled iteration {number} of {self.stored.run}: logprobs differ "
-                f"by up to {gap:.2g} nats; bring its outputs back (dvc checkout), or compare without gradients"
+                f"by {gap:.2g} nats ({measure}); bring its outputs back (dvc checkout), or compare without gradients"
             )
         return gradient
 

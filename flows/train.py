@@ -23,7 +23,6 @@ from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint, memory
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import default_device
 from agent_r1.policy.reference import reference_of
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
@@ -57,7 +56,8 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
     settings = params.load()
     config = settings.run(run, seed, sweep)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
-        _check_memory(settings, config)  # before the folder is emptied: what cannot run replaces nothing
+        # before the folder is emptied: what cannot run replaces nothing
+        memory.check(AutoConfig.from_pretrained(WARM_START), settings, [config])
         folder = RunFolder(train_dir(run, seed, sweep), _identity(settings, config))
         with _tracked(run, settings, config, folder, sweep) as tracked:
             if not folder.is_complete(config.iterations):
@@ -210,6 +210,7 @@ class Training:
         return prove(
             [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
             [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
+            dtype=self.learner.compute.dtype,
             tolerance=self.config.update.canary_tolerance,
         )
 
@@ -230,16 +231,6 @@ def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
-
-
-def _check_memory(settings: Params, config: TrainParams) -> None:
-    """Says what the run needs before anything is loaded, and refuses what cannot fit."""
-    device, model = default_device(), AutoConfig.from_pretrained(WARM_START)
-    available = memory.available_gib(device)
-    demand = memory.demand_of(model, settings.model, settings.env, config, engine=settings.engine, device=device)
-    parts = memory.estimate(demand)
-    logger.info("memory at the peak, estimated:\n%s", memory.table(parts, available))
-    memory.require_fit(parts, available)
 
 
 def _identity(settings: Params, config: TrainParams) -> str:

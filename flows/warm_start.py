@@ -6,14 +6,14 @@ import logging
 from collections.abc import Iterator, Sequence
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.prepare import plans
 from agent_r1.envs import answer_env, tool_env
 from agent_r1.params import Params
-from agent_r1.policy import builtin
+from agent_r1.policy import builtin, memory
 from agent_r1.policy.model import default_device, load_agent
 from agent_r1.policy.warm_start import fit
 from agent_r1.records import Passage, Question, Trajectory
@@ -38,13 +38,24 @@ def warm_start() -> None:
     """
     settings = params.load()
     with accelerator():
+        if settings.model.path:
+            _check_memory(settings, settings.model.path)
         if settings.model.path and not settings.warm_start.fine_tune:
-            model, tokenizer = load_agent(settings.model.path)
+            model, tokenizer = load_agent(settings.model.path, "auto", torch.device("cpu"))
             logger.info("passing %s through", settings.model.path)
         else:
             model, tokenizer = _train(settings)
         model.save_pretrained(WARM_START)
         tokenizer.save_pretrained(WARM_START)
+
+
+def _check_memory(settings: Params, path: str) -> None:
+    """Refuses a model that is too large for this machine, before it is loaded: for the runs, and to be fine-tuned."""
+    config = AutoConfig.from_pretrained(path)
+    memory.check(config, settings, [settings.run(run) for run in settings.repro_runs])
+    if settings.warm_start.fine_tune:
+        demand = memory.demand_of_fit(config, settings.warm_start.batch_size * settings.env.max_tokens)
+        memory.require_fit(memory.estimate(demand), memory.available_gib(default_device()))
 
 
 def _train(settings: Params) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from agent_r1.credit.assign import assign
 from agent_r1.params import UpdateParams, load
@@ -76,6 +77,7 @@ class Loop:
                 own[each.action_mask]
                 for own, each in zip(self.learner.logprobs(trajectories), trajectories, strict=True)
             ],
+            dtype=torch.float32,
             tolerance=PARAMS.train.update.canary_tolerance,
         )
         return trajectories

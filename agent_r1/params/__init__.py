@@ -23,7 +23,7 @@ from agent_r1.params.promote import PromoteParams
 from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.train import KeepParams, TrainParams
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.update import CanaryTolerance, UpdateParams
 
 __all__ = [
     "PROTOCOLS",
@@ -31,6 +31,7 @@ __all__ = [
     "AtlasParams",
     "BM25Params",
     "Baseline",
+    "CanaryTolerance",
     "CreditParams",
     "DenseParams",
     "EngineParams",

@@ -9,6 +9,11 @@ from pydantic import Field, model_validator
 from agent_r1.params.sections import Count, Natural, Positive, Section, Weight
 
 
+class CanaryTolerance(Section):
+    float32: Positive
+    bfloat16: Positive
+
+
 class UpdateParams(Section):
     learning_rate: Positive
     critic_learning_rate: Positive
@@ -28,7 +33,7 @@ class UpdateParams(Section):
     value_clip: Positive
     max_grad_norm: Positive
     max_tokens_per_microbatch: Count
-    canary_tolerance: Positive
+    canary_tolerance: CanaryTolerance
 
     @property
     def regularised(self) -> bool:

@@ -45,9 +45,10 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of the same model without adapters that computes the same, in float32 where there was one.
+    """The weights of the same model without adapters that computes the same, rounded to the weights' own type.
 
-    The model's own weights are left alone: adding an update and taking it away again would change their last bits.
+    Merged ones are on the CPU: beside what trains, a GPU may have no room for them. The model's own weights are left
+    alone: adding an update and taking it away again would change their last bits.
     """
     adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     state = {
@@ -55,7 +56,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     }
     for name, layer in adapted.items():
         weight = state[f"{name}.weight"]
-        state[f"{name}.weight"] = weight.float() + _update_of(layer)
+        state[f"{name}.weight"] = (weight.float() + _update_of(layer)).to("cpu", weight.dtype)
     return state
 
 

@@ -5,7 +5,8 @@ Legend for units: bytes unless a name says GiB. h, q, k, i are a layer's widths:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.params import EngineParams, EnvParams, LoraParams, ModelParams, TrainParams
+from agent_r1.params import EngineParams, EnvParams, LoraParams, ModelParams, Params, TrainParams
 from agent_r1.policy.adapter import attach
-from agent_r1.policy.model import compute_dtype
+from agent_r1.policy.model import compute_dtype, default_device
+
+logger = logging.getLogger(__name__)
 
 GIB = 2**30
 FLOAT32 = 4
@@ -36,7 +39,8 @@ class Demand:
     gradient_checkpointing: bool
     microbatch_tokens: int  # padded, at most
     loss_tokens: int  # of a micro-batch, at most: each takes a row of logits
-    sampler_gib: float | None  # reserved by the sampler; None: it takes its weights, and a small cache
+    sampler_gib: float | None  # reserved by the sampler, weights included; None: its weights and its cache
+    sampler_cache_gib: float = 0.0
 
 
 def demand_of(
@@ -50,9 +54,9 @@ def demand_of(
 ) -> Demand:
     """What a run of params.yaml asks of a device.
 
-    A micro-batch holds at least one whole context. Its loss tokens are at most the actions that fit an episode.
+    A micro-batch holds at least one whole context. How many of its tokens the loss runs over, prompts and observations
+    aside, no limit tells: short episodes are almost all action.
     """
-    acting = min(1.0, env.max_steps * env.max_action_tokens / env.max_tokens) if train.credit.loss_mask else 1.0
     tokens = max(train.update.max_tokens_per_microbatch, env.max_tokens)
     return Demand(
         model=config,
@@ -62,17 +66,43 @@ def demand_of(
         reference=train.needs_reference,
         gradient_checkpointing=model.gradient_checkpointing,
         microbatch_tokens=tokens,
-        loss_tokens=round(acting * tokens),
-        sampler_gib=_sampler_gib(engine, device),
+        loss_tokens=tokens,
+        sampler_gib=_reserved_gib(engine, device),
+        sampler_cache_gib=_cache_gib(engine, config, env, compute_dtype(model.dtype, device)),
     )
 
 
-def _sampler_gib(engine: EngineParams, device: torch.device) -> float | None:
+def demand_of_fit(config: PretrainedConfig, batch_tokens: int) -> Demand:
+    """What supervised training of all weights asks for, in batches of at most so many tokens, padding included."""
+    return Demand(
+        model=config,
+        dtype=torch.float32,
+        adapter=None,
+        critic=False,
+        reference=False,
+        gradient_checkpointing=False,
+        microbatch_tokens=batch_tokens,
+        loss_tokens=batch_tokens,
+        sampler_gib=0.0,
+    )
+
+
+def _reserved_gib(engine: EngineParams, device: torch.device) -> float | None:
     if engine.kind == "server":
         return 0.0
     if engine.kind == "vllm" and device.type == "cuda":
-        return engine.vllm.gpu_memory_utilization * available_gib(device)
+        return engine.vllm.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory / GIB
     return None
+
+
+def _cache_gib(engine: EngineParams, config: PretrainedConfig, env: EnvParams, dtype: torch.dtype) -> float:
+    """Keys and values of the contexts that are sampled at the same time."""
+    if engine.kind != "transformers":
+        return float(engine.vllm.cpu_cache_gib)
+    shape: Any = config.get_text_config()
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    per_token = 2 * shape.num_hidden_layers * heads * _head_size(shape) * dtype.itemsize
+    return float(engine.transformers.batch_size * env.max_tokens * per_token / GIB)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,19 +133,21 @@ def estimate(demand: Demand) -> dict[str, float]:
     those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
     count once.
     """
-    count = count_parameters(demand.model, demand.adapter)
+    count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen = demand.dtype.itemsize
     parts = {"policy": _trained(count.policy, count.adapters, frozen)}
     if demand.critic:
-        parts["critic"] = _trained(count.backbone + demand.model.hidden_size + 1, count.adapters, frozen)
+        parts["critic"] = _trained(count.backbone + shape.hidden_size + 1, count.adapters, frozen)
     if demand.reference and not demand.adapter:
         parts["reference"] = count.policy * frozen
     if frozen < FLOAT32 and not demand.adapter:
         parts["weights cast for matrix products"] = count.policy * frozen
     parts["activations"] = activation_bytes(demand)
-    parts["logits"] = demand.loss_tokens * demand.model.vocab_size * FLOAT32 * LOGIT_COPIES
+    parts["logits"] = demand.loss_tokens * shape.vocab_size * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}
-    sampler = count.policy * frozen / GIB + 0.5 if demand.sampler_gib is None else demand.sampler_gib
+    sampler = demand.sampler_gib
+    if sampler is None:
+        sampler = count.policy * frozen / GIB + demand.sampler_cache_gib
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
 
@@ -137,15 +169,13 @@ def activation_bytes(demand: Demand) -> int:
     to as many heads, and its result twice (5 q); four of the MLP's width (4 i). With gradient checkpointing every
     layer keeps its input alone, and one at a time is computed again.
     """
-    config: Any = demand.model  # its fields are those of the architecture
+    config: Any = demand.model.get_text_config()  # its fields are those of the architecture
     compute = demand.dtype.itemsize
     stream = compute if demand.adapter else FLOAT32
     queries = config.num_attention_heads * _head_size(config)
-    layer = 4 * stream * config.hidden_size + compute * (
-        2 * config.hidden_size + 5 * queries + 4 * config.intermediate_size
-    )
+    layer = 4 * stream * config.hidden_size + compute * (2 * config.hidden_size + 5 * queries + 4 * _mlp_size(config))
     if demand.adapter and compute < FLOAT32:  # adapted layers keep their inputs in the adapters' precision too
-        layer += FLOAT32 * (2 * config.hidden_size + queries + config.intermediate_size)
+        layer += FLOAT32 * (2 * config.hidden_size + queries + _mlp_size(config))
     kept = config.num_hidden_layers * layer
     if demand.gradient_checkpointing:
         kept = config.num_hidden_layers * stream * config.hidden_size + layer
@@ -153,9 +183,9 @@ def activation_bytes(demand: Demand) -> int:
 
 
 def available_gib(device: torch.device) -> float:
-    """The memory a run may fill: all of a GPU's, or what is free of the machine's."""
+    """The memory a run may fill: what is free of a GPU's, or of the machine's."""
     if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / GIB
+        return torch.cuda.mem_get_info(device)[0] / GIB
     return float(psutil.virtual_memory().available / GIB)
 
 
@@ -164,6 +194,25 @@ def table(parts: Mapping[str, float], available: float) -> str:
     rows = [*parts.items(), ("all", sum(parts.values())), ("available", available)]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}} {size:8.2f} GiB" for name, size in rows)
+
+
+def check(config: PretrainedConfig, settings: Params, runs: Sequence[TrainParams]) -> None:
+    """Says what the largest of some runs needs of this machine's device, and refuses it where that cannot fit.
+
+    Raises:
+        ValueError: as `require_fit`.
+    """
+    device = default_device()
+    parts = max((estimate(each) for each in demands(config, settings, runs)), key=lambda parts: sum(parts.values()))
+    available = available_gib(device)
+    logger.info("memory at the peak, estimated:\n%s", table(parts, available))
+    require_fit(parts, available)
+
+
+def demands(config: PretrainedConfig, settings: Params, runs: Sequence[TrainParams]) -> list[Demand]:
+    """What runs of params.yaml ask of this machine's device."""
+    device = default_device()
+    return [demand_of(config, settings.model, settings.env, run, engine=settings.engine, device=device) for run in runs]
 
 
 def require_fit(parts: Mapping[str, float], available: float) -> None:
@@ -190,3 +239,9 @@ def _trained(weights: int, adapters: int, frozen: int) -> int:
 def _head_size(config: PretrainedConfig) -> int:
     default = config.hidden_size // config.num_attention_heads
     return int(config.to_dict().get("head_dim") or default)
+
+
+def _mlp_size(config: PretrainedConfig) -> int:
+    """Under the name that the architecture has for it; some have none where it is four times the hidden size."""
+    names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+    return next((int(size) for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
@@ -39,25 +39,34 @@ def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 
 
 def load_policy(
-    path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
 ) -> PreTrainedModel:
     """A causal language model from a Hugging Face folder or hub id, without dropout.
 
     Args:
         path: folder or hub id.
-        dtype: of the weights.
+        dtype: of the weights; `auto` leaves them as they are stored.
         device: `default_device()` when not given.
 
     Raises:
-        ValueError: there is no model at `path`.
+        ValueError: there is no model at `path`, or some of its weights are missing.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        )
     except OSError as error:
         raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
+    model: PreTrainedModel
+    model, about = loaded
+    if missing := sorted(about["missing_keys"]):  # transformers gives them random values, tied ones aside
+        raise ValueError(
+            f"{str(path)!r} lacks the weights of {len(missing)} tensors of its {type(model).__name__}, {missing[0]} "
+            "for one; download or save the model again"
+        )
     settle(model, device or default_device())
     return model
 
@@ -76,7 +85,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder or hub id.
 
     Raises:
-        ValueError: there is none, or it has no chat template, or no fast implementation.
+        ValueError: there is none, it has no chat template or no fast implementation, or it has ids for which the model
+            beside it has no embedding.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -95,26 +105,32 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         )
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
+    _require_vocabulary(path, tokenizer)
     return tokenizer
 
 
-def load_agent(
-    path: str | Path, dtype: torch.dtype = torch.float32, device: torch.device | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them.
-
-    Raises:
-        ValueError: one of them is missing or unfit, or the tokenizer has ids that the model has no embedding for.
-    """
-    tokenizer = load_tokenizer(path)
-    model = load_policy(path, dtype, device)
-    rows, ids = len(model.get_input_embeddings().get_parameter("weight")), max(tokenizer.get_vocab().values()) + 1
+def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+        return  # a tokenizer alone
+    rows = AutoConfig.from_pretrained(path).get_text_config().vocab_size
+    ids = max(tokenizer.get_vocab().values()) + 1
     if rows < ids:
         raise ValueError(
             f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
             "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
         )
-    return model, tokenizer
+
+
+def load_agent(
+    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them.
+
+    Raises:
+        ValueError: one of them is missing or unfit.
+    """
+    tokenizer = load_tokenizer(path)
+    return load_policy(path, dtype, device), tokenizer
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
@@ -139,10 +155,11 @@ def recompute_activations(model: PreTrainedModel) -> None:
 def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
     """The logits that predict the selected tokens.
 
-    The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only.
+    The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only. What
+    a model does to its logits afterwards (scales of Granite and Cohere, the soft cap of Gemma) stays the model's own.
 
     Args:
-        model: a causal language model whose logits are its output layer over the last hidden state.
+        model: a causal language model with an output layer.
         ids: [B, T] right-padded.
         mask: [B, T] the tokens to predict; never the first of a row, which nothing predicts.
 
@@ -150,10 +167,13 @@ def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor
         [N, V] float32, row after row.
     """
     assert not mask[:, 0].any(), "nothing predicts the first token of a row"
-    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    output: nn.Module = model.get_output_embeddings()
-    logits: Tensor = output(hidden[:, :-1][mask[:, 1:]])
-    return logits.float()
+
+    def select(_: nn.Module, hidden: tuple[Tensor, ...]) -> Tensor:
+        return hidden[0][:, :-1][mask[:, 1:]].unsqueeze(0)
+
+    with model.get_output_embeddings().register_forward_pre_hook(select):
+        logits: Tensor = model(input_ids=ids, use_cache=False).logits
+    return logits.squeeze(0).float()
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:

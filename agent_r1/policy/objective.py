@@ -118,5 +118,6 @@ def policy_metrics(tokens: Tokens, params: UpdateParams, divisor: int) -> Metric
         "policy/clip_fraction": clipped.sum().item() / len(clipped),
         "policy/entropy": tokens.entropy.mean().item(),
         "policy/mismatch_kl": losses.k3(samplers, learners).sum().item() / len(learners),
+        "policy/mismatch_mean": (learners - samplers).abs().mean().item(),
         "policy/mismatch_max": (learners - samplers).abs().max().item(),
     }

@@ -109,7 +109,7 @@ def test_the_first_iterations_logprobs_are_those_of_the_warm_start(run: Path, sm
     """As plain transformers computes them over the whole trajectory at once."""
     model = AutoModelForCausalLM.from_pretrained(small_project / "outputs/warm_start", dtype=torch.float32)
     for row in trajectories(run)[0]:
-        ids = torch.as_tensor(row.token_ids, dtype=torch.long)
+        ids = torch.tensor(row.token_ids, dtype=torch.long)
         logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0].numpy()
         assert np.abs(logprobs - row.logprobs[1:])[row.action_mask[1:]].max() < CLOSE
 

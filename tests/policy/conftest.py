@@ -39,7 +39,7 @@ def update_params() -> UpdateParams:
         value_clip=0.5,
         max_grad_norm=1.0,
         max_tokens_per_microbatch=64,
-        canary_tolerance=1e-4,
+        canary_tolerance={"float32": 1e-4, "bfloat16": 0.05},
     )
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
+from transformers import (
+    FalconConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
 
 from agent_r1.params import LoraParams, load
-from agent_r1.policy import checkpoint, memory
+from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.memory import (
@@ -21,11 +31,12 @@ from agent_r1.policy.memory import (
     checkpoint_gib,
     count_parameters,
     demand_of,
+    demand_of_fit,
     estimate,
     require_fit,
     table,
 )
-from agent_r1.policy.model import load_policy, precision
+from agent_r1.policy.model import DtypeName, load_policy, precision
 
 CPU = torch.device("cpu")
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -165,10 +176,43 @@ def test_the_demand_of_the_projects_own_params() -> None:
     demand = demand_of(SMALL, settings.model, settings.env, settings.run("ppo"), engine=settings.engine, device=CPU)
     assert (demand.critic, demand.reference, demand.adapter, demand.sampler_gib) == (True, False, None, None)
     assert demand.microbatch_tokens == 4096
-    assert demand.loss_tokens == 4096 * 5 * 64 // 512
-    unmasked = settings.run("ppo_no_masks")
-    everywhere = demand_of(SMALL, settings.model, settings.env, unmasked, engine=settings.engine, device=CPU)
-    assert everywhere.loss_tokens == 4096
+    assert demand.loss_tokens == 4096
+    assert demand.sampler_cache_gib == settings.engine.vllm.cpu_cache_gib
+
+
+def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
+    """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
+    settings = load(PARAMS)
+    engine = settings.engine.model_copy(update={"kind": "transformers"})
+    demand = demand_of(SMALL, settings.model, settings.env, settings.run("ppo"), engine=engine, device=CPU)
+    assert engine.transformers.batch_size == 64
+    assert demand.sampler_cache_gib * GIB == 64 * 512 * 2 * 2 * 2 * 8 * 4
+    assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 256)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "width"),
+    [
+        (GPT2Config(n_embd=32, n_layer=2, n_head=2), "n_inner", 4 * 32),
+        (OPTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=48), "ffn_dim", 48),
+        (FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2), "ffn_hidden_size", 4 * 32),
+        (Gemma3Config(text_config=Gemma3TextConfig(hidden_size=32, num_hidden_layers=2)), "intermediate_size", 9216),
+    ],
+    ids=["gpt2", "opt", "falcon", "gemma3"],
+)
+def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str, width: int) -> None:
+    """One that is wider by one adds four numbers of float32 per token and layer."""
+    before = activation_bytes(replace(DEMAND, model=config))
+    setattr(config.get_text_config(), name, width + 1)
+    assert activation_bytes(replace(DEMAND, model=config)) - before == 10 * 2 * 4 * 4
+
+
+def test_fitting_all_weights_takes_sixteen_bytes_each_and_a_batch() -> None:
+    parts = estimate(demand_of_fit(SMALL, 30))
+    assert parts["policy"] * GIB == pytest.approx(16 * POLICY)
+    assert parts["logits"] * GIB == pytest.approx(30 * 100 * 4 * 5)
+    assert parts["sampler"] == 0
+    assert {"critic", "reference"}.isdisjoint(parts)
 
 
 def test_a_machine_has_memory() -> None:
@@ -177,7 +221,7 @@ def test_a_machine_has_memory() -> None:
 
 def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters with a critic fit, all weights with a critic do not."""
-    monkeypatch.setattr(memory, "available_gib", lambda device: 79.0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
     settings = load(PARAMS.with_name("params.qwen2.5-3b.yaml"))
     demand = demand_of(
         QWEN_3B,
@@ -188,24 +232,24 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
         device=torch.device("cuda"),
     )
     assert (demand.dtype, demand.critic, demand.reference) == (torch.bfloat16, True, True)
-    assert (demand.microbatch_tokens, demand.loss_tokens) == (8192, 5 * 1024)
+    assert (demand.microbatch_tokens, demand.loss_tokens) == (8192, 8192)
     parts = estimate(demand)
-    assert sum(parts.values()) == pytest.approx(66, abs=1)  # as docs/data_and_models.md says
+    assert sum(parts.values()) == pytest.approx(75, abs=1)  # as docs/data_and_models.md says
     require_fit(parts, 79.0)
     whole = estimate(replace(demand, adapter=None))
-    assert sum(whole.values()) == pytest.approx(155, abs=1)
+    assert sum(whole.values()) == pytest.approx(164, abs=1)
     with pytest.raises(ValueError, match=r"the device has 79\.0"):
         require_fit(whole, 79.0)
 
 
 @pytest.mark.parametrize("critic", [True, False])
-@pytest.mark.parametrize("adapter", [None, LORA])
+@pytest.mark.parametrize(("adapter", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
 def test_a_checkpoint_takes_the_disk_space_that_is_expected(
-    tmp_path: Path, tiny_model: Path, critic: bool, adapter: LoraParams | None
+    tmp_path: Path, tiny_model: Path, critic: bool, adapter: LoraParams | None, dtype: DtypeName
 ) -> None:
     """After an update of policy and critic, whose optimisers keep states from then on."""
     update = load(PARAMS).train.update
-    learner = Learner(tiny_model, update, with_critic=critic, seed=0, device=CPU, adapter=adapter)
+    learner = Learner(tiny_model, update, with_critic=critic, seed=0, device=CPU, adapter=adapter, dtype=dtype)
     for module, optimizer in ((learner.policy, learner.policy_optimizer), (learner.critic, learner.critic_optimizer)):
         if module and optimizer:
             for weight in module.parameters():
@@ -216,7 +260,7 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
     expected = checkpoint_gib(
         Demand(
             model=learner.policy.config,
-            dtype=torch.float32,
+            dtype=getattr(torch, dtype),
             adapter=adapter,
             critic=critic,
             reference=False,
@@ -227,4 +271,4 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
         )
     )
     on_disk = sum((tmp_path / "checkpoint" / name).stat().st_size for name in files) / GIB
-    assert on_disk == pytest.approx(expected, rel=0.15)  # names and shapes weigh something at this size
+    assert on_disk == pytest.approx(expected, rel=0.2)  # names and shapes weigh something at this size

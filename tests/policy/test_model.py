@@ -3,13 +3,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import (
     chosen_logprobs,
     compute_dtype,
-    load_agent,
     load_policy,
     load_tokenizer,
     recompute_activations,
@@ -27,6 +34,27 @@ def test_selected_logprobs_equal_those_of_the_full_forward(tiny_model: Path) -> 
     full = model(input_ids=IDS).logits.log_softmax(-1)
     expected = [full[row, token - 1, IDS[row, token]].item() for row, token in MASK.nonzero().tolist()]
     assert token_logprobs(model, IDS, MASK).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+CONFIGS = {
+    "scaled": GraniteConfig(**SHAPE, intermediate_size=64, logits_scaling=8.0),
+    "multiplied": CohereConfig(**SHAPE, intermediate_size=64, eos_token_id=1, logit_scale=0.1),
+    "capped": Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=16, intermediate_size=64),
+    "older": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_selected_logits_are_the_models_own_whatever_it_does_to_them(config: PreTrainedConfig) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight *= 100  # so that a cap and a scale are felt
+        own = model(input_ids=IDS).logits[:, :-1][MASK[:, 1:]]
+        assert torch.equal(selected_logits(model, IDS, MASK), own)
+        assert own.abs().max() > 1
 
 
 def test_right_padding_changes_no_logprob(tiny_model: Path) -> None:
@@ -94,6 +122,14 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, tiny_model: Path) -
         load_policy(tmp_path)
 
 
+def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    state = {name: weight for name, weight in model.state_dict().items() if "layers.1.mlp.down_proj" not in name}
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ValueError, match=r"lacks the weights of 1 tensors of its Qwen2.*layers\.1\.mlp\.down_proj"):
+        load_policy(tmp_path, device=CPU)
+
+
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     load_policy(tiny_model, device=CPU).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds no tokenizer"):
@@ -122,7 +158,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, 
     model.save_pretrained(tmp_path)
     load_tokenizer(tiny_model).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"a vocabulary of {rows - 3} tokens and its tokenizer has {rows};"):
-        load_agent(tmp_path, device=CPU)
+        load_tokenizer(tmp_path)
 
 
 def test_gradient_checkpointing_changes_no_bit_of_a_gradient(tiny_model: Path) -> None:

@@ -102,6 +102,7 @@ def test_metrics_by_hand(update_params: UpdateParams) -> None:
             "policy/clip_fraction": 1 / 3,
             "policy/entropy": 3,
             "policy/mismatch_kl": (1 - LN2) / 2,
+            "policy/mismatch_mean": LN2 / 2,
             "policy/mismatch_max": LN2,
         }
     )

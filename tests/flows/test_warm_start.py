@@ -1,0 +1,61 @@
+"""The warm start of a model from elsewhere: passed through as it is stored, refused where it cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agent_r1.policy import memory
+from agent_r1.policy.model import load_tokenizer
+from flows.stored.paths import WARM_START
+from flows.warm_start import warm_start
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+
+
+@pytest.fixture
+def stored(tmp_path: Path, tiny_model: Path) -> Path:
+    """A folder of a model in bfloat16."""
+    folder = tmp_path / "stored"
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(folder)
+    load_tokenizer(tiny_model).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_is_passed_through_as_it_is_stored(
+    stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
+) -> None:
+    write_params(tmp_path, {"model": {"path": str(stored)}})
+    with inside(tmp_path):
+        warm_start()
+    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / WARM_START))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    assert {weight.dtype for weight in after.values()} == {torch.bfloat16}
+    assert load_tokenizer(tmp_path / WARM_START).get_vocab() == load_tokenizer(stored).get_vocab()
+
+
+@pytest.mark.parametrize("fine_tune", [False, True])
+def test_what_cannot_fit_is_refused_before_it_is_loaded(
+    fine_tune: bool,
+    stored: Path,
+    tmp_path: Path,
+    inside: Inside,
+    write_params: WriteParams,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only its configuration is there. Fine-tuning all weights in whole batches needs more than the runs do."""
+    (stored / "model.safetensors").unlink()
+    write_params(tmp_path, {"model": {"path": str(stored)}, "warm_start": {"fine_tune": fine_tune, "batch_size": 4096}})
+    monkeypatch.setattr(memory, "available_gib", lambda device: 20.0 if fine_tune else 0.5)
+    with inside(tmp_path), pytest.raises(ValueError, match=r"needs about .* GiB and the device has (0\.5|20\.0):"):
+        warm_start()
+    assert not (tmp_path / WARM_START).exists()
