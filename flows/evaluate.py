@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
@@ -18,7 +17,7 @@ from agent_r1.evaluation.gold import gold_passages
 from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step, predict
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
-from agent_r1.hashes import sha256
+from agent_r1.hashes import model_hash, sha256
 from agent_r1.params import PROTOCOLS, Params, Protocol
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
@@ -154,10 +153,7 @@ def _hashes(agent: Agent, prompt_hash: str) -> dict[str, str]:
 
 
 def _policy_hash(policy: Policy) -> str:
-    """Of a folder its content, of a hub id the commit that was loaded."""
-    if not Path(policy.path).is_dir():
-        return Path(snapshot_download(policy.path, allow_patterns="config.json")).name
-    found = sha256(Path(policy.path))
+    found = model_hash(policy.path)
     if policy.registered and found != policy.registered.descriptor.policy_hash:
         raise ValueError(
             f"{policy.path} was changed while {policy.registered.reference} was evaluated; evaluate it again"
