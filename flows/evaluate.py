@@ -89,7 +89,7 @@ def evaluate(
     chat = Chat(tokenizer)
     attempts = _attempts(agent.protocol, questions, settings)
     trajectories = _answer(agent.policy, chat, attempts, settings)
-    hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools))
+    hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
     predictions = predict(trajectories, questions, agent.name, agent.seed)
     scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
@@ -142,15 +142,23 @@ def _answer(policy: Policy, chat: Chat, attempts: Sequence[Attempt], settings: P
         )
 
 
-def _hashes(agent: Agent, prompt_hash: str) -> dict[str, str]:
+def _hashes(agent: Agent, prompt_hash: str, settings: Params) -> dict[str, str]:
     return {
         "questions": sha256(QUESTIONS),
         "passages": sha256(PASSAGES),
         "index": describe(INDEX).index_hash,
         "prompt": prompt_hash,
         "protocol": agent.protocol,  # naive RAG and gold passages have the same prompt around other passages
+        "limits": _limits(settings),
         "policy": _policy_hash(agent.policy),
     }
+
+
+def _limits(settings: Params) -> str:
+    """What bounds an episode besides its prompt, and what samples it, in words."""
+    limits = settings.env.model_dump(exclude={"instructions"})  # the prompt's hash has those
+    limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+    return ", ".join(f"{name} {value}" for name, value in limits.items())
 
 
 def _policy_hash(policy: Policy) -> str:
