@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent_r1.params.update import OF_CRITIC
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Trajectory
 
@@ -381,6 +382,16 @@ def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
     metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
     assert learner.policy_version == 1
     assert not any(name.startswith("critic/") for name in metrics)
+
+
+@pytest.mark.parametrize("key", sorted(OF_CRITIC))
+def test_what_is_the_critics_changes_nothing_without_one(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, key: str
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    plain, other = make_learner(with_critic=False), make_learner(with_critic=False, **{key: 3})
+    assert plain.update(trajectories, credits, 0) == other.update(trajectories, credits, 0)
+    assert same_bits(weights(plain.policy), weights(other.policy))
 
 
 def test_values_and_logprobs_come_in_the_order_of_the_trajectories(
