@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
@@ -18,7 +17,7 @@ from agent_r1.evaluation.gold import gold_passages
 from agent_r1.evaluation.predictions import asked_questions, gold_recall_by_step, predict
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript
-from agent_r1.hashes import sha256
+from agent_r1.hashes import model_hash, sha256
 from agent_r1.params import PROTOCOLS, Params, Protocol
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
@@ -89,7 +88,7 @@ def evaluate(
     chat = Chat(tokenizer)
     attempts = _attempts(agent.protocol, questions, settings)
     trajectories = _answer(agent.policy, chat, attempts, settings)
-    hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools))
+    hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
     predictions = predict(trajectories, questions, agent.name, agent.seed)
     scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
@@ -142,22 +141,27 @@ def _answer(policy: Policy, chat: Chat, attempts: Sequence[Attempt], settings: P
         )
 
 
-def _hashes(agent: Agent, prompt_hash: str) -> dict[str, str]:
+def _hashes(agent: Agent, prompt_hash: str, settings: Params) -> dict[str, str]:
     return {
         "questions": sha256(QUESTIONS),
         "passages": sha256(PASSAGES),
         "index": describe(INDEX).index_hash,
         "prompt": prompt_hash,
         "protocol": agent.protocol,  # naive RAG and gold passages have the same prompt around other passages
+        "limits": _limits(settings),
         "policy": _policy_hash(agent.policy),
     }
 
 
+def _limits(settings: Params) -> str:
+    """What bounds an episode besides its prompt, and what samples it, in words."""
+    limits = settings.env.model_dump(exclude={"instructions"})  # the prompt's hash has those
+    limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+    return ", ".join(f"{name} {value}" for name, value in limits.items())
+
+
 def _policy_hash(policy: Policy) -> str:
-    """Of a folder its content, of a hub id the commit that was loaded."""
-    if not Path(policy.path).is_dir():
-        return Path(snapshot_download(policy.path, allow_patterns="config.json")).name
-    found = sha256(Path(policy.path))
+    found = model_hash(policy.path)
     if policy.registered and found != policy.registered.descriptor.policy_hash:
         raise ValueError(
             f"{policy.path} was changed while {policy.registered.reference} was evaluated; evaluate it again"

@@ -84,7 +84,9 @@ def configurations(settings: Params, run: str, others: Sequence[str], changes: S
     for other in others or [run]:
         name = " ".join([other, *changes])
         base = own.model_dump() | settings.run(other).model_dump(include=set(REPLAYED))
-        config = validated(TrainParams, override(base, wanted), f"{run} replayed as {name}")
+        where = f"{run} replayed as {name}"
+        config = validated(TrainParams, override(base, wanted), where)
+        config.require_read(wanted, where)
         if config.credit.needs_critic and not own.credit.needs_critic:
             raise ValueError(
                 f"{run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of {name} "

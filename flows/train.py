@@ -7,14 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
-import agent_r1
 from agent_r1 import params, tracking
 from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.masks import loss_mask
@@ -34,6 +32,7 @@ from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
 from flows.running.lock import accelerator
 from flows.running.stage import task
+from flows.stored.code import code_of
 from flows.stored.models import register
 from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from flows.stored.run_folder import RunFolder
@@ -234,11 +233,10 @@ def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
 
 
 def _identity(settings: Params, config: TrainParams) -> str:
-    """What must not have changed for a run to go on: its configuration, its inputs and the code."""
+    """What must not have changed for a run to go on: its configuration, its inputs and its stage's code."""
     trained = config.model_dump(mode="json", exclude={"keep"})  # decides nothing before the run is complete
     inputs = [sha256(QUESTIONS), describe(INDEX).index_hash, sha256(WARM_START)]
-    code = [sha256(path) for path in sorted(Path(agent_r1.__file__).parent.rglob("*.py"))]
-    return fingerprint(trained, settings.env, settings.model, settings.engine.identity, inputs, code)
+    return fingerprint(trained, settings.env, settings.model, settings.engine.identity, inputs, code_of("train"))
 
 
 def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder, sweep: str | None) -> tracking.Run:

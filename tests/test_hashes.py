@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
-from agent_r1.hashes import sha256
+from agent_r1.hashes import model_hash, sha256
 
 
 def test_a_file_by_the_standard_example(tmp_path: Path) -> None:
@@ -29,6 +30,21 @@ def test_a_folder_is_its_names_and_bytes(tmp_path: Path) -> None:
     assert sha256(one) == sha256(same)
     hashes = {sha256(folder(tmp_path / str(i), files)) for i, files in enumerate(others)}
     assert len(hashes | {sha256(one)}) == 5
+
+
+def test_a_model_is_its_folder_or_the_commit_of_its_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own cache, and no network."""
+    local = folder(tmp_path / "local", {"config.json": "{}"})
+    assert model_hash(str(local)) == sha256(local)
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = {"refs/main": commit, f"snapshots/{commit}/config.json": "{}"}
+    folder(tmp_path / "hub" / "models--own--encoder", cached)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert model_hash("own/encoder") == commit
+    for missing in ("own/reader", "models/own/encoder"):
+        with pytest.raises(OSError, match=rf"'{missing}' is no folder, and no model from the hub: .*; correct it"):
+            model_hash(missing)
 
 
 def test_nothing_there_is_an_error(tmp_path: Path) -> None:

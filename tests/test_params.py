@@ -482,6 +482,91 @@ def test_a_monitor_that_looks_at_nothing_can_only_warn(content: dict[str, Any], 
         load(write(put(nothing, "train.monitor.on_collapse", "stop")))
 
 
+@pytest.mark.parametrize(("warmup", "iterations", "estimator"), [(3, 3, "gae"), (5, 3, "step_gae")])
+def test_a_policy_that_never_trains_is_refused(
+    content: dict[str, Any], write: Write, warmup: int, iterations: int, estimator: str
+) -> None:
+    changed = put(only_ppo(content), "train.update.critic_warmup_iterations", warmup)
+    changed = put(put(changed, "train.iterations", iterations), "train.credit.estimator", estimator)
+    with pytest.raises(ValueError, match=rf"train: update\.critic_warmup_iterations {warmup} .* all {iterations} iter"):
+        load(write(changed))
+    load(write(put(changed, "train.update.critic_warmup_iterations", iterations - 1)))
+
+
+def test_a_sweep_whose_policies_never_train_is_refused(content: dict[str, Any], write: Write) -> None:
+    """Its iterations stand in for the run's, which are enough. Without a critic there is no warm-up."""
+    changed = put(content, "train.update.critic_warmup_iterations", content["ablations"]["iterations"])
+    with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic_warmup_iterations 12 .* all 12"):
+        load(write(changed))
+    load(write(put(put(changed, "ablations.runs", ["grpo"]), "ablations.iterations", 2)))
+
+
+@pytest.mark.parametrize(("questions", "samples", "minibatches"), [(1, 1, 2), (3, 4, 13)])
+def test_an_iteration_that_fills_no_minibatches_is_refused(
+    content: dict[str, Any], write: Write, questions: int, samples: int, minibatches: int
+) -> None:
+    rollout = {**content["train"]["rollout"], "questions": questions, "samples": samples}
+    changed = put(put(only_ppo(content), "train.rollout", rollout), "train.update.minibatches", minibatches)
+    with pytest.raises(
+        ValueError, match=rf"train: {minibatches - 1} trajectories .* update\.minibatches {minibatches}"
+    ):
+        load(write(changed))
+    load(write(put(changed, "train.update.minibatches", minibatches - 1)))
+
+
+def test_fine_tuning_the_built_in_model_is_refused(content: dict[str, Any], write: Write) -> None:
+    changed = put(content, "warm_start.fine_tune", True)
+    with pytest.raises(ValueError, match=r"warm_start\.fine_tune: true has no effect .* set model\.path"):
+        load(write(changed))
+    load(write(put(changed, "model.path", "Qwen/Qwen2.5-3B-Instruct")))
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "named", "estimator"),
+    [
+        ("grpo", {"credit": {"estimator": "grpo", "lam": 0.5, "gamma": 0.9}}, "credit.gamma, credit.lam", "grpo"),
+        ("ppo", {"credit": {"step_gamma": 0.5}}, "credit.step_gamma", "gae"),
+        ("ppo", {"credit": {"step_lam": 0.95}}, "credit.step_lam", "gae"),  # the value that it has anyway
+        ("step_gae", {"credit": {"estimator": "step_gae", "gamma": 0.9}}, "credit.gamma", "step_gae"),
+        ("reinforce_pp", {"credit": {"estimator": "reinforce_pp", "lam": 0.9}}, "credit.lam", "reinforce_pp"),
+        (
+            "reinforce_pp",
+            {"credit": {"estimator": "reinforce_pp"}, "update": {"value_clip": 0.1}},
+            "update.value_clip",
+            "reinforce_pp",
+        ),
+        (
+            "rloo",
+            {"credit": {"estimator": "rloo"}, "update": {"critic_warmup_iterations": 0}},
+            "update.critic_warmup_iterations",
+            "rloo",
+        ),
+    ],
+)
+def test_a_run_that_overrides_what_its_estimator_does_not_read_is_refused(
+    content: dict[str, Any], write: Write, run: str, overrides: dict[str, Any], named: str, estimator: str
+) -> None:
+    """It would be its base under another name. What `train` says serves the estimators of all runs."""
+    samples = {"rollout": {"samples": 4}}
+    with pytest.raises(ValueError, match=rf"runs\.{run}: estimator {estimator} does not read {named}, which"):
+        load(write(put(content, f"runs.{run}", samples | overrides)))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"value_clip": 0.1, "critic_learning_rate": 1e-4}},
+        {"credit": {"estimator": "bi_level_gae", "lam": 0.5, "gamma": 0.9, "step_gamma": 0.9, "step_lam": 0.5}},
+        {"credit": {"estimator": "reinforce_pp", "gamma": 0.9}},
+        {"credit": {"estimator": "grpo"}, "rollout": {"samples": 4}, "update": {"minibatches": 1}},
+    ],
+)
+def test_a_run_may_override_what_its_estimator_reads(
+    content: dict[str, Any], write: Write, overrides: dict[str, Any]
+) -> None:
+    load(write(put(content, "runs.new", overrides)))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -43,7 +43,7 @@ def named_by_content(title: str, text: str) -> Passage:
 
 def _passage(row: Row) -> Passage:
     title, text = row.text("title"), row.text("text").strip()
-    if row.fields.get("id") is None:
+    if not row.has("id"):
         return named_by_content(title, text)
     return Passage(passage_id=row.id("id"), title=title, text=text)
 

@@ -12,8 +12,8 @@ def question(row: Row, dataset: str, split: str) -> Question:
     """The question of a row.
 
     `question`, and `answers` (accepted ones, the canonical one first) or a single `answer`, must be there; `id`,
-    `gold_titles`, `hops` and `kind` need not be. Without an id the row's place is its id, without hops every gold title
-    is one. Other fields are passed over.
+    `gold_titles`, `hops` and `kind` need not be, or may be null. Without an id the row's place is its id, without hops
+    every gold title is one. Other fields are passed over.
 
     Raises:
         ValueError: a field is missing or malformed; the message names file, row and field.
@@ -21,14 +21,14 @@ def question(row: Row, dataset: str, split: str) -> Question:
     titles = row.texts("gold_titles")
     named = row.first("id", "_id")
     return Question(
-        question_id=row.id(named) if named in row.fields else f"{dataset}-{split}-{row.path.name}-{row.number}",
+        question_id=row.id(named) if row.has(named) else f"{dataset}-{split}-{row.path.name}-{row.number}",
         dataset=dataset,
         split=split,
         text=row.text("question"),
         answers=_answers(row),
         gold_titles=titles,
         hops=_hops(row, titles),
-        kind=row.text("kind") if "kind" in row.fields else UNKNOWN,
+        kind=row.text("kind") if row.has("kind") else UNKNOWN,
     )
 
 
@@ -38,7 +38,7 @@ def paragraphs(row: Row) -> list[tuple[str, str]]:
 
 
 def _answers(row: Row) -> list[str]:
-    answers = row.texts("answers") if row.fields.get("answers") is not None else [row.text("answer")]
+    answers = row.texts("answers") if row.has("answers") else [row.text("answer")]
     if not answers:
         raise row.fault("answers", "must hold at least one text that is not empty")
     return answers

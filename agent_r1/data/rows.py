@@ -20,6 +20,10 @@ class Row:
     def __str__(self) -> str:
         return f"{self.path}, row {self.number}"
 
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(field) is not None
+
     def text(self, field: str) -> str:
         """A text that is not empty."""
         value = self.fields.get(field)
@@ -49,7 +53,7 @@ class Row:
 
     def first(self, *fields: str) -> str:
         """The name of the first of these fields that the row has, or of the first of all."""
-        return next((field for field in fields if self.fields.get(field) is not None), fields[0])
+        return next((field for field in fields if self.has(field)), fields[0])
 
     def objects(self, field: str) -> list[dict[str, Any]]:
         """Mappings, at least one."""

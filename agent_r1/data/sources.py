@@ -136,6 +136,7 @@ def _list_items(text: TextIO) -> Iterator[Any]:
         if window.peek() != "]":
             window.take(",")
     window.take("]")
+    window.end()
 
 
 class _Window:
@@ -173,6 +174,12 @@ class _Window:
                     raise
             else:
                 return value
+
+    def end(self) -> None:
+        """Makes sure that nothing but blanks is left."""
+        if self.peek():
+            follows = self._held[self._at : self._at + 40]
+            raise json.JSONDecodeError(f"the list is followed by {follows!r}", self._held, self._at)
 
     def _grow(self) -> bool:
         rest = self._held[self._at :]

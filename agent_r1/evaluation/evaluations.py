@@ -13,6 +13,7 @@ from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 
 MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
+LIMITS = "limits"  # of an episode, and what samples it; an evaluation without them was made under others
 
 NAMED = 6  # agents of a group that is listed in full
 
@@ -24,7 +25,7 @@ class Evaluation:
     name: str  # of the run or of the baseline
     predictions: list[Prediction]
     trajectories: list[Trajectory]
-    hashes: dict[str, str]  # of data, corpus, index, prompt and policy; and the protocol by its name
+    hashes: dict[str, str]  # of data, corpus, index, prompt and policy; the protocol and the limits in words
 
     @property
     def asked(self) -> str:
@@ -53,10 +54,14 @@ def read_curve(path: Path) -> list[dict[str, float]]:
 
 
 def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
-    """What the agents were not measured on alike: setting -> the agents, those with the same hash together."""
+    """What the agents were not measured on alike: setting -> the agents, those with the same hash together.
+
+    An agent of which a setting is not known is alike with no other.
+    """
     settings = {e.name: {**e.hashes, "questions asked": e.asked} for e in evaluations}
-    keys = dict.fromkeys(key for hashes in settings.values() for key in hashes if key != MEANT_TO_DIFFER)
-    groups = {key: _grouped({name: hashes.get(key, "missing") for name, hashes in settings.items()}) for key in keys}
+    known = [key for hashes in settings.values() for key in hashes if key != MEANT_TO_DIFFER]
+    keys = dict.fromkeys([*known, LIMITS])
+    groups = {key: _grouped({name: hashes.get(key, f"of {name}") for name, hashes in settings.items()}) for key in keys}
     return {key: found for key, found in groups.items() if len(found) > 1}
 
 

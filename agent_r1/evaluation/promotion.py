@@ -32,8 +32,8 @@ def decide(
 ) -> Decision:
     """Promotes a challenger whose lower bound of the difference is above the margin, and refuses any other.
 
-    Two that were not measured alike, on other questions or with other hashes of data, index, prompt or protocol, cannot
-    be compared: the challenger is refused.
+    Two that were not measured alike, on other questions or with other hashes of data, index or prompt, under another
+    protocol or other limits, cannot be compared: the challenger is refused.
 
     Args:
         level: of the two-sided interval; with 0.95 a challenger that is no better is promoted in 1 of 40 cases at most.

@@ -96,6 +96,15 @@ class Params(Section):
     operate: OperateParams
 
     @model_validator(mode="after")
+    def _something_to_fine_tune(self) -> Self:
+        if self.warm_start.fine_tune and not self.model.path:
+            raise ValueError(
+                "warm_start.fine_tune: true has no effect on the built-in model, which is trained on the "
+                "demonstrations anyway; set model.path, or fine_tune: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _runs_resolve(self) -> Self:
         for name in self.runs:
             if not _RUN_NAME.fullmatch(name):
@@ -115,16 +124,20 @@ class Params(Section):
         """The `train` section with the overrides of one run, and then with those of a seed and of the sweep.
 
         Raises:
-            ValueError: no such run or sweep, or an override is unknown or refused.
+            ValueError: no such run or sweep, or an override is unknown, refused or without effect.
         """
         if name not in self.runs:
             raise ValueError(f"there is no run {name!r} under runs:{nearest(name, self.runs)}")
         if sweep not in (None, SWEEP):
             raise ValueError(f"there is no sweep {sweep!r}; the one that params.yaml defines is {SWEEP!r}")
-        merged = override(self.train.model_dump(), self.runs[name] or {})
+        overrides = self.runs[name] or {}
+        merged = override(self.train.model_dump(), overrides)
         of_the_seed = {} if seed is None else {"seed": seed}
         of_the_sweep = {"iterations": self.ablations.iterations} if sweep else {}
-        return validated(TrainParams, merged | of_the_seed | of_the_sweep, f"runs.{name}")
+        where = f"{sweep}: runs.{name}" if sweep else f"runs.{name}"
+        resolved = validated(TrainParams, merged | of_the_seed | of_the_sweep, where)
+        resolved.require_read(overrides, where)
+        return resolved
 
 
 def load(path: Path = Path("params.yaml")) -> Params:

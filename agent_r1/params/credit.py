@@ -43,6 +43,12 @@ STEP_LEVEL = frozenset({"step_gae", "bi_level_gae"})  # work on steps, which hol
 WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
 WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
+DISCOUNTS: dict[str, frozenset[str]] = {  # what each reads of them; the others read none
+    "gae": frozenset({"gamma", "lam"}),
+    "step_gae": frozenset({"step_gamma", "step_lam"}),
+    "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam"}),
+    "reinforce_pp": frozenset({"gamma"}),
+}
 
 
 class FilterParams(Section):
@@ -86,6 +92,11 @@ class CreditParams(Section):
     @property
     def needs_groups(self) -> bool:
         return self.estimator in WITH_GROUPS
+
+    @property
+    def discounts(self) -> frozenset[str]:
+        """Those of `gamma`, `lam`, `step_gamma` and `step_lam` that the estimator reads."""
+        return DISCOUNTS.get(self.estimator, frozenset())
 
     @model_validator(mode="after")
     def _penalty_keeps_its_scale(self) -> Self:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from agent_r1.params.credit import CreditParams
+from agent_r1.params.credit import DISCOUNTS, CreditParams
 from agent_r1.params.monitor import MonitorParams
 from agent_r1.params.sections import Count, Natural, Positive, Section
-from agent_r1.params.update import UpdateParams
+from agent_r1.params.update import OF_CRITIC, UpdateParams
 
 
 class RolloutParams(Section):
@@ -57,6 +57,23 @@ class TrainParams(Section):
         """Whether the policy is held near the model it started from."""
         return self.credit.kl_reward > 0 or self.update.kl_loss > 0
 
+    def require_read(self, overrides: dict[str, Any], where: str) -> None:
+        """Refuses overrides that change nothing; what they are laid over serves other estimators too.
+
+        Raises:
+            ValueError: the estimator does not read some of them; the message names these, after `where`.
+        """
+        never = {
+            "credit": frozenset[str]().union(*DISCOUNTS.values()) - self.credit.discounts,
+            "update": frozenset[str]() if self.credit.needs_critic else OF_CRITIC,
+        }
+        unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]
+        if unread:
+            raise ValueError(
+                f"{where}: estimator {self.credit.estimator} does not read {', '.join(unread)}, which would change "
+                "nothing; leave that out"
+            )
+
     @model_validator(mode="after")
     def _groups_where_needed(self) -> Self:
         if self.credit.needs_groups and self.rollout.samples < 2:
@@ -80,6 +97,26 @@ class TrainParams(Section):
             raise ValueError(
                 f"credit.filter {kind} may keep a single group, whose {samples} trajectories do not fill "
                 f"update.minibatches {self.update.minibatches}; lower it or raise rollout.samples"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trajectories_for_every_step(self) -> Self:
+        trajectories = self.rollout.questions * self.rollout.samples
+        if trajectories < self.update.minibatches:
+            raise ValueError(
+                f"{trajectories} trajectories per iteration (rollout.questions times rollout.samples) do not fill "
+                f"update.minibatches {self.update.minibatches}; lower it or raise rollout.questions"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _time_to_train(self) -> Self:
+        warmup = self.update.critic_warmup_iterations
+        if self.credit.needs_critic and warmup >= self.iterations:
+            raise ValueError(
+                f"update.critic_warmup_iterations {warmup} trains the critic alone in all {self.iterations} "
+                "iterations, and the policy never; lower it or raise iterations"
             )
         return self
 

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from agent_r1.params.sections import Count, Natural, Positive, Section, Weight
 
+OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # read where there is one
+
 
 class CanaryTolerance(Section):
     float32: Positive

@@ -66,7 +66,7 @@ class Learner:
         """
         self.params = params
         self.seed = seed
-        self.policy_version = 0  # updates of the policy's weights since `path`
+        self.policy_version = 0  # updates that changed the policy's weights, since `path`
         device = device or default_device()
         self.compute = Compute(
             device=device, dtype=compute_dtype(dtype, device), max_tokens=params.max_tokens_per_microbatch
@@ -128,11 +128,11 @@ class Learner:
                 len(rows), self.params.minibatches, seed=self.seed, iteration=iteration, epoch=epoch
             )
         ]
-        self.policy_version += trains_policy
+        self.policy_version += trains_policy and any(steps)
         teaching = [row for row in rows if _has_gradient(row, self.params)]
         return _summary(steps) | {
-            "policy/kept_share": len(teaching) / len(trajectories),
             "policy/learning_rate": self.params.learning_rate * rate,
+            "update/trained_share": len(teaching) / len(trajectories),
             "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
         }
 

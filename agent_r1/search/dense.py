@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from agent_r1.hashes import sha256
+from agent_r1.hashes import model_hash, sha256
 from agent_r1.params import DenseParams, fingerprint
 from agent_r1.search.base import Positions, Ranker
 from agent_r1.search.encoder import Encoder, Vectors
@@ -82,9 +82,8 @@ class Dense(Ranker):
 
 
 def _identity(source: Path, params: DenseParams) -> str:
-    """What the vectors depend on; an encoder from the hub goes by its name."""
-    local = Path(params.encoder)
-    encoder = sha256(local) if local.is_dir() else params.encoder
+    """What the vectors depend on."""
+    encoder = model_hash(params.encoder)
     return fingerprint(sha256(source), encoder, params.passage_prefix, params.pooling, params.max_tokens)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from agent_r1.hashes import sha256
+from agent_r1.hashes import model_hash, sha256
 from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
 from agent_r1.params.search import SearchKind
 from agent_r1.records import Passage
@@ -38,6 +38,7 @@ class Meta(BaseModel):
     bm25: BM25Params | None  # the settings that have an effect; None for the others
     dense: DenseParams | None
     hybrid: HybridParams | None
+    encoder_hash: str = ""  # of a dense or hybrid index; "" of the others
     served_hash: str  # of a remote index, as its server gives it; "" of the others
 
 
@@ -58,7 +59,8 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
     The same passages give the same bytes. A dense build keeps its vectors beside the folder and goes on from them.
 
     Raises:
-        FileNotFoundError: there are no passages, or no encoder.
+        FileNotFoundError: there are no passages.
+        OSError: there is no encoder.
         ValueError: there is nothing to index, or the server has other passages.
         SearchUnavailable: there is no server.
     """
@@ -79,12 +81,13 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
 
     Raises:
         FileNotFoundError: there is no index.
-        ValueError: it was built from other passages or with other settings, or the server serves another one.
+        ValueError: it was built from other passages, with other settings or with another encoder, or the server serves
+            another one.
         SearchUnavailable: there is no server.
     """
     meta = _read_meta(folder)
     _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)
-    if meta != _meta(params, meta.size, meta.passages_hash, meta.served_hash):
+    if meta != _meta(params, meta.size, meta.passages_hash, encoder=meta.encoder_hash, served=meta.served_hash):
         raise ValueError(f"the index at {folder} was built with other settings than search: has now; {_REMEDY}")
     index_hash = describe(folder).index_hash
     index = _open_remote(params, meta) if meta.kind == "remote" else open_local(folder)
@@ -96,11 +99,17 @@ def open_local(folder: Path) -> Index:
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: another process serves it.
+        ValueError: another process serves it, or its encoder is another one now.
     """
     meta = _read_meta(folder)
     if meta.kind == "remote":
         raise ValueError(f"{folder} only names an index that another server serves; give the folder of a built one")
+    if meta.dense and meta.encoder_hash != (now := model_hash(meta.dense.encoder)):
+        raise ValueError(
+            f"the index at {folder} was built with another encoder ({meta.encoder_hash[:12]}) than "
+            f"{meta.dense.encoder} is now ({now[:12]}); put the old one back, or build the index anew "
+            "(`dvc repro -f index`)"
+        )
     return Index(_ranker(meta, folder), Passages(folder / PASSAGES))
 
 
@@ -114,7 +123,7 @@ def describe(folder: Path) -> Health:
 _REMEDY = "run the index stage (`dvc repro index`)"
 
 
-def _meta(params: SearchParams, size: int, passages_hash: str, served_hash: str = "") -> Meta:
+def _meta(params: SearchParams, size: int, passages_hash: str, *, encoder: str = "", served: str = "") -> Meta:
     return Meta(
         kind=params.kind,
         size=size,
@@ -122,7 +131,8 @@ def _meta(params: SearchParams, size: int, passages_hash: str, served_hash: str 
         bm25=params.bm25 if params.kind in ("bm25", "hybrid") else None,
         dense=params.dense if params.kind in ("dense", "hybrid") else None,
         hybrid=params.hybrid if params.kind == "hybrid" else None,
-        served_hash=served_hash,
+        encoder_hash=encoder,
+        served_hash=served,
     )
 
 
@@ -133,7 +143,8 @@ def _read_meta(folder: Path) -> Meta:
 
 
 def _build_local(params: SearchParams, passages: Path, unfinished: Path, folder: Path) -> Meta:
-    meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages))
+    encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
+    meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages), encoder=encoder)
     if meta.bm25:
         postings.build(passages, unfinished / BM25_FOLDER, k1=meta.bm25.k1, b=meta.bm25.b)
     if meta.dense:
@@ -160,7 +171,7 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
 def _pin(params: SearchParams, passages: Path) -> Meta:
     served = Remote(params.remote).health()
     _refuse_other_passages(f"the index served at {params.remote.url}", served.passages_hash, passages)
-    return _meta(params, served.size, served.passages_hash, served.index_hash)
+    return _meta(params, served.size, served.passages_hash, served=served.index_hash)
 
 
 def _open_remote(params: SearchParams, meta: Meta) -> Remote:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from agent_r1.records import Passage
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
 from agent_r1.search.wire import Health, SearchReply, SearchRequest
 
+BATCH = 32  # queries of a request: every one has its own time limit, however many are asked at once
+BUSY = {408, 429}  # besides 5xx: the server, or what stands before it, asks to come again
+
 Reply = TypeVar("Reply", Health, SearchReply)
 
 logger = logging.getLogger(__name__)
@@ -23,16 +27,16 @@ logger = logging.getLogger(__name__)
 class Remote(Search):
     """A client of the search server.
 
-    An attempt that fails is made again, `retries` times, after a wait that doubles. Once all have failed the server is
-    taken to be down: until it answers again a search makes one attempt, so that an episode full of searches does not
-    wait for each.
+    Queries go in requests of `BATCH`. An attempt at one that fails is made again, `retries` times, after a wait that
+    doubles. Once all have failed the server is taken to be down: until it answers again a search makes one attempt, so
+    that an episode full of searches does not wait for each.
     """
 
     def __init__(self, params: RemoteParams, index_hash: str = "") -> None:
         """A client; where a hash is given, results of another index are refused."""
         self._params = params
         self._index_hash = index_hash
-        self._client = httpx.Client(base_url=params.url, timeout=params.timeout_s)
+        self._tls = httpx.create_ssl_context()  # takes longer than a search
         self._down = False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -43,8 +47,9 @@ class Remote(Search):
             SearchUnavailable: it does not answer, or with nonsense, every time.
             ValueError: it refuses the request, or serves another index.
         """
-        request = SearchRequest(queries=list(queries), k=k)
-        return self._persistently(request)
+        batches = [list(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)]
+        requests = [SearchRequest(queries=batch, k=k) for batch in batches]
+        return [found for request in requests for found in self._persistently(request)]
 
     def health(self) -> Health:
         """What the server says about its index; one attempt.
@@ -86,30 +91,33 @@ class Remote(Search):
         return reply.results
 
     def _fetch(self, method: str, path: str, content: str | None = None) -> bytes:
-        """The body of an answer. No attempt takes much longer than the timeout, however slowly the bytes drip."""
-        url, deadline = self._params.url, time.monotonic() + self._params.timeout_s
-        body = bytearray()
-        headers = {"content-type": "application/json"}
+        """The body of an answer that came whole within the timeout."""
+        url = self._params.url
         try:
-            with self._client.stream(method, path, content=content, headers=headers) as response:
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if time.monotonic() > deadline:
-                        raise SearchTimeout(f"the search server at {url} took longer than {self._params.timeout_s} s")
-        except httpx.TimeoutException as fault:
+            response = asyncio.run(self._answer(method, path, content))
+        except TimeoutError as fault:
             raise SearchTimeout(f"the search server at {url} took longer than {self._params.timeout_s} s") from fault
         except httpx.HTTPError as fault:
             raise SearchUnavailable(f"the search server at {url} does not answer: {fault}") from fault
-        return _accepted(response, bytes(body), url)
+        return _accepted(response, url)
+
+    async def _answer(self, method: str, path: str, content: str | None) -> httpx.Response:
+        """Asynchronous, because only so a limit holds for an attempt as a whole, however slowly its bytes drip."""
+        headers = {"content-type": "application/json"}
+        async with (
+            asyncio.timeout(self._params.timeout_s),
+            httpx.AsyncClient(base_url=self._params.url, verify=self._tls, timeout=None) as client,
+        ):
+            return await client.request(method, path, content=content, headers=headers)
 
 
-def _accepted(response: httpx.Response, body: bytes, url: str) -> bytes:
-    if response.status_code >= 500:
+def _accepted(response: httpx.Response, url: str) -> bytes:
+    if response.status_code >= 500 or response.status_code in BUSY:
         raise SearchUnavailable(f"the search server at {url} answered with status {response.status_code}")
     if response.status_code != 200:
-        excerpt = body[:200].decode(errors="replace")
+        excerpt = response.content[:200].decode(errors="replace")
         raise ValueError(f"{url} refused the search with status {response.status_code}: {excerpt}; check remote.url")
-    return body
+    return response.content
 
 
 def _parse(kind: type[Reply], body: bytes, url: str) -> Reply:

@@ -56,6 +56,19 @@ def test_the_estimators_are_those_params_can_name() -> None:
 
 
 @EVERY
+@pytest.mark.parametrize("discount", DISCOUNTS)
+def test_an_estimator_reads_the_discounts_that_are_said_of_it_and_no_others(
+    batch: MakeBatch, params: MakeParams, name: str, discount: str
+) -> None:
+    """Steps of several tokens, after which there is more to come."""
+    rows = [("PAAOAA", [1, 2], [0, 1, 2, 3, 4, 5]), ("PAAAOAOA", [3, 1, 2], [0, 2, 1, 1, 2, 3, 1, 2])]
+    made = batch(rows, groups=[0, 0], with_values=True)
+    before, after = (estimated(made, params(name, **changes)) for changes in ({}, {discount: DISCOUNTS[discount]}))
+    read = discount in params(name).discounts
+    assert np.array_equal(rows_of(before), rows_of(after)) != read
+
+
+@EVERY
 def test_values_are_given_where_they_are_needed_and_nowhere_else(
     batch: MakeBatch, params: MakeParams, name: str
 ) -> None:

@@ -28,6 +28,14 @@ def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
     assert question(row(answer="Ann", gold_titles=["A"], hops=3), "own", "train").hops == 3
 
 
+def test_null_is_as_good_as_no_field() -> None:
+    """An optional column of a Parquet file holds it wherever nothing is known."""
+    known = row(answer="Ann")
+    unknown = row(answer="Ann", answers=None, id=None, _id=None, gold_titles=None, hops=None, kind=None)
+    assert question(unknown, "own", "train") == question(known, "own", "train")
+    assert question(row(answer="Ann", id=None, _id="7"), "own", "train").question_id == "7"
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
@@ -41,6 +49,8 @@ def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
         ({"answer": "Ann", "hops": 0}, "hops"),
         ({"answer": "Ann", "hops": "2"}, "hops"),
         ({"answer": "Ann", "kind": 2}, "kind"),
+        ({"answer": "Ann", "kind": ""}, "kind"),
+        ({"answer": None}, "answer"),
     ],
 )
 def test_a_malformed_row_is_named(fields: dict[str, Any], field: str) -> None:

@@ -93,6 +93,8 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         ("x.json", b'[{"a": 1}, {"a": ', "row 2: broken or cut off"),
         ("x.json", b'[{"a": 1} {"a": 2}]', "row 2: broken or cut off .Expecting ','"),
         ("x.json", b'[{"a": 1}', "row 2: broken or cut off"),
+        ("x.json", b'[{"a": 1}]\n[{"a": 2}, {"a": 3}]', r"row 2: .*the list is followed by '\[{\"a\": 2}"),
+        ("x.json", b'[{"a": 1}] garbage', "row 2: broken or cut off .the list is followed by 'garbage'"),
         ("x.json", b'{\n  "a": 1\n}', "row 1: broken or cut off .*one object per line"),
         ("x.jsonl", b'{"a": 1}\n{"a": 2', "row 2: broken or cut off"),
         ("x.jsonl", b'{"a": 1}\n[1]', "row 2: expected an object with named fields, found .1."),

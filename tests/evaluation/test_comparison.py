@@ -12,7 +12,7 @@ from agent_r1.evaluation.evaluations import Evaluation
 from agent_r1.evaluation.predictions import predict
 from agent_r1.records import Question
 
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call"}
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 
 
 @pytest.fixture

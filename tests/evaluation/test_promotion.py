@@ -12,7 +12,7 @@ from agent_r1.evaluation.evaluations import Evaluation
 from agent_r1.evaluation.promotion import Decision, decide, table
 from agent_r1.records import Prediction
 
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call"}
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 
 
 def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:
@@ -114,11 +114,22 @@ def test_predictions_of_other_questions_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["questions", "passages", "index", "prompt", "protocol"])
+@pytest.mark.parametrize("what", ["questions", "passages", "index", "prompt", "protocol", "limits"])
 def test_evaluations_of_other_data_index_or_prompt_are_refused(what: str) -> None:
     found = decided(evaluation("challenger", [1] * 300, **{what: "other"}), evaluation("champion", [0] * 300))
     assert not found.promoted
     assert f"they differ in {what}; evaluate both" in found.reason
+
+
+def test_evaluations_whose_limits_nobody_wrote_down_are_refused() -> None:
+    unknown = {name: value for name, value in HASHES.items() if name != "limits"}
+    challenger, champion = (
+        dataclasses.replace(evaluation(name, right), hashes={**unknown, "policy": name})
+        for name, right in (("challenger", [1] * 300), ("champion", [0] * 300))
+    )
+    assert "they differ in limits; evaluate both" in decided(challenger, champion).reason
+    known = evaluation("champion", [0] * 300)
+    assert "they differ in limits; evaluate both" in decided(challenger, known).reason
 
 
 def test_the_table_shows_the_numbers_or_why_there_are_none() -> None:

@@ -15,7 +15,7 @@ from agent_r1.evaluation.report import render
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t"}
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "limits": "l"}
 CURVES = {"ppo": [{"iteration": i, "rollout/em": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
 
 

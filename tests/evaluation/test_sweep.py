@@ -16,7 +16,7 @@ from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.sweep import exact_matches, render
 from agent_r1.records import Question
 
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t"}
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "limits": "l"}
 Evaluate = Callable[[str, int], Evaluation]
 
 

@@ -66,7 +66,7 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
 
 def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:
     hashes = {name: content(evaluated, name, "hashes.json") for name in NAMES}
-    settings = {"questions", "passages", "index", "protocol", "prompt", "policy"}
+    settings = {"questions", "passages", "index", "protocol", "prompt", "limits", "policy"}
     assert [set(each) for each in hashes.values()] == [settings] * 3
     differing = {key for key in hashes["ppo"] if hashes["ppo"][key] != hashes["base_tool_call"][key]}
     assert differing == {"policy"}
@@ -74,6 +74,11 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
     assert differing == {"protocol", "prompt"}
     asked = [[row.question_id for row in predictions(evaluated, name)] for name in NAMES]
     assert asked[0] == asked[1] == asked[2]
+
+
+def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
+    limits = "top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, dtype auto, engine vllm"
+    assert content(evaluated, "ppo", "hashes.json")["limits"] == limits
 
 
 def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Path) -> None:

@@ -25,7 +25,7 @@ from flows.stored.history import KEPT, latest, measure, previous
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 N = 100
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call"}
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 EQUAL, BETTER = 60, 75  # questions of N that are answered right
 
 

@@ -134,6 +134,7 @@ def test_values_are_refused_where_there_are_none() -> None:
         (["credit.lamb=1"], "ppo replayed as ppo credit.lamb=1: unknown key 'credit.lamb'; did you mean 'lam'"),
         (["credit.lam=2"], r"credit.lam: .*less than or equal to 1; got 2"),
         (["credit.loss_mask=false"], "loss_mask: false has no effect while"),
+        (["credit.step_lam=0.5"], r"ppo replayed as ppo .*: estimator gae does not read credit.step_lam"),
     ],
 )
 def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from agent_r1.params.update import OF_CRITIC
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Trajectory
 
@@ -227,7 +228,7 @@ def test_rows_that_are_not_kept_have_no_influence(
     expected = alone.update(trajectories[1::2], credits[1::2], 0)
     assert same_bits(weights(alone.policy), weights(beside.policy))
     assert same_bits(weights(alone.critic), weights(beside.critic))
-    assert metrics == expected | {"policy/kept_share": 0.5}
+    assert metrics == expected | {"update/trained_share": 0.5}
 
 
 @pytest.mark.parametrize("kept", [4, 2])
@@ -253,7 +254,25 @@ def test_where_nothing_is_kept_nothing_changes(
     before = weights(learner.policy)
     metrics = learner.update(trajectories, [make_credit(each, kept=False) for each in trajectories], 0)
     assert same_bits(before, weights(learner.policy))
-    assert metrics == {"policy/kept_share": 0.0, "policy/learning_rate": 1e-3, "update/tokens": 0.0}
+    assert learner.policy_version == 0
+    assert metrics == {"update/trained_share": 0.0, "policy/learning_rate": 1e-3, "update/tokens": 0.0}
+
+
+def test_the_version_counts_the_updates_that_took_a_step(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Equal returns give advantages of 0, with which GRPO has nothing to learn; the same weights are no new version."""
+    learner = make_learner(with_critic=False)
+    credits = [
+        dataclasses.replace(make_credit(each), critic_mask=np.zeros_like(each.action_mask)) for each in trajectories
+    ]
+    versions: list[int] = []
+    for given in (without_advantage(credits), credits, without_advantage(credits), credits):
+        before = weights(learner.policy)
+        learner.update(trajectories, given, len(versions))
+        versions.append(learner.policy_version)
+        assert same_bits(before, weights(learner.policy)) == (given is not credits)
+    assert versions == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
@@ -300,7 +319,7 @@ def test_metrics_before_any_change(make_learner: Make, trajectories: list[Trajec
     assert 5.0 < metrics["policy/entropy"] < np.log(600)
     assert metrics["policy/grad_norm"] > 0
     assert metrics["critic/grad_norm"] > 0
-    assert metrics["policy/kept_share"] == 1.0
+    assert metrics["update/trained_share"] == 1.0
     assert metrics["update/tokens"] == 9 + 5 + 12 + 9
 
 
@@ -381,6 +400,16 @@ def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
     metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
     assert learner.policy_version == 1
     assert not any(name.startswith("critic/") for name in metrics)
+
+
+@pytest.mark.parametrize("key", sorted(OF_CRITIC))
+def test_what_is_the_critics_changes_nothing_without_one(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, key: str
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    plain, other = make_learner(with_critic=False), make_learner(with_critic=False, **{key: 3})
+    assert plain.update(trajectories, credits, 0) == other.update(trajectories, credits, 0)
+    assert same_bits(weights(plain.policy), weights(other.policy))
 
 
 def test_values_and_logprobs_come_in_the_order_of_the_trajectories(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import BertModel
 
 from agent_r1.params import SearchParams
 from agent_r1.records import Passage, Question
@@ -83,6 +86,27 @@ def test_other_settings_of_its_kind_are_refused(
         return
     with pytest.raises(ValueError, match=r"built with other settings than search: has now; run the index stage"):
         open_index(changed(search_params, asked), stored, tmp_path / "index")
+
+
+def test_another_encoder_of_the_same_name_is_refused(
+    stored: Path, tmp_path: Path, tiny_encoder: Path, search_params: SearchParams
+) -> None:
+    """Passages would keep the vectors of the old one, and queries have those of the new one."""
+    encoder = shutil.copytree(tiny_encoder, tmp_path / "encoder")
+    params = changed(search_params, {"kind": "hybrid", "dense.encoder": str(encoder)})
+    build(params, stored, tmp_path / "index")
+    before = describe(tmp_path / "index").index_hash
+    model = BertModel.from_pretrained(encoder)
+    torch.nn.init.ones_(model.embeddings.word_embeddings.weight)
+    model.save_pretrained(encoder)
+    refused = r"built with another encoder \(\w{12}\) than .*encoder is now \(\w{12}\); .*`dvc repro -f index`"
+    with pytest.raises(ValueError, match=refused):
+        open_index(params, stored, tmp_path / "index")
+    with pytest.raises(ValueError, match=refused):
+        open_local(tmp_path / "index")
+    build(params, stored, tmp_path / "index")
+    open_index(params, stored, tmp_path / "index")
+    assert describe(tmp_path / "index").index_hash != before
 
 
 def changed(params: SearchParams, changes: dict[str, object]) -> SearchParams:

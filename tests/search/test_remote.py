@@ -22,7 +22,7 @@ from agent_r1.search.remote import Remote
 from agent_r1.tools.search import search_tool
 
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
-Answer = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[["Handler"], None]
 
 
 class Server(ThreadingHTTPServer):
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def say(content: Any, status: int = 200) -> Answer:
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler: Handler) -> None:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         handler.send_response(status)
         handler.send_header("content-length", str(len(body)))
@@ -62,7 +62,7 @@ def say(content: Any, status: int = 200) -> Answer:
     return answer
 
 
-def drip(handler: BaseHTTPRequestHandler) -> None:
+def drip(handler: Handler) -> None:
     """A byte now and then, each in time, all together never."""
     handler.send_response(200)
     handler.send_header("content-length", "100")
@@ -75,7 +75,24 @@ def drip(handler: BaseHTTPRequestHandler) -> None:
         time.sleep(0.05)
 
 
-def sleep(handler: BaseHTTPRequestHandler) -> None:
+def drip_headers(handler: Handler) -> None:
+    """As `drip`, with a header that never ends."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+    for _ in range(100):
+        try:
+            handler.wfile.write(b"x")
+        except OSError:
+            return
+        time.sleep(0.05)
+
+
+def count(handler: Handler) -> None:
+    """For each query a passage that is called after it."""
+    asked = handler.server.requests[-1]["queries"]
+    say({"index_hash": "abc", "results": [[{**PASSAGE, "title": query}] for query in asked]})(handler)
+
+
+def sleep(handler: Handler) -> None:
     time.sleep(1.0)
 
 
@@ -104,10 +121,19 @@ def test_a_search_is_asked_and_answered() -> None:
     assert server.requests == [{"queries": ["tesk?"], "k": 1}]
 
 
+def test_many_queries_go_in_batches_and_come_back_in_order() -> None:
+    queries = [f"q{number}" for number in range(1025)]
+    with serving(say(b"oh", 500), count) as server:
+        found = client(server.url).search(queries, 1)
+        assert client(server.url).search([], 1) == []
+    assert [passage.title for [passage] in found] == queries
+    assert [len(request["queries"]) for request in server.requests] == [32] * 33 + [1], "the first of them twice"
+
+
 def test_a_fault_that_passes_is_tried_again() -> None:
-    with serving(say(b"oh", 500), say(b"not json"), GOOD) as server:
-        assert client(server.url).search(["q"], 1)[0][0].title == "Tesk"
-    assert len(server.requests) == 3
+    with serving(say(b"oh", 500), say(b"not json"), say(b"slow down", 429), say(b"", 408), GOOD) as server:
+        assert client(server.url, retries=4).search(["q"], 1)[0][0].title == "Tesk"
+    assert len(server.requests) == 5
 
 
 @pytest.mark.parametrize(
@@ -115,6 +141,7 @@ def test_a_fault_that_passes_is_tried_again() -> None:
     [
         (say(b"oh", 500), "answered with status 500"),
         (say(b"busy", 503), "answered with status 503"),
+        (say(b"slow down", 429), "answered with status 429"),
         (say(b"<html>"), "answered with something else than search results"),
         (say({"results": [[PASSAGE]]}), "answered with something else than search results: Field required"),
         (say({"index_hash": "abc", "results": []}), r"answered 1 queries for 1 passages each with \[\]"),
@@ -129,7 +156,7 @@ def test_a_server_that_stays_broken_is_given_up(answer: Answer, message: str) ->
         assert len(server.requests) == 3, "one attempt and two retries"
 
 
-@pytest.mark.parametrize("slow", [sleep, drip])
+@pytest.mark.parametrize("slow", [sleep, drip, drip_headers])
 def test_a_slow_server_times_out(slow: Answer) -> None:
     with serving(slow) as server:
         started = time.monotonic()

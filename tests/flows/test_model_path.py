@@ -1,0 +1,137 @@
+"""Every stage on a model of `model.path`, as params.qwen2.5-3b.yaml trains one: adapters and gradient checkpointing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agent_r1.records import Prediction, Proof, Trajectory
+from agent_r1.tables import read_rows
+from flows.evaluate import evaluate
+from flows.index import index
+from flows.prepare import prepare
+from flows.stored.paths import WARM_START, checkpointed_policy, evaluate_dir, train_dir
+from flows.train import train
+from flows.warm_start import warm_start
+
+TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
+CHANGES: dict[str, Any] = {
+    "warm_start": {"demonstrations": 32, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 10},
+    "env": {"max_steps": 3, "max_tokens": 1024, "max_action_tokens": 24},
+    "train": {
+        "iterations": 2,
+        "update": {"critic_warmup_iterations": 0, "learning_rate": 1e-2, "critic_learning_rate": 1e-3},
+    },
+    "evaluate": {"questions": 6},
+}
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}  # nats by which sampler and learner may differ
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.1,
+}
+
+
+def foreign_model(family: str, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    """A folder as the hub has it: weights in bfloat16, and more rows of embeddings than the tokenizer has tokens."""
+    shape = SHAPE | {"vocab_size": len(tokenizer) + 28, "eos_token_id": tokenizer.eos_token_id}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if family == "qwen3":
+            model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False))
+        else:
+            model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    own = AutoTokenizer.from_pretrained(folder)
+    own.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
+    own.save_pretrained(folder)
+    return folder
+
+
+def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
+    """[L] what plain transformers thinks of every token, 0 at a context's first."""
+    model, loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(loaded.values()), loaded
+    found = np.zeros(len(trajectory.token_ids), np.float32)
+    for span in trajectory.contexts:
+        ids = torch.from_numpy(trajectory.token_ids[span].astype(np.int64))
+        with torch.no_grad():
+            said = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        found[span.start + 1 : span.stop] = said.gather(1, ids[1:, None])[:, 0].numpy()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "fine_tune", "engine", "dtype"),
+    [("qwen2_5", False, "vllm", "float32"), ("qwen3", True, "transformers", "bfloat16")],
+)
+def test_a_foreign_model_is_trained_with_adapters(
+    family: str,
+    fine_tune: bool,
+    engine: str,
+    dtype: str,
+    tmp_path: Path,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    inside: Callable[[Path], AbstractContextManager[None]],
+    write_params: Callable[[Path, dict[str, Any]], None],
+) -> None:
+    """Sampler and learner agree after every transfer, and plain transformers about the policy that is left."""
+    path = foreign_model(family, tiny_tokenizer, tmp_path / "foreign")
+    model = {"path": str(path), "dtype": dtype, "gradient_checkpointing": True, "lora": {"rank": 4, "alpha": 8}}
+    started = CHANGES["warm_start"] | {"fine_tune": fine_tune}
+    update = CHANGES["train"]["update"] | {"canary_tolerance": TOLERANCE[dtype]}
+    changes = {"warm_start": started, "train": CHANGES["train"] | {"update": update}}
+    write_params(tmp_path, CHANGES | changes | {"model": model, "engine": {"kind": engine}})
+    with inside(tmp_path):
+        prepare()
+        index()
+        warm_start()
+        train("ppo")
+        evaluate("ppo")
+    given, taken = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        for folder in (path, tmp_path / WARM_START)
+    )
+    assert all(torch.equal(weight, taken[name]) for name, weight in given.items()) is not fine_tune
+
+    run = tmp_path / train_dir("ppo")
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    gaps = [max(row["rollout/canary_gap"], row["policy/mismatch_max"]) for row in metrics]
+    assert [gap <= TOLERANCE[dtype] for gap in gaps] == [True, True]
+    rows = read_rows(run / "trajectories/001.parquet", Trajectory)
+    assert {row.policy_version for row in rows} == {1}
+    proofs = {proof.trajectory_id: proof.learner_logprobs for proof in read_rows(run / "proof/001.parquet", Proof)}
+    before = logprobs(tmp_path / WARM_START, rows[0])
+    assert np.abs(proofs[rows[0].trajectory_id] - before).max() > 0.3, "adapters that change nothing prove nothing"
+
+    policy = tmp_path / checkpointed_policy(train_dir("ppo"))
+    assert not (policy / "adapter_config.json").exists()
+    episodes = read_rows(tmp_path / evaluate_dir("ppo") / "trajectories.parquet", Trajectory)
+    for episode in episodes:
+        said = logprobs(policy, episode)[episode.action_mask]
+        np.testing.assert_allclose(said, episode.logprobs[episode.action_mask], atol=TOLERANCE[dtype])
+    predictions = read_rows(tmp_path / evaluate_dir("ppo") / "predictions.parquet", Prediction)
+    assert [row.policy_version for row in predictions] == [2] * 6
