@@ -20,9 +20,11 @@ class Transition:
     call_status: CallStatus = CallStatus.NONE
     latency_s: float = 0.0
     rewards: dict[str, float] = field(default_factory=dict)  # named parts, unweighted
+    rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observation finds room
 
     def __post_init__(self) -> None:
         assert (self.observation is None) == (self.outcome is not None), "an episode ends with an outcome"
+        assert self.observation is not None or not self.rewards_when_read, "nothing is read after the end"
 
 
 class Env(Protocol):

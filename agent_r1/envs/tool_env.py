@@ -24,10 +24,11 @@ class ToolEnv:
     wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; else,
     out of steps, as TURN_LIMIT.
 
-    Rewards, unweighted: on every step `think`; on every step whose call succeeds `progress`, the number of gold
-    passages seen for the first time; on the step that answers `em`, `f1`, and `grounded` in the results of calls that
-    succeeded. An error message grounds nothing: it repeats what the policy wrote. Without gold answers and passages to
-    compare with there is no `progress`, `em` or `f1`.
+    Rewards, unweighted: on every step `think`; on every step whose call succeeds and whose result is read `progress`,
+    the number of gold passages seen for the first time; on the step that answers `em`, `f1`, and `grounded` in the
+    results of calls that succeeded. An error message grounds nothing: it repeats what the policy wrote. Without gold
+    answers and passages to compare with there is no `progress`, `em` or `f1`. The call of the last step allowed is made
+    too: whether it succeeds is a fact about it, though nobody reads its result.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class ToolEnv:
             arguments="" if parsed.arguments is None else canonical(parsed.arguments),
             call_status=result.call_status,
             latency_s=latency_s,
-            rewards={"think": think(parsed), **self._take_in(result)},
+            rewards={"think": think(parsed)},
+            rewards_when_read={} if over else self._take_in(result),
         )
 
     def _call(self, parsed: ParsedAction) -> ToolResult:

@@ -47,7 +47,7 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
     """One prediction per trajectory, in their order.
 
     An attempted call counts as a tool call whatever became of it; `gold_titles_found` adds up the unweighted
-    `progress` rewards, which the environment gives once per gold passage.
+    `progress` rewards, of which every gold passage that the policy reads earns one.
     """
     by_id = {question.question_id: question for question in questions}
     return [_prediction(trajectory, by_id[trajectory.question_id], run, seed) for trajectory in trajectories]

@@ -54,9 +54,9 @@ def collect(
 ) -> list[Trajectory]:
     """Runs all episodes to their ends, in rounds: one action for every episode that still lives, in one call.
 
-    An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT, and the
-    observation is not appended. Where the chat template renders the history in another way than it did, a new context
-    begins; see `Dialogue`.
+    An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
+    not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
+    context begins; see `Dialogue`.
 
     Args:
         max_tokens: all tokens of a context, hence of an episode of one.
@@ -143,8 +143,9 @@ class _Episode:
         assert closed == (action.token_ids[-1] == self._chat.end_id), action
         text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         transition = self._attempt.env.step(text)
-        self._steps.append(_step(start, len(self._ids), action.stop_reason, transition))
+        stop = len(self._ids)
         self._observe(transition, action.token_ids, closed)
+        self._steps.append(_step(start, stop, action.stop_reason, transition, read=self.outcome is None))
         return StepView(
             step=self._steps[-1],
             action=text,
@@ -198,7 +199,7 @@ class _Episode:
         return self._max_tokens - (len(self._ids) - self._context_starts[-1])
 
 
-def _step(start: int, stop: int, stop_reason: StopReason, transition: Transition) -> Step:
+def _step(start: int, stop: int, stop_reason: StopReason, transition: Transition, *, read: bool) -> Step:
     return Step(
         action_start=start,
         action_stop=stop,
@@ -207,7 +208,7 @@ def _step(start: int, stop: int, stop_reason: StopReason, transition: Transition
         arguments=transition.arguments,
         call_status=transition.call_status,
         latency_s=transition.latency_s,
-        rewards=transition.rewards,
+        rewards=transition.rewards | (transition.rewards_when_read if read else {}),
     )
 
 

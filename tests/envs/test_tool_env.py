@@ -26,9 +26,9 @@ def test_a_good_episode(env: ToolEnv) -> None:
     first = env.step(f"<think>The director.</think>{call('search', query='Low Tide')}")
     assert first.observation == "Low Tide: Low Tide is a film by Mara Quill."
     assert (first.tool, first.arguments, first.call_status) == ("search", '{"query": "Low Tide"}', CallStatus.OK)
-    assert first.rewards == {"think": 1.0, "progress": 1.0}
+    assert (first.rewards, first.rewards_when_read) == ({"think": 1.0}, {"progress": 1.0})
     second = env.step(call("search", query="Mara Quill Low Tide"))
-    assert second.rewards == {"think": 0.0, "progress": 1.0}
+    assert (second.rewards, second.rewards_when_read) == ({"think": 0.0}, {"progress": 1.0})
     last = env.step("<answer>in Tesk</answer>")
     assert last.outcome is Outcome.ANSWERED
     assert last.observation is None
@@ -44,7 +44,7 @@ def test_a_question_whose_answer_nobody_knows(index: Search) -> None:
     assert env.user == "Where was the director of Low Tide born?"
     found = env.step(call("search", query="Low Tide"))
     assert found.observation == "Low Tide: Low Tide is a film by Mara Quill."
-    assert found.rewards == {"think": 0.0}
+    assert (found.rewards, found.rewards_when_read) == ({"think": 0.0}, {})
     last = env.step("<think>Now.</think><answer>Mara Quill</answer>")
     assert (last.outcome, last.answer) == (Outcome.ANSWERED, "Mara Quill")
     assert last.rewards == {"grounded": 1.0, "think": 1.0}
@@ -54,7 +54,7 @@ def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
     transition = env.step(call("search", query="zzz"))
     assert transition.observation == "nothing found"
     assert transition.call_status is CallStatus.OK
-    assert transition.rewards == {"think": 0.0, "progress": 0.0}
+    assert transition.rewards_when_read == {"progress": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_faults_are_told_and_the_episode_goes_on(env: ToolEnv, action: str, stat
     assert transition.observation is not None
     assert transition.observation.startswith("Error: ")
     assert told in transition.observation
-    assert transition.rewards == {"think": 0.0}
+    assert (transition.rewards, transition.rewards_when_read) == ({"think": 0.0}, {})
     assert env.step("<answer>Tesk</answer>").rewards == {"em": 1.0, "f1": 1.0, "grounded": 0.0, "think": 0.0}
 
 
@@ -132,9 +132,12 @@ def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
         env.step(last)
 
 
-def test_the_last_call_still_counts(question: Question, index: Search) -> None:
+def test_what_the_last_call_finds_is_not_seen(question: Question, index: Search) -> None:
+    """That it was a good call is a fact; its result would be read by nobody."""
     env = ToolEnv(question, [search_tool(index, top_k=2)], max_steps=1)
-    assert env.step(call("search", query="Low Tide")).rewards["progress"] == 1.0
+    transition = env.step(call("search", query="Low Tide"))
+    assert (transition.call_status, transition.outcome) == (CallStatus.OK, Outcome.TURN_LIMIT)
+    assert (transition.rewards, transition.rewards_when_read) == ({"think": 0.0}, {})
 
 
 def test_equal_arguments_read_equal(question: Question) -> None:

@@ -40,7 +40,7 @@ class Echo:
         self.seen.append(action)
         if len(self.seen) > self.steps:
             return Transition(observation=None, outcome=Outcome.ANSWERED, answer="a", rewards={"em": 1.0})
-        return Transition(observation=self.observation, rewards={"progress": 1.0})
+        return Transition(observation=self.observation, rewards={"think": 1.0}, rewards_when_read={"progress": 1.0})
 
 
 @dataclass
@@ -94,7 +94,7 @@ def test_one_episode_by_hand(chat: Chat) -> None:
     assert trajectory.seed == derive(7, 3, "q0", 0)
     assert trajectory.outcome is Outcome.ANSWERED
     assert trajectory.answer == "a"
-    assert [step.rewards for step in trajectory.steps] == [{"progress": 1.0}, {"em": 1.0}]
+    assert [step.rewards for step in trajectory.steps] == [{"think": 1.0, "progress": 1.0}, {"em": 1.0}]
     assert [step.stop_reason for step in trajectory.steps] == [StopReason.END, StopReason.END]
     starts = [len(opening), len(opening + first + reply.ids)]
     assert [(step.action_start, step.action_stop) for step in trajectory.steps] == [
@@ -117,7 +117,7 @@ def test_an_episode_followed_by_hand(chat: Chat) -> None:
     assert first.tokens == len(opening + actions[0] + reply)
     assert (second.action, second.observation, second.outcome, second.answer) == ("stop", "", Outcome.ANSWERED, "a")
     assert second.tokens == len(opening + actions[0] + reply + actions[1])
-    assert [view.step.rewards for view in (first, second)] == [{"progress": 1.0}, {"em": 1.0}]
+    assert [view.step.rewards for view in (first, second)] == [{"think": 1.0, "progress": 1.0}, {"em": 1.0}]
 
 
 def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
@@ -194,7 +194,8 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
         assert [request.max_tokens for request, _ in sampler.of(0)] == [min(64, limit - len(opening)), 1]
     else:
         assert trajectory.token_ids.tolist() == opening + action
-    assert trajectory.steps[0].rewards == {"progress": 1.0}  # what the action did stays a fact
+    read = {"progress": 1.0} if spare else {}  # what the action did stays a fact, what it would have shown is none
+    assert trajectory.steps[0].rewards == {"think": 1.0} | read
 
 
 def test_a_prompt_without_room_is_refused(chat: Chat) -> None:
