@@ -81,7 +81,10 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
+        if kind is None:
+            self.end("FINISHED")
+        else:  # an interrupt and a termination are no `Exception`
+            self.end("FAILED" if issubclass(kind, Exception) else "KILLED")
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric

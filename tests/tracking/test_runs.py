@@ -168,7 +168,9 @@ def test_an_illegal_metric_name_is_refused(project: Path) -> None:
         run.log({"pass@1": 1.0}, step=0)
 
 
-@pytest.mark.parametrize(("fault", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED")])
+@pytest.mark.parametrize(
+    ("fault", "status"), [(KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED"), (RuntimeError, "FAILED")]
+)
 def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
     run = tracking.start(f"fault-{status}", {}, TAGS)
     with pytest.raises(fault), run:
