@@ -93,18 +93,21 @@ class Run:
         self._client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in metrics.items()])
 
 
-def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
+def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str], *, recurring: bool = False) -> Run:
     """A new run in the experiment `agent_r1`, still to be entered.
 
     A run that repeats an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash.
+    A recurring one neither takes a place nor loses its own.
     """
     client, experiment = open_store()
     from mlflow.entities import Param
 
-    identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
-    for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
-        client.delete_run(earlier.info.run_id)
-    created = client.create_run(experiment, tags={**tags, IDENTITY_TAG: identity}, run_name=name)
+    if not recurring:
+        identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
+        for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+            client.delete_run(earlier.info.run_id)
+        tags = {**tags, IDENTITY_TAG: identity}
+    created = client.create_run(experiment, tags=dict(tags), run_name=name)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])

@@ -139,6 +139,12 @@ def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
 
 def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(project: Path) -> None:
     run = tracking.start("final-seed0", {"variant": "final"}, TAGS)
+def test_a_recurring_run_takes_no_place_and_keeps_its_own(project: Path) -> None:
+    first, second = (tracking.start("nightly", {"variant": "nightly"}, TAGS, recurring=True) for _ in range(2))
+    by_hand = tracking.start("nightly", {"variant": "nightly"}, TAGS)
+    assert all(tracking.resume(run.run_id) for run in (first, second, by_hand))
+
+
     run.final({"em": 0.75, "em/hops_1": 1.0})
     page = project / "report.md"
     page.write_text("# Report")
