@@ -200,7 +200,9 @@ def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_n
         gate(challenger.reference, slow)
     assert current() == 3
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
-    assert "promotion" not in client.get_run(challenger.descriptor.mlflow_run_id).data.tags
+    run_id = challenger.descriptor.mlflow_run_id
+    assert "promotion" not in client.get_run(run_id).data.tags
+    assert "promotion" not in [file.path for file in client.list_artifacts(run_id)]
 
 
 def test_the_champion_itself_is_not_decided(champion: Version) -> None:
