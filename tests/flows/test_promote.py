@@ -248,6 +248,21 @@ def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(champion:
     assert latest(champion) is None  # of all data sets there is none
 
 
+def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:
+    left: list[Path] = []
+
+    def killed(arguments: Sequence[str]) -> None:
+        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        left.append(Path(given["--into"]))
+
+    with pytest.raises(FileNotFoundError):  # it wrote nothing
+        measure(champion, None, killed)
+    write_text(left[0] / "scores.json", "{}")
+    finished = measure(champion, None, Evaluations({1: EQUAL}))
+    assert list(finished.parent.iterdir()) == [finished]
+    assert not (finished / "scores.json").exists()
+
+
 def test_the_previous_evaluation_is_the_latest_that_was_measured_alike(champion: Version) -> None:
     first = measure(champion, None, Evaluations({1: EQUAL}))
     assert previous(first) is None
