@@ -6,11 +6,11 @@ INSTALL ?= --no-deps -r requirements/cpu.txt -e .
 PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
 
-VENV := $(CURDIR)/.venv
+VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 # `dvc repro` runs `python`: the one of the environment.
-export PATH := $(VENV)/bin:$(PATH)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true

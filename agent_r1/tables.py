@@ -141,6 +141,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Removes what `replacing` left where its process was killed; nobody may be writing in the folder."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a text file, whole or not at all."""
     with replacing(path) as temporary:

@@ -29,7 +29,7 @@ from flows.running.server import POOL, require_server
 from flows.running.stage import clean_end
 
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
-SILENCE_S = 75  # a flow run gives a sign of life every 30 s
+SILENCE_S = 75  # two signs of life of a flow run and a bit; pyproject.toml says how often it gives one
 
 CRASH_DETECTION = AutomationCore(
     name="agent_r1: silent runs have crashed",

@@ -63,7 +63,8 @@ def evaluate(
         protocol: one of `agent_r1.params.Protocol`, in place of `tool_call`.
         dataset: asks the questions of this prepared data set alone.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
-        into: the folder that is written, in place of the label's under outputs/evaluate.
+        into: the folder that is written, in place of the label's under outputs/evaluate; in MLflow such an evaluation
+            stays beside those that it repeats.
 
     Raises:
         ValueError: there is no such run, baseline, version, protocol or data set, two arguments exclude each other, the
@@ -98,7 +99,7 @@ def evaluate(
     _write_json(agent.folder / "scores.json", scores)
     _write_json(agent.folder / "hashes.json", hashes)
     run = _trained(agent.training) if agent.training else None
-    run = run or _untrained(agent, dataset or settings.prepare.dataset, sweep)
+    run = run or _untrained(agent, dataset or settings.prepare.dataset, sweep, recurring=into is not None)
     run.final(scores)
     for title, text in _readable(trajectories, questions, tokenizer).items():
         run.text(text, f"examples/{title}.txt")
@@ -175,11 +176,12 @@ def _trained(folder: Path) -> tracking.Run | None:
     return tracking.resume(run_id.read_text()) if run_id.exists() else None
 
 
-def _untrained(agent: Agent, dataset: str, sweep: str | None) -> tracking.Run:
+def _untrained(agent: Agent, dataset: str, sweep: str | None, *, recurring: bool) -> tracking.Run:
     """A new run, which only holds the scores."""
     version = agent.policy.registered
     tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
-    with tracking.start(agent.label, agent.shown | {"protocol": agent.protocol}, tags) as run:
+    shown = agent.shown | {"protocol": agent.protocol}
+    with tracking.start(agent.label, shown, tags, recurring=recurring) as run:
         return run
 
 

@@ -49,7 +49,7 @@ def promote(challenger: str) -> None:
 
 
 def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
-    """Decides about a challenger, logs the decision to its training's MLflow run, and acts on it.
+    """Decides about a challenger, acts on the decision, and logs it to the MLflow run of its training.
 
     Both are judged by their latest evaluations on all data sets; what is missing, or was not measured alike, is
     evaluated first.
@@ -71,15 +71,13 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
         logger.info("%s is the champion already", version.reference)
         return None
     decision = _decide(version, champion, settings, evaluate)
+    if decision.promoted:
+        registry.promote(version, expected=champion)
     run = tracking.resume(version.descriptor.mlflow_run_id)
     if run is None:
         logger.warning("the MLflow run of %s is gone: the decision is not logged", version.reference)
     else:
         _log(decision, run)
-    if decision.promoted:
-        registry.promote(version, expected=champion)
-    if run is not None:
-        run.tag("promotion", "promoted" if decision.promoted else "refused")
     return decision
 
 
@@ -134,6 +132,7 @@ def _log(decision: Decision, run: tracking.Run) -> None:
     folder = f"promotion/{decision.challenger}_against_{decision.champion}"
     run.text(json.dumps(dataclasses.asdict(decision), indent=2) + "\n", f"{folder}/decision.json")
     run.text(table(decision), f"{folder}/decision.md")
+    run.tag("promotion", "promoted" if decision.promoted else "refused")
 
 
 def _run_evaluate(arguments: Sequence[str]) -> None:

@@ -31,7 +31,6 @@ from flows.running.server import (
 )
 from flows.running.stage import clean_end
 
-SIGN_OF_LIFE_S = 30  # of a flow run; Prefect allows no less
 GRACE_S = 40.0  # for the worker's runs to end their stages and to say so
 STEADY_S = 20.0  # a worker that died sooner would only die again
 WATCH_S = 0.5
@@ -130,11 +129,7 @@ def _worker(environment: Mapping[str, str], mlflow_url: str) -> Part:
     return Part(
         name="worker",
         command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
-        environment={
-            **environment,
-            MLFLOW_UI: mlflow_url,
-            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(SIGN_OF_LIFE_S),
-        },
+        environment={**environment, MLFLOW_UI: mlflow_url},
         log=log_path("worker"),
     )
 

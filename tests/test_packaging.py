@@ -1,7 +1,9 @@
-"""The lock and the project's metadata agree."""
+"""The lock and the project's metadata agree, and the Makefile works wherever the project is."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -45,3 +47,18 @@ def test_a_cpu_and_a_gpu_run_the_same_vllm() -> None:
 
 def test_builds_that_break_a_cpu_torch_are_left_out() -> None:
     assert not {"torchvision", "torchaudio", "torchcodec"} & locked().keys()
+
+
+def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    folder = tmp_path / "my projects" / "agent_r1"
+    (folder / "requirements").mkdir(parents=True)
+    for file in ("Makefile", "pyproject.toml", "requirements/cpu.txt"):
+        shutil.copy(ROOT / file, folder / file)
+
+    def planned() -> str:
+        return subprocess.run(["make", "-n", "serve"], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    assert "-m venv .venv\n" in planned()
+    (folder / ".venv").mkdir()
+    (folder / ".venv/.installed").touch()
+    assert planned() == "python -m flows.serving --prefect-port 4200 --mlflow-port 5000\n"

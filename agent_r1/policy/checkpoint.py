@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,28 +41,24 @@ def save(
     Raises:
         OSError: the disk is full or not writable; the checkpoint that was there is untouched.
     """
-    _finish_swap(folder)
-    fresh = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        learner.save_policy(fresh / "policy")
-        torch.save(learner.state(), fresh / "learner.pt")
-        record = Progress(
-            iterations=iterations,
-            policy_version=learner.policy_version,
-            fingerprint=fingerprint,
-            rollbacks=rollbacks,
-            stopped=stopped,
-        )
-        (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
-        _sync(fresh)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise OSError(
-            f"the checkpoint {folder} could not be written, the one before it is whole; "
-            f"free some disk space and start again: {error}"
-        ) from error
-    _swap_in(fresh, folder)
+    record = Progress(
+        iterations=iterations,
+        policy_version=learner.policy_version,
+        fingerprint=fingerprint,
+        rollbacks=rollbacks,
+        stopped=stopped,
+    )
+    with _replacing(folder) as fresh:
+        try:
+            learner.save_policy(fresh / "policy")
+            torch.save(learner.state(), fresh / "learner.pt")
+            (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
+            _sync(fresh)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
+            raise OSError(
+                f"the checkpoint {folder} could not be written, the one before it is whole; "
+                f"free some disk space and start again: {error}"
+            ) from error
 
 
 def set_aside(folder: Path, aside: Path) -> None:
@@ -72,11 +70,8 @@ def set_aside(folder: Path, aside: Path) -> None:
     Raises:
         OSError: the file system has no hard links.
     """
-    _finish_swap(aside)
-    fresh = aside.with_name(f".{aside.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(folder, fresh, copy_function=os.link)
-    _swap_in(fresh, aside)
+    with _replacing(aside) as fresh:
+        shutil.copytree(folder, fresh, copy_function=os.link)
 
 
 def progress(folder: Path) -> Progress | None:
@@ -108,6 +103,19 @@ def load(folder: Path, learner: Learner) -> Progress:
 def drop_learner(folder: Path) -> None:
     """Leaves the policy and the progress alone: nothing can go on from the checkpoint any more."""
     (folder / "learner.pt").unlink(missing_ok=True)
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it goes."""
+    _finish_swap(folder)
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        yield fresh
+        _swap_in(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

@@ -32,7 +32,7 @@ def require_store() -> str:
 
 
 def _explained(server: str, file: Path, fault: Exception) -> str:
-    said = str(fault).strip().splitlines()[0]
+    said = str(fault.__cause__ if isinstance(fault, ConnectionError) else fault).strip().splitlines()[0]
     if server:
         return f"MLFLOW_TRACKING_URI {server} cannot be used ({said}); start the server there, or unset the variable"
     if "schema" in said or "revision" in said:

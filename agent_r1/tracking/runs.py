@@ -81,7 +81,10 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
+        if kind is None:
+            self.end("FINISHED")
+        else:  # an interrupt and a termination are no `Exception`
+            self.end("FAILED" if issubclass(kind, Exception) else "KILLED")
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
@@ -90,18 +93,21 @@ class Run:
         self._client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in metrics.items()])
 
 
-def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str]) -> Run:
+def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str], *, recurring: bool = False) -> Run:
     """A new run in the experiment `agent_r1`, still to be entered.
 
     A run that repeats an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash.
+    A recurring one neither takes a place nor loses its own.
     """
     client, experiment = open_store()
     from mlflow.entities import Param
 
-    identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
-    for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
-        client.delete_run(earlier.info.run_id)
-    created = client.create_run(experiment, tags={**tags, IDENTITY_TAG: identity}, run_name=name)
+    if not recurring:
+        identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
+        for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
+            client.delete_run(earlier.info.run_id)
+        tags = {**tags, IDENTITY_TAG: identity}
+    created = client.create_run(experiment, tags=dict(tags), run_name=name)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])

@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
 EXPERIMENT = "agent_r1"
+PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
 QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -23,21 +25,63 @@ QUIET = {
 
 
 def open_store() -> tuple[MlflowClient, str]:
-    """A client and the experiment's id; both are created under a file lock, which parallel stages wait for."""
+    """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
+
+    Raises:
+        ConnectionError: the store cannot be used for now; every call of the client raises the same.
+    """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)  # mlflow reads them when it is imported
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     server = os.environ.get("MLFLOW_TRACKING_URI")
-    with locked("lock"):
-        client = MlflowClient(server or f"sqlite:///{store_file()}")  # creates or checks the tables
+    uri = server or f"sqlite:///{store_file()}"
+    with locked("lock"), passing_faults(uri):
+        client = cast(MlflowClient, _Client(MlflowClient(uri), uri))  # creates or checks the tables
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return client, found.experiment_id
         return client, client.create_experiment(
             EXPERIMENT, None if server else (tracking_folder() / "artifacts").as_uri()
         )
+
+
+@contextmanager
+def passing_faults(uri: str) -> Iterator[None]:
+    """Turns what MLflow says of a store that cannot be used for now into a ConnectionError; other faults stay.
+
+    A server that does not answer or is overloaded, a database that is locked or away: MLflow has an exception of one
+    class for them and for what is asked wrongly.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        yield
+    except (MlflowException, OperationalError) as fault:
+        if isinstance(fault, MlflowException) and fault.error_code not in PASSING and not _no_answer(fault):
+            raise
+        said = str(fault).strip().splitlines()[0]
+        raise ConnectionError(
+            f"MLflow's store {uri} cannot be used for now ({said}); see that it is up and that nothing locks it"
+        ) from fault
+
+
+def _no_answer(fault: MlflowException) -> bool:
+    """Whether a request ended without an answer; MLflow gives such a fault no code of its own."""
+    return fault.error_code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
+
+
+class _Client:
+    """An `MlflowClient` whose calls raise ConnectionError where the store cannot be used for now."""
+
+    def __init__(self, client: MlflowClient, uri: str) -> None:
+        self._client, self._uri = client, uri
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return passing_faults(self._uri)(found) if callable(found) else found
 
 
 def project_root() -> Path:

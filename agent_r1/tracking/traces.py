@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
 from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
-from agent_r1.tracking.store import open_store
+from agent_r1.tracking.store import open_store, passing_faults
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,7 +54,7 @@ def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> in
     client, experiment = open_store()
     known = _known(client, experiment, run_id)
     new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
-    with _store_of(client):
+    with _store_of(client), passing_faults(client.tracking_uri):
         import mlflow
 
         traces = [_Trace(client, experiment, run_id, identity, new[identity], decode) for identity in new]

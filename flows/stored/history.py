@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from agent_r1.evaluation.drift import same_setting
 from agent_r1.evaluation.evaluations import Evaluation, read_evaluation
 from agent_r1.tracking.registry import Version
+from agent_r1.tracking.store import locked
 from flows.stored.paths import EVALUATIONS, evaluate_dir
 
 KEPT = 14  # evaluations of one version on one choice of data sets; older ones are removed
@@ -22,6 +22,8 @@ Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows.evaluate` wi
 def measure(version: Version, dataset: str | None, evaluate: Evaluate) -> Path:
     """Evaluates a version again and returns the folder of the results, which is there whole or not at all.
 
+    One process at a time does so for a version and a choice of data sets; others wait.
+
     Args:
         dataset: the one whose questions are asked, in place of all.
         evaluate: raises where the evaluation fails.
@@ -29,13 +31,17 @@ def measure(version: Version, dataset: str | None, evaluate: Evaluate) -> Path:
     home = _home(version, dataset)
     home.mkdir(parents=True, exist_ok=True)
     chosen = ["--dataset", dataset] if dataset else []
-    with TemporaryDirectory(prefix=".", dir=home) as unfinished:
-        results = Path(unfinished) / "results"
-        evaluate(["--model", version.reference, *chosen, "--into", str(results)])
-        finished = home / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        results.rename(finished)
-    for old in _folders(home)[:-KEPT]:
-        shutil.rmtree(old)
+    unfinished = home / ".unfinished"
+    with locked(f"{home.name}.lock"):
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        try:
+            evaluate(["--model", version.reference, *chosen, "--into", str(unfinished)])
+            finished = home / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+            unfinished.rename(finished)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for old in _folders(home)[:-KEPT]:
+            shutil.rmtree(old)
     return finished
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from agent_r1.params import KeepParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner
-from agent_r1.tables import write_text
+from agent_r1.tables import remove_unfinished, write_text
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +20,8 @@ class RunFolder:
 
     DVC keeps it across reruns, also when parameters changed. A checkpoint that was trained under the same
     configuration, inputs and code is gone on from; with any other, the folder is emptied.
+
+    One process at a time may open it, under a lock: what a killed one was writing is removed.
 
     Beside the latest checkpoint there may be a good one, to go back to. A good one is the checkpoint that an iteration
     without any sign of collapse began with.
@@ -37,6 +39,7 @@ class RunFolder:
         self.finished, self.rollbacks, self.stopped = 0, 0, False
         if found and self.resumed:
             self.finished, self.rollbacks, self.stopped = found.iterations, found.rollbacks, found.stopped
+            remove_unfinished(path)
             logger.info("%s: going on after %d finished iterations", path, self.finished)
         elif path.exists():
             logger.info("%s: starting over, nothing there can be gone on from", path)

@@ -82,6 +82,38 @@ def test_two_points_on_100_questions_are_refused() -> None:
     assert found.reason == "the lower bound +0.000 of the difference is not above the margin +0.000"
 
 
+@pytest.mark.parametrize(
+    ("gained", "lost", "luck", "promoted"),
+    [
+        (4, 0, 1 / 16, False),
+        (5, 0, 1 / 32, False),
+        (6, 0, 1 / 64, True),
+        (7, 1, 9 / 256, False),  # C(8,7) + C(8,8)
+        (9, 1, 11 / 1024, True),  # C(10,9) + C(10,10)
+        (0, 4, 1.0, False),
+    ],
+)
+def test_few_questions_that_one_alone_answers_right_must_not_be_luck(
+    gained: int, lost: int, luck: float, promoted: bool
+) -> None:
+    """Of 100 questions; the chance that as many coins or more show heads is at most .025."""
+    alike = [1] * 50 + [0] * (50 - gained - lost)
+    challenger = evaluation("challenger", [*alike, *[1] * gained, *[0] * lost])
+    found = decided(challenger, evaluation("champion", [*alike, *[0] * gained, *[1] * lost]))
+    assert (found.luck, found.promoted) == (pytest.approx(luck), promoted)
+    assert found.most_luck == pytest.approx(0.025)
+
+
+def test_the_reason_and_the_table_tell_luck() -> None:
+    found = decided(evaluation("a", [1] * 54 + [0] * 46), evaluation("b", [1] * 50 + [0] * 50))
+    assert found.difference
+    assert found.reason == (
+        f"the lower bound {found.difference.low:+.3f} of the difference is above the margin +0.000, but an equal one "
+        "gains as much with a chance of 0.0625, above 0.0250"
+    )
+    assert "| chance of an equal one (sign test) | 0.0625, at most 0.0250 passes |" in table(found)
+
+
 def test_the_lower_bound_must_be_above_the_margin() -> None:
     """Every question gained on half of 200: the bound is near .43, above .4 and not above .45."""
     challenger, champion = evaluation("challenger", [1] * 200), evaluation("champion", [0, 1] * 100)

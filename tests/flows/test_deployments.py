@@ -9,10 +9,10 @@ import pytest
 import yaml
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.flows import load_flow_from_entrypoint
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, Settings, temporary_settings
 from prefect.states import Running
 
-from flows.deploy import CRASH_DETECTION, POOL, deploy
+from flows.deploy import CRASH_DETECTION, POOL, SILENCE_S, deploy
 from flows.serving import POOL as SERVED_POOL
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +83,17 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
         deploy(restarted=True)
         assert on_the_server(client) == (names, detectors)  # anew it would forget which runs it waits for
         assert client.read_flow_run(run.id).state_name == "Crashed"
+
+
+def test_whoever_starts_a_flow_it_gives_two_signs_of_life_before_it_counts_as_crashed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a process in a clone's root finds; flows/test_serving.py asks a worker's."""
+    monkeypatch.delenv(PREFECT_FLOWS_HEARTBEAT_FREQUENCY.name, raising=False)
+    monkeypatch.chdir(ROOT)
+    frequency = Settings().flows.heartbeat_frequency
+    assert frequency is not None
+    assert 2 * frequency < SILENCE_S
 
 
 def test_deploying_needs_a_server() -> None:

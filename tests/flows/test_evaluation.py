@@ -105,6 +105,8 @@ def test_the_champion_is_held_against_the_time_before(version: Version, in_proce
     assert (run.info.run_name, run.data.tags["model_version"]) == ("agent_r1-v1", "1")
     assert run.data.metrics["final/changed_questions"] == 0.0
     assert run.data.metrics["final/questions"] == 12
+    shown = {found.info.run_id for found in client.search_runs([run.info.experiment_id], "tags.model_version = '1'")}
+    assert {(folder / "mlflow_run_id").read_text() for folder in (first, second)} < shown  # with the training's own
 
     was = float(sum(row.em for row in rows) < 6)  # as if every question had been answered right, or wrong
     write_rows(

@@ -200,7 +200,9 @@ def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_n
         gate(challenger.reference, slow)
     assert current() == 3
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
-    assert "promotion" not in client.get_run(challenger.descriptor.mlflow_run_id).data.tags
+    run_id = challenger.descriptor.mlflow_run_id
+    assert "promotion" not in client.get_run(run_id).data.tags
+    assert "promotion" not in [file.path for file in client.list_artifacts(run_id)]
 
 
 def test_the_champion_itself_is_not_decided(champion: Version) -> None:
@@ -244,6 +246,21 @@ def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(champion:
     assert sorted(home.iterdir()) == made[-KEPT:] == sorted(made)[-KEPT:]
     assert evaluations.asked[0] == ["models:/agent_r1/1", "atlas"]
     assert latest(champion) is None  # of all data sets there is none
+
+
+def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:
+    left: list[Path] = []
+
+    def killed(arguments: Sequence[str]) -> None:
+        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        left.append(Path(given["--into"]))
+
+    with pytest.raises(FileNotFoundError):  # it wrote nothing
+        measure(champion, None, killed)
+    write_text(left[0] / "scores.json", "{}")
+    finished = measure(champion, None, Evaluations({1: EQUAL}))
+    assert list(finished.parent.iterdir()) == [finished]
+    assert not (finished / "scores.json").exists()
 
 
 def test_the_previous_evaluation_is_the_latest_that_was_measured_alike(champion: Version) -> None:

@@ -20,6 +20,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
+from flows.deploy import SILENCE_S
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 180.0
 
@@ -36,10 +38,13 @@ with accelerator():
     time.sleep(600 if int(sys.argv[4]) else 0)
 """
 EVALUATION = """
+import pathlib
 from prefect import flow
+from prefect.settings import get_current_settings
 
 @flow(name="evaluation")
-def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None: ...
+def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None:
+    pathlib.Path("heartbeat_s").write_text(str(get_current_settings().flows.heartbeat_frequency))
 """
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
 
@@ -105,7 +110,8 @@ def working_in(folder: Path) -> dict[int, str]:
 def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]) -> Path:
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "prefect.yaml", folder)
+    for file in ("prefect.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / file, folder)
     for name, source in (("train", TRAIN), ("view", ""), ("evaluation", EVALUATION)):
         (folder / "flows" / f"{name}.py").write_text(source)
     write_params(folder, {})
@@ -148,6 +154,7 @@ def test_a_training_is_evaluated(served: Served) -> None:
     evaluated = wait_for(lambda: served.runs_of("evaluation/after-training"))
     assert served.state(run) == "Completed"
     assert evaluated[0].parameters["models"] == ["ppo-seed0"]
+    assert 2 * int((served.folder / "heartbeat_s").read_text()) < SILENCE_S
 
 
 def test_an_unknown_run_fails_with_the_nearest_name(served: Served) -> None:

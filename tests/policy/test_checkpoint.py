@@ -171,6 +171,25 @@ def test_a_full_disk_keeps_the_old_checkpoint_whole(make_learner: Make, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
+def test_a_termination_while_writing_leaves_the_old_checkpoint_alone(
+    make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    """A SIGTERM is a SystemExit in a stage; under Prefect it is another exception that is no `Exception`."""
+    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    before = contents(folder)
+
+    def terminated(_: Path) -> None:
+        raise fault
+
+    monkeypatch.setattr(checkpoint, "_sync", terminated)
+    with pytest.raises(fault):
+        checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
 @pytest.mark.parametrize("renames", [0, 1])
 def test_an_interrupt_between_the_renames_loses_nothing(
     make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int

@@ -8,11 +8,13 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from sqlalchemy import TextClause
 
 from agent_r1 import tracking
 from agent_r1.params import load
@@ -137,6 +139,12 @@ def test_a_repeated_run_takes_the_earlier_ones_place(project: Path) -> None:
     assert None not in (tracking.resume(later.run_id), tracking.resume(other.run_id))
 
 
+def test_a_recurring_run_takes_no_place_and_keeps_its_own(project: Path) -> None:
+    first, second = (tracking.start("nightly", {"variant": "nightly"}, TAGS, recurring=True) for _ in range(2))
+    by_hand = tracking.start("nightly", {"variant": "nightly"}, TAGS)
+    assert all(tracking.resume(run.run_id) for run in (first, second, by_hand))
+
+
 def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(project: Path) -> None:
     run = tracking.start("final-seed0", {"variant": "final"}, TAGS)
     run.final({"em": 0.75, "em/hops_1": 1.0})
@@ -168,12 +176,32 @@ def test_an_illegal_metric_name_is_refused(project: Path) -> None:
         run.log({"pass@1": 1.0}, step=0)
 
 
-@pytest.mark.parametrize(("fault", "status"), [(KeyboardInterrupt, "KILLED"), (RuntimeError, "FAILED")])
+@pytest.mark.parametrize(
+    ("fault", "status"), [(KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED"), (RuntimeError, "FAILED")]
+)
 def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException], status: str) -> None:
     run = tracking.start(f"fault-{status}", {}, TAGS)
     with pytest.raises(fault), run:
         raise fault
     assert client(project).get_run(run.run_id).info.status == status
+
+
+def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConnectionError, match=r"MLflow's store http://127\.0\.0\.1:9 cannot be used for now"):
+        tracking.start("lost", {}, {})
+
+
+def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked by another process for longer than MLflow waits, which is shortened here."""
+    run = tracking.start("locked-seed0", {}, TAGS)
+    monkeypatch.setattr("sqlalchemy.sql.text", lambda text: TextClause(text.replace("20000", "10")))
+    with closing(sqlite3.connect(project / ".tracking/mlflow.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConnectionError, match=r"cannot be used for now \(.*database is locked\)"):
+            run.log({"rollout/em": 0.5}, step=0)
+    run.log({"rollout/em": 0.5}, step=0)
 
 
 def test_dvc_root_and_subfolders_lead_to_the_same_store(

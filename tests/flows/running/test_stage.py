@@ -31,6 +31,10 @@ def refused(run):
 def unavailable(run):
     raise ConnectionError("no answer")
 
+def untracked(run):
+    from agent_r1 import tracking
+    tracking.start(run, {}, {})
+
 def missing(run):
     open("not/there")
 
@@ -98,6 +102,15 @@ def test_a_users_fault_shows_its_traceback_on_request(start: Any, script: str) -
 def test_what_may_work_later_has_a_code_of_its_own(start: Any, script: str, stage: str, code: int) -> None:
     found, errors = ending(start(script, stage))
     assert found == code
+    assert "Traceback" not in errors
+
+
+def test_a_tracking_server_that_does_not_answer_may_work_later(start: Any, script: str, tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").touch()
+    closed = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    code, errors = ending(start(script, "untracked", **closed))
+    assert code == 75
+    assert "MLflow's store http://127.0.0.1:9 cannot be used for now" in errors
     assert "Traceback" not in errors
 
 

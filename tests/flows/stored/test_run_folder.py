@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from agent_r1.params import KeepParams, load
 from agent_r1.policy.learner import Learner
+from agent_r1.tables import replacing
 from flows.stored.run_folder import RunFolder
 
 
@@ -29,6 +31,21 @@ def test_the_same_fingerprint_goes_on(path: Path) -> None:
     folder = RunFolder(path, "same")
     assert folder.finished == 2
     assert folder.mlflow_run_id.read_text() == "abc"
+
+
+def test_what_a_killed_process_was_writing_is_removed(path: Path) -> None:
+    (path / "credit").mkdir()
+    for name in ("metrics.jsonl", "credit/002.parquet"):
+        with replacing(path / name) as temporary:
+            temporary.write_text("whole")
+            temporary.with_name(temporary.name.replace(f".{os.getpid()}.", ".1234567.")).write_text("half")
+    RunFolder(path, "same")
+    assert sorted(each.name for each in path.rglob("*") if each.is_file()) == [
+        "002.parquet",
+        "metrics.jsonl",
+        "mlflow_run_id",
+        "progress.json",
+    ]
 
 
 def test_a_repeated_iteration_takes_its_lines_place(path: Path) -> None:
