@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
@@ -23,7 +24,7 @@ from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint, memory
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import default_device
+from agent_r1.policy.model import compute_dtype, default_device
 from agent_r1.policy.reference import reference_of
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
@@ -58,6 +59,7 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
     config = settings.run(run, seed, sweep)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         _check_memory(settings, config)  # before the folder is emptied: what cannot run replaces nothing
+        _warn_of_rounding(settings)
         folder = RunFolder(train_dir(run, seed, sweep), _identity(settings, config))
         with _tracked(run, settings, config, folder, sweep) as tracked:
             if not folder.is_complete(config.iterations):
@@ -106,12 +108,12 @@ class Training:
         self.chat = Chat(self.learner.tokenizer)
         self.engine = open_engine(
             settings.engine,
-            folder.checkpoint / "policy" if folder.resumed else WARM_START,
+            WARM_START,  # `rollout` loads what was learned since: adapters run beside what they were trained on
             end_id=self.chat.end_id,
             max_tokens=self.env.max_tokens,
             temperature=config.rollout.temperature,
             dtype=settings.model.dtype,
-            version=self.learner.policy_version,
+            adapter_rank=settings.model.lora.rank,
         )
 
     def rollout(self, iteration: int) -> Metrics:
@@ -240,6 +242,18 @@ def _check_memory(settings: Params, config: TrainParams) -> None:
     parts = memory.estimate(demand)
     logger.info("memory at the peak, estimated:\n%s", memory.table(parts, available))
     memory.require_fit(parts, available)
+
+
+def _warn_of_rounding(settings: Params) -> None:
+    """Only vLLM in a process of its own runs adapters as they are; other engines get them merged into the weights."""
+    merged = settings.model.adapter is not None and settings.engine.kind != "vllm"
+    if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
+        logger.warning(
+            "engine.kind %s samples with adapters merged into bfloat16 weights: changes below half a unit in the last "
+            "place vanish, and at small learning rates those are most; set engine.kind: vllm, raise "
+            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
+            settings.engine.kind,
+        )
 
 
 def _identity(settings: Params, config: TrainParams) -> str:
