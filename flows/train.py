@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
@@ -21,6 +22,7 @@ from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint, memory
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import compute_dtype, default_device
 from agent_r1.policy.reference import reference_of
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
@@ -57,6 +59,7 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         # before the folder is emptied: what cannot run replaces nothing
         memory.check(AutoConfig.from_pretrained(WARM_START), settings, [config])
+        _warn_of_rounding(settings)
         folder = RunFolder(train_dir(run, seed, sweep), _identity(settings, config))
         with _tracked(run, settings, config, folder, sweep) as tracked:
             if not folder.is_complete(config.iterations):
@@ -105,12 +108,12 @@ class Training:
         self.chat = Chat(self.learner.tokenizer)
         self.engine = open_engine(
             settings.engine,
-            folder.checkpoint / "policy" if folder.resumed else WARM_START,
+            WARM_START,  # `rollout` loads what was learned since: adapters run beside what they were trained on
             end_id=self.chat.end_id,
             max_tokens=self.env.max_tokens,
             temperature=config.rollout.temperature,
             dtype=settings.model.dtype,
-            version=self.learner.policy_version,
+            adapter_rank=settings.model.lora.rank,
         )
 
     def rollout(self, iteration: int) -> Metrics:
@@ -230,6 +233,18 @@ def timed(verb: Callable[[int], Metrics]) -> Callable[[int], Metrics]:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
+
+
+def _warn_of_rounding(settings: Params) -> None:
+    """Only vLLM in a process of its own runs adapters as they are; other engines get them merged into the weights."""
+    merged = settings.model.adapter is not None and settings.engine.kind != "vllm"
+    if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
+        logger.warning(
+            "engine.kind %s samples with adapters merged into bfloat16 weights: changes below half a unit in the last "
+            "place vanish, and at small learning rates those are most; set engine.kind: vllm, raise "
+            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
+            settings.engine.kind,
+        )
 
 
 def _identity(settings: Params, config: TrainParams) -> str:

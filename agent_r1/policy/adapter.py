@@ -5,18 +5,22 @@ Source: Hu et al. 2021 (arXiv 2106.09685), as peft has it. There is no dropout: 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from agent_r1.params import LoraParams
 
 ADAPTER = "default"
+WEIGHTS = "adapter_model.safetensors"
 
 
 def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
@@ -30,7 +34,7 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
     config = LoraConfig(
         r=params.rank,
         lora_alpha=params.alpha,
-        target_modules="all-linear" if params.targets == ["all-linear"] else params.targets,
+        target_modules=_targets(params),
         lora_dropout=0.0,
     )
     with torch.random.fork_rng(devices=[]):
@@ -88,3 +92,34 @@ def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected, unexpected
     assert trained_state(model).keys().isdisjoint(missing), "the state is of a model with other adapters"
+
+
+def save_adapter(model: nn.Module, params: LoraParams, folder: Path) -> None:
+    """Writes the adapters of a model alone, as peft and vLLM read them beside the model they were attached to."""
+    folder.mkdir(parents=True)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": params.rank,
+        "lora_alpha": params.alpha,
+        "target_modules": _targets(params),
+        "lora_dropout": 0.0,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights = {_peft_name(name): weight.contiguous() for name, weight in trained_state(model).items()}
+    save_file(weights, folder / WEIGHTS)
+
+
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Takes over what `save_adapter` wrote of another model with the same adapters."""
+    stored = load_file(folder / WEIGHTS)
+    load_trained_state(model, {name: stored[_peft_name(name)] for name in trained_state(model)})
+
+
+def _peft_name(name: str) -> str:
+    return "base_model.model." + ".".join(part for part in name.split(".") if part != ADAPTER)
+
+
+def _targets(params: LoraParams) -> str | list[str]:
+    """As peft wants them."""
+    return "all-linear" if params.targets == ["all-linear"] else params.targets

@@ -1,9 +1,9 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
-A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers, the
-random states, and adapters where they are what trains; `progress.json`. It is written beside the old one under a hidden
-name, synced to disk and swapped in by renaming, so one whole checkpoint exists at any moment. One process at a time may
-write it. When nothing is left to train, `learner.pt` may be dropped.
+A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder, with adapters in `policy/adapter/` where they are
+what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`. It is written beside the
+old one under a hidden name, synced to disk and swapped in by renaming, so one whole checkpoint exists at any moment.
+One process at a time may write it. When nothing is left to train, `learner.pt` may be dropped.
 """
 
 from __future__ import annotations

@@ -15,7 +15,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from agent_r1.params import LoraParams, UpdateParams
 from agent_r1.policy import losses
-from agent_r1.policy.adapter import attach, load_trained_state, merged_state, trained_state
+from agent_r1.policy.adapter import (
+    attach,
+    load_adapter,
+    load_trained_state,
+    merged_state,
+    save_adapter,
+    trained_state,
+)
 from agent_r1.policy.batching import minibatches
 from agent_r1.policy.critic import Critic
 from agent_r1.policy.model import (
@@ -137,19 +144,24 @@ class Learner:
         }
 
     def save_policy(self, folder: Path) -> None:
-        """Writes policy and tokenizer as an ordinary Hugging Face folder, adapters merged into the weights."""
+        """Writes policy and tokenizer as an ordinary Hugging Face folder.
+
+        Adapters are merged into its weights, which rounds them where the weights are bfloat16 when they are used; the
+        folder `adapter` in it holds them as they are.
+        """
         self.policy.save_pretrained(folder, state_dict=merged_state(self.policy) if self.adapter else None)
+        if self.adapter:
+            save_adapter(self.policy, self.adapter, folder / "adapter")
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
-        """What a learner needs to go on besides the policy's weights; the process's random states included.
+        """What a learner needs to go on besides `save_policy`; the process's random states included.
 
-        With adapters, those of policy and critic are in it, and the weights beneath them are not.
+        Where the critic has adapters, the weights beneath them are not in it.
         """
         return {
             "policy_version": self.policy_version,
             "policy_optimizer": self.policy_optimizer.state_dict(),
-            "adapter": trained_state(self.policy) if self.adapter else None,
             "critic": trained_state(self.critic) if self.critic else None,
             "critic_optimizer": self.critic_optimizer.state_dict() if self.critic_optimizer else None,
             "torch_random": torch.get_rng_state(),
@@ -160,7 +172,7 @@ class Learner:
         """Takes over what another learner of the same shape saved: the folder of its policy, and its `state`."""
         assert (state["critic"] is None) == (self.critic is None), "the state is of a learner with another estimator"
         if self.adapter:
-            load_trained_state(self.policy, state["adapter"])
+            load_adapter(self.policy, policy / "adapter")
         else:
             self.policy.load_state_dict(load_policy(policy, device=torch.device("cpu")).state_dict())
         self.policy_version = state["policy_version"]

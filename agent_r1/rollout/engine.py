@@ -42,6 +42,7 @@ class VllmEngine(Engine):
         max_num_seqs: int = 256,
         gpu_memory_utilization: float = 0.4,
         cpu_cache_gib: float = 0.5,
+        adapter_rank: int = 0,
         version: int = 0,
     ) -> None:
         """Starts the process and waits until the model is loaded.
@@ -51,6 +52,8 @@ class VllmEngine(Engine):
             max_num_seqs: actions sampled at the same time; the others wait.
             gpu_memory_utilization: share of a GPU's memory, weights included. The learner needs the rest.
             cpu_cache_gib: size of the key-value cache on a CPU, GiB.
+            adapter_rank: above 0, `load_weights` takes the adapters of a policy's folder, of this rank at most, and
+                leaves the model beneath them as it is; so nothing of them is lost in rounding.
 
         Raises:
             EngineError: vLLM could not load the model.
@@ -74,6 +77,7 @@ class VllmEngine(Engine):
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,
             cpu_cache_gib=cpu_cache_gib,
+            adapter_rank=adapter_rank,
         )
         try:
             self._exchange(settings)
@@ -101,7 +105,7 @@ class VllmEngine(Engine):
         return [np.array(logprobs, np.float32) for logprobs in scored]
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the weights by those of a Hugging Face folder and drops every cache of the old ones."""
+        """Replaces the weights, or with an `adapter_rank` the adapters, and drops every cache of the old ones."""
         self._call("load_weights", str(folder))
         self.version = version
 

@@ -20,6 +20,7 @@ def open_engine(
     max_tokens: int,
     temperature: float = 1.0,
     dtype: str = "auto",
+    adapter_rank: int = 0,
     version: int = 0,
 ) -> Engine:
     """The engine of `settings.kind`, running a model.
@@ -31,6 +32,8 @@ def open_engine(
         max_tokens: of a context with its action.
         temperature: 0 is greedy.
         dtype: auto is float32 on a CPU and bfloat16 on CUDA.
+        adapter_rank: of the adapters that train beside the weights of `model`. vLLM in a process of its own runs the
+            two side by side; the others run the merged weights of the folders that they are given.
         version: what `version` says until the first `load_weights`.
 
     Raises:
@@ -46,6 +49,7 @@ def open_engine(
                 max_num_seqs=settings.vllm.max_num_seqs,
                 cpu_cache_gib=settings.vllm.cpu_cache_gib,
                 gpu_memory_utilization=settings.vllm.gpu_memory_utilization,
+                adapter_rank=adapter_rank,
             )
         case "transformers":
             return TransformersEngine(model, **common, batch_size=settings.transformers.batch_size)

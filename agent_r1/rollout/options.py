@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for; a smaller one fits as well
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +21,7 @@ class EngineSettings:
     max_num_seqs: int
     gpu_memory_utilization: float
     cpu_cache_gib: float
+    adapter_rank: int = 0
 
 
 def vllm_options(settings: EngineSettings, *, cuda: bool) -> dict[str, Any]:
@@ -35,7 +37,16 @@ def vllm_options(settings: EngineSettings, *, cuda: bool) -> dict[str, Any]:
         "worker_extension_cls": "agent_r1.rollout.worker.WorkerExtension",
         "use_tqdm_on_load": False,
         **_device_options(settings, cuda),
+        **_adapter_options(settings.adapter_rank),
     }
+
+
+def _adapter_options(rank: int) -> dict[str, Any]:
+    """One adapter at a time; vLLM itself refuses a rank that it has no room for."""
+    if not rank:
+        return {}
+    room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
 
 
 def _device_options(settings: EngineSettings, cuda: bool) -> dict[str, Any]:

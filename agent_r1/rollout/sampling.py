@@ -58,7 +58,10 @@ class Engine(Sampler, Protocol):
         ...
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the weights by those of a Hugging Face folder and drops every cache of the old ones."""
+        """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
+
+        An engine that runs adapters takes those in the folder `adapter` in it.
+        """
         ...
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.options import EngineSettings, shape, vllm_options
@@ -53,6 +54,7 @@ class Server:
         if not cuda:
             torch._dynamo.config.disable = True
         self._llm = LLM(**vllm_options(settings, cuda=cuda))
+        self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
 
     def sample(self, requests: Sequence[tuple[list[int], int, int]]) -> list[tuple[list[int], list[float]]]:
         """Ids and logprobs of one action per (context, seed, max_tokens)."""
@@ -85,16 +87,30 @@ class Server:
         ]
 
     def load_weights(self, folder: str) -> None:
-        """Takes the weights of a Hugging Face folder and forgets all that came of the old ones."""
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
-        self._llm.collective_rpc("refresh_embeddings")
+        """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
+        if self._settings.adapter_rank:
+            self._load_adapter(Path(folder).resolve() / "adapter")
+        else:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+            self._llm.collective_rpc("refresh_embeddings")
         assert self._llm.reset_prefix_cache(), "the prefix cache is in use"
+
+    def _load_adapter(self, folder: Path) -> None:
+        """Puts the adapters of a folder in the place of the last ones: there is room for one, and each has its number.
+
+        A number of its own, because a policy version comes twice where a training goes back.
+        """
+        from vllm.lora.request import LoRARequest
+
+        number = self._adapter.lora_int_id + 1 if self._adapter else 1
+        self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
+        self._llm.llm_engine.add_lora(self._adapter)
 
     def _generate(self, contexts: Sequence[list[int]], params: Sequence[Any]) -> list[Any]:
         from vllm import TokensPrompt
 
         prompts = [TokensPrompt(prompt_token_ids=context) for context in contexts]
-        return list(self._llm.generate(prompts, params, use_tqdm=False))
+        return list(self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter))
 
 
 def _sampled(completion: Any) -> tuple[list[int], list[float]]:

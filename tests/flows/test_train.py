@@ -289,6 +289,51 @@ def test_what_cannot_fit_is_refused_and_replaces_nothing(
     assert "activations" in caplog.text
 
 
+@pytest.mark.parametrize(("dtype", "rank", "warned"), [("bfloat16", 4, 1), ("float32", 4, 0), ("bfloat16", 0, 0)])
+def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
+    finished: Path,
+    write_params: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    dtype: str,
+    rank: int,
+    warned: int,
+) -> None:
+    write_params(finished, {"engine": {"kind": "transformers"}, "model": {"dtype": dtype, "lora": {"rank": rank}}})
+    with pytest.raises(Asked):
+        train("ppo")
+    assert caplog.text.count("engine.kind transformers samples with adapters merged into bfloat16 weights") == warned
+
+
+def test_adapters_go_on_beside_the_warm_start(
+    tmp_path: Path,
+    small_project: Path,
+    inside: Inside,
+    write_params: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A resumed training samples with them as they are: the weights that they are merged into are for other readers."""
+    shutil.copytree(small_project, tmp_path / "copy", ignore=shutil.ignore_patterns("train", ".tracking"))
+    write_params(tmp_path / "copy", {"model": {"lora": {"rank": 4}}, "train": {"update": {"learning_rate": 0.01}}})
+    run, update = tmp_path / "copy" / train_dir("grpo"), Training.update
+
+    def interrupted(training: Training, iteration: int) -> dict[str, float]:
+        if iteration == 1:
+            raise Asked(iteration)
+        return update(training, iteration)
+
+    with inside(tmp_path / "copy"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Training, "update", interrupted)
+            with pytest.raises(Asked):
+                train("grpo")
+        before = trajectories(run)[1]
+        (run / "checkpoint/policy/model.safetensors").unlink()
+        train("grpo")
+    assert progress(run)["policy_version"] == 2
+    assert max(row["rollout/canary_gap"] for row in metrics(run)) < CLOSE
+    assert [row.logprobs.tobytes() for row in trajectories(run)[1]] == [row.logprobs.tobytes() for row in before]
+
+
 def test_parameters_of_other_stages_do_not(finished: Path, write_params: Callable[..., None]) -> None:
     write_params(
         finished,

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from agent_r1.params import LoraParams
-from agent_r1.policy.adapter import attach, detached, merged_state
+from agent_r1.policy.adapter import attach, detached, merged_state, trained_state
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy, token_logprobs
 from agent_r1.records import Trajectory
@@ -111,11 +113,26 @@ def test_the_merged_policy_computes_what_the_learner_does(
         assert np.abs(own - old).max() > 1e-2, "an update that changes nothing would prove nothing"
 
 
-def test_a_checkpoint_of_adapters_is_small(make_learner: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "down_proj"]])
+def test_peft_puts_the_saved_adapters_beside_the_model_they_were_trained_on(
+    make_learner: Make, trajectories: list[Trajectory], tiny_model: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    learner = make_learner(adapter=LORA.model_copy(update={"targets": targets}))
+    for name, weight in trained_state(learner.policy).items():
+        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
+    learner.save_policy(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    found = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    ids = torch.from_numpy(trajectories[0].token_ids.astype(np.int64))[None]
+    with torch.no_grad():
+        assert torch.equal(found(ids).logits, learner.policy(ids).logits)
+
+
+def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_path: Path) -> None:
     learner = make_learner(adapter=LORA)
-    state = learner.state()
-    assert set(state["adapter"]) == trained_names(learner.policy)
-    assert set(state["critic"]) == trained_names(learner.critic)
+    learner.save_policy(tmp_path)
+    assert len(load_file(tmp_path / "adapter/adapter_model.safetensors")) == len(trained_names(learner.policy))
+    assert set(learner.state()["critic"]) == trained_names(learner.critic)
 
 
 def test_weights_beneath_adapters_are_kept_in_the_compute_dtype(make_learner: Make) -> None:

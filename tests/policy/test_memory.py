@@ -256,7 +256,8 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
             optimizer.step()
     checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="same")
-    files = ("learner.pt", "policy/model.safetensors")
+    files = ["learner.pt", "policy/model.safetensors"]
+    files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
     expected = checkpoint_gib(
         Demand(
             model=learner.policy.config,
