@@ -54,6 +54,8 @@ def save(
             torch.save(learner.state(), fresh / "learner.pt")
             (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
             _sync(fresh)
+        except torch.OutOfMemoryError:  # a RuntimeError too, but of the device
+            raise
         except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
             raise OSError(
                 f"the checkpoint {folder} could not be written, the one before it is whole; "
