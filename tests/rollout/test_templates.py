@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from agent_r1.envs.base import Transition
 from agent_r1.envs.tool_env import ToolEnv
@@ -268,6 +271,19 @@ def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_malformed(
     [view] = follow(sampler, chat, one, max_tokens=4000, max_action_tokens=200, seed=0)
     assert view.action == "<think>\n<answer>Q</answer>"
     assert view.outcome is Outcome.MALFORMED
+
+
+def test_a_template_that_writes_the_date_writes_the_same_every_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (FOLDER / "llama3.jinja").read_text()
+    dated = template.replace("bos_token", "bos_token + 'Today Date: ' + strftime_now('%d %b %Y')", 1)
+    openings = []
+    for day in (1, 2):
+        clock = SimpleNamespace(now=lambda day=day: datetime(2030, 1, day))
+        monkeypatch.setattr(chat_template_utils, "datetime", clock)
+        chat = Chat(tokenizer_of("llama3", dated))
+        openings.append(chat.decode(chat.begin("Be brief.", "Who?").opening.ids))
+    assert openings[0] == openings[1]
+    assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
 
 
 @pytest.mark.parametrize("spare", [0, 1])
