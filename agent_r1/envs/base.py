@@ -35,5 +35,8 @@ class Env(Protocol):
     tools: list[dict[str, Any]]  # JSON schemas in the OpenAI function form, for the chat template
 
     def step(self, action: str) -> Transition:
-        """Takes the decoded action, special tokens included but the end token that closed it, and answers it."""
+        """Takes the decoded action and answers it.
+
+        It holds special tokens, but not the end token that closed it; where the prompt ends in `<think>`, it opens so.
+        """
         ...

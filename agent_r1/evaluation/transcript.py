@@ -16,6 +16,7 @@ Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dro
 
 WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
 THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+OPENED = re.compile(r"(?:(?!<think>).)*</think>", re.DOTALL)  # the prompt wrote the thought's tag
 
 
 def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
@@ -52,6 +53,7 @@ def _step(trajectory: Trajectory, index: int, step: Step, decode: Decode) -> lis
 
 def _action(text: str, step: Step) -> list[str]:
     """Thought and call where the action is well formed; the action as it is otherwise."""
+    text = f"<think>{text}" if OPENED.match(text) else text
     thoughts = [thought.strip() for thought in THOUGHT.findall(text)]
     lines = _field("thought", "\n".join(thoughts)) if thoughts else []
     if step.call_status is CallStatus.OK:

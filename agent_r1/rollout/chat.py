@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,9 @@ S = TypeVar("S", str, Sequence[int])
 
 logger = logging.getLogger(__name__)
 
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
+_TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
 _SAMPLE_OBSERVATIONS = ("A: b.\nC: d.", "e")
 
@@ -55,9 +59,19 @@ class Chat:
         """A conversation of which nothing but the opening is known."""
         return Dialogue(self, system, user, tools)
 
-    def encode_action(self, text: str) -> list[int]:
-        """What a policy that writes `text` would sample: tags are added tokens and the end token comes last."""
+    def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
+        """What a policy that writes `text` would sample: tags are added tokens and the end token comes last.
+
+        Where the context has opened a thought the policy goes on behind its tag, or, without a thought, closes it.
+        """
+        if self.opened(context):
+            text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
         return [*self.encoder.encode_sampled(text), self.end_id]
+
+    def opened(self, context: Sequence[int]) -> str:
+        """What a context has written of the next action: a thought's opening tag and blanks, "" as a rule."""
+        found = _OPENED.search(self.decode(context[-_TAIL:]))
+        return found[0] if found else ""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
@@ -75,7 +89,8 @@ class Chat:
         self._compare(context, dialogue.text)
         rewritten: list[str] = []
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
-            action, before = self.encode_action(text), dialogue.text + text + self.end_mark
+            action = self.encode_action(text, context)
+            before = dialogue.text + self.encoder.write(action[:-1]) + self.end_mark
             reply = dialogue.reply(action, observation, closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))

@@ -34,7 +34,7 @@ class StepView:
     """A step that was just taken, as text for those who look on. Nothing of it is tokenised again."""
 
     step: Step
-    action: str  # decoded, without the end token that closed it
+    action: str  # decoded, with the thought's tag where the prompt wrote it, without the end token that closed it
     observation: str  # what the policy reads next, "" where the episode ends
     outcome: Outcome | None  # None while the episode goes on
     answer: str  # the text between the answer tags, "" without one
@@ -141,7 +141,8 @@ class _Episode:
         self._logprobs += [float(logprob) for logprob in action.logprobs]
         closed = action.stop_reason is StopReason.END
         assert closed == (action.token_ids[-1] == self._chat.end_id), action
-        text = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
+        said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
+        text = self._chat.opened(request.context) + said
         transition = self._attempt.env.step(text)
         stop = len(self._ids)
         self._observe(transition, action.token_ids, closed)

@@ -29,7 +29,7 @@ class ScriptedSampler:
     def _act(self, request: Request) -> Action:
         script = self._scripts[request.episode]
         assert request.step < len(script), f"the script of episode {request.episode} ends before the episode does"
-        ids = self._chat.encode_action(script[request.step])
+        ids = self._chat.encode_action(script[request.step], request.context)
         whole = len(ids) <= request.max_tokens
         ids = ids[: request.max_tokens]
         return Action(

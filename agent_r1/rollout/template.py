@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
 SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
+TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
 OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
 SAMPLE_TOOL = {
     "type": "function",
@@ -108,6 +110,7 @@ class Template:
             tools=list(tools) or None,
             tokenize=False,
             add_generation_prompt=generation_prompt,
+            strftime_now=TODAY.strftime,
         )
         return str(text)
 

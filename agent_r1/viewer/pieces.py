@@ -10,7 +10,8 @@ from agent_r1.viewer.shown import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
 LONGEST = 8  # tokens that one text may take to become whole; more are no character
-TAGGED = re.compile(r"<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
+OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
+TAGGED = re.compile(rf"{OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
 PARTS = {"think": "thought", "tool_call": "call", "answer": "answer"}
 OTHER = "text"
 
@@ -66,5 +67,5 @@ def _kinds(text: str) -> list[str]:
     """The part to which every character belongs."""
     kinds = [OTHER] * len(text)
     for match in TAGGED.finditer(text):
-        kinds[match.start() : match.end()] = [PARTS[match[1]]] * (match.end() - match.start())
+        kinds[match.start() : match.end()] = [PARTS[match[1] or "think"]] * (match.end() - match.start())
     return kinds

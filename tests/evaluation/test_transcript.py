@@ -26,6 +26,16 @@ def test_golden(make_question: Any, make_trajectory: Any, decode: Any) -> None:
     ]
 
 
+def test_a_thought_whose_tag_the_prompt_wrote(make_question: Any, make_trajectory: Any, decode: Any) -> None:
+    def untagged(ids: Any) -> str:
+        return str(decode(ids)).replace("<think>", "")
+
+    for calls in (["ok"], ["failed"]):
+        trajectory = make_trajectory("a", calls=calls)
+        expected = transcript(trajectory, make_question("a"), decode)
+        assert transcript(trajectory, make_question("a"), untagged) == expected
+
+
 def test_a_malformed_call_is_shown_as_it_is(make_question: Any, make_trajectory: Any, decode: Any) -> None:
     text = transcript(make_trajectory("a", calls=["malformed"], answer=""), make_question("a"), decode)
     assert "call       <tool_call>" in text

@@ -5,25 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from agent_r1.envs.base import Transition
-from agent_r1.records import Outcome, Source, StopReason
+from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.episodes import Attempt, collect, follow
 from agent_r1.rollout.sampling import Action, Request
 from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.rollout.template import Dialect
+from agent_r1.search.base import Search
+from agent_r1.tools.search import search_tool
 
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"properties": {"query": {}}}}}
 FOLDER = Path(__file__).parent / "templates"
 CHATML, LLAMA = ("<|im_start|>", "<|im_end|>"), ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-MARKS = {"qwen2_5": CHATML, "qwen3": CHATML, "llama3": LLAMA, "mistral": ("[INST]", "[/INST]")}
+MARKS = {
+    "qwen2_5": CHATML,
+    "qwen3": CHATML,
+    "qwen3_thinking": CHATML,
+    "llama3": LLAMA,
+    "mistral": ("[INST]", "[/INST]"),
+}
 STYLES = tuple(MARKS)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
@@ -99,6 +111,9 @@ CASES = [
     Case(style="qwen3", action=THOUGHT, restarts=True),
     Case(style="qwen3", action="Tesk.", restarts=False),
     Case(style="qwen3", action=THOUGHT, restarts=True, closed=False),
+    Case(style="qwen3_thinking", action="Who?\n</think>\n\nTesk.", restarts=False),  # it opens the thought
+    Case(style="qwen3_thinking", action="Who?</think>Tesk.", restarts=True),
+    Case(style="qwen3_thinking", action="Tesk.", restarts=True),
     Case(style="llama3", action=THOUGHT, restarts=False),
     Case(style="llama3", action="Tesk.\n", restarts=True),
     Case(style="mistral", action=" Tesk.", restarts=False),  # the template puts a space before the assistant's text
@@ -214,6 +229,61 @@ def test_an_episode_of_several_contexts() -> None:
     assert "<think>" not in chat.decode(requests[2].context)
     assert not trajectory.logprobs.any()
     assert trajectory.outcome is Outcome.ANSWERED
+
+
+def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
+    hostile_question: Question, hostile_index: Search
+) -> None:
+    """Only the environment reads the tag; the policy goes on after it, and what was sampled stays what it was."""
+    chat = Chat(tokenizer_of("qwen3_thinking"))
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
+    sampler = Seen(
+        ScriptedSampler([[f"<think>Whose?\n</think>\n\n{call}", f"{call}", "<think>x</think><answer>Q</answer>"]], chat)
+    )
+    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
+    [trajectory] = collect(
+        sampler,
+        chat,
+        [Attempt(question_id="q", group=0, sample=0, env=env)],
+        max_tokens=4000,
+        max_action_tokens=200,
+        seed=0,
+    )
+    assert all(chat.decode(request.context).endswith("assistant\n<think>\n") for request in sampler.requests)
+    assert [chat.decode(ids[:-1]) for ids in sampler.actions] == [
+        f"Whose?\n</think>\n\n{call}",
+        f"</think>{call}",
+        "x</think><answer>Q</answer>",
+    ]
+    assert trajectory.token_ids[trajectory.action_mask].tolist() == [index for ids in sampler.actions for index in ids]
+    assert [step.call_status for step in trajectory.steps] == [CallStatus.OK, CallStatus.OK, CallStatus.NONE]
+    assert [step.rewards["think"] for step in trajectory.steps] == [1.0, 0.0, 1.0]
+    assert (trajectory.outcome, trajectory.answer) == (Outcome.ANSWERED, "Q")
+
+
+def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_malformed(
+    hostile_question: Question, hostile_index: Search
+) -> None:
+    chat = Chat(tokenizer_of("qwen3_thinking"))
+    sampler = ScriptedSampler([["<think><answer>Q</answer>"]], chat)
+    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=1)
+    one = Attempt(question_id="q", group=0, sample=0, env=env)
+    [view] = follow(sampler, chat, one, max_tokens=4000, max_action_tokens=200, seed=0)
+    assert view.action == "<think>\n<answer>Q</answer>"
+    assert view.outcome is Outcome.MALFORMED
+
+
+def test_a_template_that_writes_the_date_writes_the_same_every_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = (FOLDER / "llama3.jinja").read_text()
+    dated = template.replace("bos_token", "bos_token + 'Today Date: ' + strftime_now('%d %b %Y')", 1)
+    openings = []
+    for day in (1, 2):
+        clock = SimpleNamespace(now=lambda day=day: datetime(2030, 1, day))
+        monkeypatch.setattr(chat_template_utils, "datetime", clock)
+        chat = Chat(tokenizer_of("llama3", dated))
+        openings.append(chat.decode(chat.begin("Be brief.", "Who?").opening.ids))
+    assert openings[0] == openings[1]
+    assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
 
 
 @pytest.mark.parametrize("spare", [0, 1])

@@ -57,6 +57,8 @@ def test_the_pieces_are_the_text(tiny_tokenizer: PreTrainedTokenizerFast, text: 
             [("thought", 4), ("answer", 4)],
         ),
         (["<think>a</", "think>\n<", "tool_call>{}</tool_call>"], False, [("thought", 2), ("call", 1)]),
+        (["Who?", "\n", "</think>", "<answer></answer>"], False, [("thought", 3), ("answer", 1)]),  # opened for it
+        (["so: ", "<think>", "a", "</think>"], False, [("text", 1), ("thought", 3)]),
         (["so: ", "<tool_call>", "{", "}"], False, [("text", 1), ("call", 3)]),
         (["hm", "<end>"], True, [("text", 2)]),
         (["", "\n<answer>", "</answer>", "tail"], False, [("answer", 3), ("text", 1)]),
