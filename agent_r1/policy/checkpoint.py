@@ -110,14 +110,19 @@ def drop_learner(folder: Path) -> None:
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
     """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it goes."""
-    _finish_swap(folder)
     fresh = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    _clean_up(fresh, folder)
     try:
         yield fresh
         _swap_in(fresh, folder)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        _clean_up(fresh, folder)
+
+
+def _clean_up(fresh: Path, folder: Path) -> None:
+    """Leaves the folder alone: the new one, or the old one where no new one came to be."""
+    shutil.rmtree(fresh, ignore_errors=True)
+    _finish_swap(folder)
 
 
 def _sync(folder: Path) -> None:
