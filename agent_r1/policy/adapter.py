@@ -49,7 +49,7 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of the same model without adapters that computes the same, in float32 where there was one.
+    """The weights of the same model without adapters that computes the same, but for rounding to the weights' type.
 
     The model's own weights are left alone: adding an update and taking it away again would change their last bits.
     """
@@ -59,7 +59,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     }
     for name, layer in adapted.items():
         weight = state[f"{name}.weight"]
-        state[f"{name}.weight"] = weight.float() + _update_of(layer)
+        state[f"{name}.weight"] = (weight.float() + _update_of(layer)).to(weight.dtype)
     return state
 
 
