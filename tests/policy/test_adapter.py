@@ -135,10 +135,14 @@ def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_
     assert set(learner.state()["critic"]) == trained_names(learner.critic)
 
 
-def test_weights_beneath_adapters_are_kept_in_the_compute_dtype(make_learner: Make) -> None:
+def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_learner: Make, tmp_path: Path) -> None:
     learner = make_learner(adapter=LORA, dtype="bfloat16")
     kinds = {parameter.requires_grad: parameter.dtype for parameter in learner.policy.parameters()}
     assert kinds == {True: torch.float32, False: torch.bfloat16}
+    learner.save_policy(tmp_path)
+    assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    adapters = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert {weight.dtype for weight in adapters.values()} == {torch.float32}
 
 
 def test_a_plain_model_is_untouched_by_detaching(tiny_model: Path) -> None:
