@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -195,6 +197,27 @@ def test_what_is_pushed_comes_back_elsewhere(project: Path, remote: Folder | Buc
     dvc(clone, "pull")
     assert sha256(clone / "ppo") == sha256(project / "ppo")
     assert "in sync" in dvc(clone, "status", "--cloud")
+
+
+def test_the_documented_pull_does_without_a_sweep_that_was_not_trained(project: Path, tmp_path: Path) -> None:
+    [documented] = re.findall(r"^dvc (pull .*)$", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE)
+    for file, stage in {
+        "dvc.yaml": {"cmd": "echo rows > rows", "outs": ["rows"]},
+        "ablations/dvc.yaml": {"wdir": "..", "cmd": "echo member > member", "outs": ["member"]},
+    }.items():
+        (project / file).parent.mkdir(exist_ok=True)
+        (project / file).write_text(yaml.safe_dump({"stages": {"made": stage}}))
+    dvc(project, "repro", "--quiet")
+    use(Folder(tmp_path / "storage").settings, project)
+    dvc(project, "push")
+    clone = elsewhere(project)
+    for name in ("dvc.yaml", "dvc.lock", "ablations/dvc.yaml"):
+        (clone / name).parent.mkdir(exist_ok=True)
+        shutil.copy(project / name, clone / name)
+    dvc(clone, *shlex.split(documented))
+    assert (clone / "rows").read_text() == "rows\n"
+    assert "Checkout failed for following targets: member" in refused(clone, "pull")
+    assert sha256(clone / "ppo") == sha256(project / "ppo")
 
 
 def test_a_corrupted_object_stays_out_of_the_workspace_until_it_is_pushed_again(
