@@ -1,4 +1,4 @@
-"""What several rooms' tests share: a small tokenizer, small models, a task of one action, a vLLM server."""
+"""What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import httpx
 import pytest
 import torch
 import yaml
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import load
@@ -36,6 +37,10 @@ TEXTS = [
     "The director of the film is Mara Quill. Mara Quill was born in Tesk in 1950. Tesk is a city in Veld.",
     "Search for facts, then answer. yes no <|im_end|> </tool_response>",
 ] * 20
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
+
+ServeEngine = Callable[[Path, str], contextlib.AbstractContextManager[str]]
 
 # A shell starts what it puts into the background with interrupts ignored, and that would reach the tests' processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -87,6 +92,34 @@ def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[P
     return index
 
 
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer with random weights, and a tokenizer that knows a few words."""
+    folder = tmp_path_factory.mktemp("tiny_encoder")
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS.split()])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32
+    ).save_pretrained(folder)
+    shape = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(shape).save_pretrained(folder)
+    return folder
+
+
 def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(600):
         with contextlib.suppress(httpx.TransportError):
@@ -97,18 +130,13 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
     raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
 
 
-@pytest.fixture(scope="session")
-def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
-    folder = tmp_path_factory.mktemp("engine_server")
-    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
-    params = yaml.safe_load(PARAMS.read_text())
-    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
-    port, log = _free_port(), folder / "log"
+@contextlib.contextmanager
+def _engine_server(project: Path, model: str) -> Iterator[str]:
+    port, log = _free_port(), project / "engine_server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.rollout.serve", ".", "--port", str(port)],
-            cwd=folder,
+            [sys.executable, "-m", "agent_r1.rollout.serve", model, "--port", str(port)],
+            cwd=project,
             env={**os.environ, "PYTHONPATH": str(PARAMS.parent)},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -121,6 +149,23 @@ def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreT
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture(scope="session")
+def serve_engine() -> ServeEngine:
+    """A real vLLM server of a model, with a project's params.yaml: its URL, for as long as the block lasts."""
+    return _engine_server
+
+
+@pytest.fixture(scope="session")
+def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
+    folder = tmp_path_factory.mktemp("engine_server")
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
+    params = yaml.safe_load(PARAMS.read_text())
+    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
+    with _engine_server(folder, ".") as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

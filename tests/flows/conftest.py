@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import yaml
@@ -31,7 +33,9 @@ ROOT = Path(__file__).parents[2]
 
 Start = Callable[..., subprocess.Popen[str]]
 Inside = Callable[[Path], AbstractContextManager[None]]
+ServeIndex = Callable[[Path], str]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+PATIENCE_S = 300.0
 
 # What differs from the project's own params.yaml: minutes become seconds.
 SMALL = {
@@ -115,6 +119,27 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for process in processes:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def serve_index(start: Start, free_port: Callable[[], int]) -> ServeIndex:
+    """Starts a search server of an index and waits until it answers; gives its address. It ends with the test."""
+
+    def serve(folder: Path) -> str:
+        url, port = "http://127.0.0.1", str(free_port())
+        server = start("-m", "agent_r1.search.server", "--index", str(folder), "--port", port)
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            assert server.poll() is None, server.communicate()[1]
+            assert time.monotonic() < deadline
+            try:
+                httpx.get(f"{url}:{port}/health", timeout=PATIENCE_S)
+            except httpx.TransportError:
+                time.sleep(0.1)
+            else:
+                return f"{url}:{port}"
+
+    return serve
 
 
 @contextmanager

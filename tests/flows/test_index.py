@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agent_r1.records import CallStatus, Trajectory
@@ -25,7 +21,6 @@ from flows.stored.paths import INDEX, PASSAGES, evaluate_dir
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
-START_S = 300
 
 
 def test_it_reports_size_and_time(small_project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
@@ -37,29 +32,14 @@ def test_it_reports_size_and_time(small_project: Path, inside: Inside, caplog: p
     assert caplog.text.rstrip().endswith(" s")
 
 
-@pytest.fixture
-def served(small_project: Path, tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> str:
-    """The address of a server of the small project's index."""
-    shutil.copytree(small_project / INDEX, tmp_path / "served")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
-    server = start("-m", "agent_r1.search.server", "--index", "served", "--port", port)
-    deadline = time.monotonic() + START_S
-    while True:
-        assert server.poll() is None, server.communicate()[1]
-        assert time.monotonic() < deadline
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/health", timeout=START_S)
-        except httpx.TransportError:
-            time.sleep(0.1)
-        else:
-            return f"http://127.0.0.1:{port}"
-
-
 def test_an_agent_searches_on_a_server(
-    small_project: Path, tmp_path: Path, served: str, inside: Inside, write_params: WriteParams
+    small_project: Path,
+    tmp_path: Path,
+    serve_index: Callable[[Path], str],
+    inside: Inside,
+    write_params: WriteParams,
 ) -> None:
+    served = serve_index(small_project / INDEX)
     write_params(tmp_path, {"search": {"kind": "remote", "remote": {"url": served}}})
     for part in ("data/prepared", "outputs/warm_start"):
         shutil.copytree(small_project / part, tmp_path / part)

@@ -1,22 +1,27 @@
-"""Every stage on questions in the release formats: real rows where there are any, else some made here."""
+"""Every stage on questions in the release formats, each with another engine and another kind of search.
+
+The questions are real ones where there are any, else some made here.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agent_r1.records import Passage, Prediction, Question, Source, Trajectory
+from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
+from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
 from flows.prepare import prepare
-from flows.stored.paths import PASSAGES, QUESTIONS, evaluate_dir, train_dir
+from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
 from flows.train import train
 from flows.warm_start import warm_start
 
@@ -26,9 +31,21 @@ FILES = {
     "2wikimultihopqa": ("train.subset.json.gz", "dev.subset.json.gz"),
     "musique": ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz"),
 }
+MADE_WITH = [
+    ("hotpotqa", "vllm", "remote"),
+    ("2wikimultihopqa", "transformers", "hybrid"),
+    ("musique", "server", "bm25"),
+]
 CHANGES = {
-    "warm_start": {"demonstrations": 48, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 12},
-    "env": {"max_steps": 3, "max_tokens": 1500, "max_action_tokens": 160},
+    "warm_start": {  # by heart: enough to make calls
+        "demonstrations": 48,
+        "naive_rag_demonstrations": 8,
+        "batch_size": 8,
+        "steps": 60,
+        "learning_rate": 1e-2,
+        "observation_weight": 0.0,
+    },
+    "env": {"top_k": 1, "max_steps": 3, "max_tokens": 1500, "max_action_tokens": 96},
     "train": {"iterations": 2, "rollout": {"questions": 6}, "update": {"critic_warmup_iterations": 0}},
     "evaluate": {"questions": 6},
 }
@@ -85,21 +102,37 @@ def release(name: str, folder: Path) -> dict[str, Any]:
     return {"format": name, "train": train, "test": test}
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("name", "engine", "search"), MADE_WITH)
 def test_the_same_stages_run_on_a_release(
     name: str,
+    engine: str,
+    search: str,
     tmp_path: Path,
+    tiny_encoder: Path,
+    serve_index: Callable[[Path], str],
+    serve_engine: Callable[[Path, str], AbstractContextManager[str]],
     inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
 ) -> None:
-    prepared = {"datasets": [name], "files": {name: release(name, tmp_path)}}
-    write_params(tmp_path, {**CHANGES, "prepare": prepared})
-    with inside(tmp_path):
+    changes = {**CHANGES, "prepare": {"datasets": [name], "files": {name: release(name, tmp_path)}}}
+    write_params(tmp_path, changes)
+    with inside(tmp_path), ExitStack() as servers:
         prepare()
         index()
+        if search == "remote":
+            shutil.copytree(INDEX, "served")
+            changes["search"] = {"kind": "remote", "remote": {"url": serve_index(tmp_path / "served")}}
+        elif search == "hybrid":
+            changes["search"] = {"kind": "hybrid", "dense": {"encoder": str(tiny_encoder), "max_tokens": 32}}
+        write_params(tmp_path, changes)
+        index()
         warm_start()
+        urls = [servers.enter_context(serve_engine(tmp_path, str(WARM_START)))] if engine == "server" else []
+        changes["engine"] = {"kind": engine, "server": {"urls": urls}}
+        write_params(tmp_path, changes)
         train("ppo")
         evaluate("ppo")
+    assert describe(tmp_path / INDEX).kind == search
     questions = {row.question_id: row for row in read_rows(tmp_path / QUESTIONS, Question)}
     splits = [row.split for row in questions.values()]
     assert [splits.count(split) for split in ("train", "dev", "test")] == [24, 0, 24]
@@ -107,11 +140,15 @@ def test_the_same_stages_run_on_a_release(
     assert all(title in titles for row in questions.values() for title in row.gold_titles)
 
     run = tmp_path / train_dir("ppo")
+    statuses = set()
     for path in sorted((run / "trajectories").iterdir()):
         rows = read_rows(path, Trajectory)
         assert {questions[row.question_id].split for row in rows} == {"train"}
         assert all(len(row.token_ids) <= 1500 for row in rows)
         assert all((row.logprobs[row.source == Source.ACTION] < 0).all() for row in rows)
+        statuses |= {step.call_status for row in rows for step in row.steps}
+    assert CallStatus.OK in statuses
+    assert not statuses & {CallStatus.FAILED, CallStatus.TIMEOUT}
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 2
     assert all(np.isfinite(list(row.values())).all() for row in metrics)

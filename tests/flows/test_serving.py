@@ -185,6 +185,21 @@ def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None
     assert "the worker ended with code -9, see .tracking/prefect/worker.log" in (served.folder / "said").read_text()
 
 
+def test_a_cron_schedule_fires_again_and_again(served: Served) -> None:
+    """One with seconds, as a sixth field: nobody waits for three in the morning."""
+    path = served.folder / "prefect.yaml"
+    nightly = path.read_text()
+    assert '"0 3 * * *"' in nightly
+    path.write_text(nightly.replace("0 3 * * *", "* * * * * */10"))
+    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value(), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "flows.deploy"], check=True, cwd=served.folder, env=environment)
+    wait_for(lambda: len(served.runs_of("evaluation/nightly")) >= 2)
+    assert all(run.auto_scheduled for run in served.runs_of("evaluation/nightly"))
+    deployment = served.client.read_deployment_by_name("evaluation/nightly")
+    for schedule in deployment.schedules:
+        served.client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+
+
 def test_an_interrupt_ends_everything(served: Served) -> None:
     assert len(served.processes()) >= 4
     served.process.send_signal(signal.SIGINT)

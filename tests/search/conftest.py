@@ -1,4 +1,4 @@
-"""Passages in files, settings of every kind of search, and an encoder small enough for tests."""
+"""Passages in files, and settings of every kind of search."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from agent_r1.params import DenseParams, HybridParams, SearchParams, load
 from agent_r1.records import Passage
@@ -21,8 +18,6 @@ TEXTS = [
     ("Norn", "Twin."),
     ("Norn", "Twin."),
 ]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
 
 @pytest.fixture(scope="session")
@@ -47,34 +42,6 @@ def write_passages() -> Callable[[Path, Sequence[str]], Path]:
         return path
 
     return write
-
-
-@pytest.fixture(scope="session")
-def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of one layer with random weights, and a tokenizer that knows the words of the passages."""
-    folder = tmp_path_factory.mktemp("tiny_encoder")
-    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS.split()])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32
-    ).save_pretrained(folder)
-    shape = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=32,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        BertModel(shape).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
