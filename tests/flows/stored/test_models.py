@@ -120,12 +120,13 @@ def test_mlflow_alone_is_enough_to_find_the_copy(project: Path, register: Regist
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
 
 
-def test_a_policy_comes_from_a_remote_where_the_cache_has_lost_it(
+def test_dvc_finds_its_files_of_policies_and_a_policy_comes_back_from_a_remote(
     project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     version = register()
     dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
-    dvc("push", version.descriptor.dvc_file)
+    dvc("gc", "--workspace", "--force")
+    dvc("push")
     shutil.rmtree(".dvc/cache")
     write_policy(POLICY, "second")
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
