@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.tree import Tree
 
 from agent_r1.hashes import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.lineage_tree import models_of_data, origins
 from flows.running.stage import clean_end
-from flows.stored.dvc_records import LOCKS, WORKSPACE, Made, commit_of, history, made_in, members
-from flows.stored.paths import INDEX, PASSAGES, QUESTIONS
+from flows.stored.dvc_records import LOCKS, WORKSPACE, Made, commit_of, history, kept, made_in, members
+from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, kept_training
 
 HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 HASHED = {"questions": QUESTIONS, "passages": PASSAGES, "index": INDEX}  # fields of a descriptor that are data
@@ -54,19 +55,24 @@ def lineage(what: str, console: Console) -> None:
     """
     known = registry.versions()
     if what.startswith(SCHEME):
-        console.print(origins(found := registry.find(what), training_of(found.descriptor)))
+        console.print(_origins(registry.find(what)))
         return
     labelled = [version for version in known if what == version.descriptor.label]
     for version in labelled:
-        console.print(origins(version, training_of(version.descriptor)))
+        console.print(_origins(version))
     if not labelled:
         data = data_of(what, known)
         trained = [version for version in known if data.is_of(version.descriptor)]
         console.print(models_of_data(data.name, sorted(data.hashes), trained))
 
 
+def keeps_training(model: Descriptor) -> bool:
+    """Whether DVC's file of the training's folder is here, as it was when the model was registered."""
+    return bool(model.dvc_training_hash) and kept(kept_training(Path(model.dvc_file))) == model.dvc_training_hash
+
+
 def training_of(model: Descriptor) -> Made | None:
-    """The training's folder as the run of the model left it, by DVC's records; None where they do not tell.
+    """The training's folder as the run of the model left it, by dvc.lock; None where none tells.
 
     A folder is that of the model if it lists the same policy, file by file, as DVC's copy of it.
     """
@@ -79,6 +85,11 @@ def training_of(model: Descriptor) -> Made | None:
         }:
             return made
     return None
+
+
+def _origins(version: Version) -> Tree:
+    model = version.descriptor
+    return origins(version, training_of(model), kept=keeps_training(model))
 
 
 def data_of(what: str, known: Sequence[Version]) -> Data:

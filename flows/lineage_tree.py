@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.markup import escape
 from rich.tree import Tree
 
 from agent_r1.tracking.registry import Descriptor, Version
 from flows.stored.dvc_records import WORKSPACE, Made
+from flows.stored.paths import kept_training
 
 UNKNOWN = "not known"
 
 
-def origins(version: Version, training: Made | None) -> Tree:
+def origins(version: Version, training: Made | None, *, kept: bool) -> Tree:
     """A model above all that made it.
 
     Args:
         version: the model.
-        training: the folder that its training left, where DVC's records tell.
+        training: the folder that its training left, where a dvc.lock tells.
+        kept: whether DVC's file of that folder, the one beside the policy's, is here.
     """
     model = version.descriptor
     tree = Tree(escape(_title(version)))
@@ -26,7 +29,7 @@ def origins(version: Version, training: Made | None) -> Tree:
     _grow(tree.add("config"), config_facts(model))
     _grow(tree.add("commit"), [(model.git_commit or UNKNOWN, "")])
     _grow(tree.add("data"), data_facts(model))
-    _grow(tree.add("trajectories"), trajectory_facts(model, training))
+    _grow(tree.add("trajectories"), trajectory_facts(model, training, kept=kept))
     if training:
         _grow(tree.add(f"made of, by {training.stage}"), sorted(training.inputs.items()))
     return tree
@@ -76,16 +79,27 @@ def data_facts(model: Descriptor) -> list[tuple[str, str]]:
     ]
 
 
-def trajectory_facts(model: Descriptor, training: Made | None) -> list[tuple[str, str]]:
+def trajectory_facts(model: Descriptor, training: Made | None, *, kept: bool) -> list[tuple[str, str]]:
     """Where the trajectories are that it learned from, and how to bring them back."""
-    if training is None:
-        return [(UNKNOWN, "no dvc.lock here, of the workspace or a commit, names a folder with this policy")]
-    revision = "" if training.commit == WORKSPACE else f" --rev {training.commit}"
-    where = "workspace" if training.commit == WORKSPACE else f"commit {training.commit}"
-    return [
-        ("DVC", f"{training.path} {training.md5}, {where}"),
-        ("get them", f"dvc get . {training.path}/trajectories{revision} -o trajectories-of-{model.policy_hash[:8]}"),
-    ]
+    file, copy = kept_training(Path(model.dvc_file)), f"-o trajectories-of-{model.policy_hash[:8]}"
+    if kept:
+        return [
+            ("DVC", f"{file} {model.dvc_training_hash}"),
+            ("get them", f"dvc get . {file.with_suffix('')}/trajectories {copy}"),
+        ]
+    if training:
+        revision = "" if training.commit == WORKSPACE else f" --rev {training.commit}"
+        where = "workspace" if training.commit == WORKSPACE else f"commit {training.commit}"
+        return [
+            ("DVC", f"{training.path} {training.md5}, {where}"),
+            ("get them", f"dvc get . {training.path}/trajectories{revision} {copy}"),
+        ]
+    if model.dvc_training_hash:
+        return [
+            ("DVC", f"{file} {model.dvc_training_hash}"),
+            ("get them", f"where {file} is: in git, or in the clone that trained it"),
+        ]
+    return [(UNKNOWN, "no dvc.lock here, of the workspace or a commit, names a folder with this policy")]
 
 
 def _title(version: Version) -> str:

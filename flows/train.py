@@ -35,7 +35,7 @@ from agent_r1.tables import read_rows, write_rows, write_text
 from flows.running.lock import accelerator
 from flows.running.stage import task
 from flows.stored.code import code_of
-from flows.stored.models import register
+from flows.stored.models import push, register
 from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from flows.stored.run_folder import RunFolder
 from flows.watch import Decision, Verdict, announce, judge, reseeded
@@ -66,7 +66,8 @@ def train(run: str, seed: int | None = None, sweep: str | None = None) -> None:
                 with Training(settings, config, folder) as training:
                     _iterate(training, config, folder, tracked)
             folder.tidy(config.keep)
-        register(run, seed, sweep, settings=settings, fingerprint=folder.fingerprint, tracked=tracked)
+        version = register(run, seed, sweep, settings=settings, fingerprint=folder.fingerprint, tracked=tracked)
+    push(version.descriptor)  # others may compute meanwhile
 
 
 def _iterate(training: Training, config: TrainParams, folder: RunFolder, tracked: tracking.Run) -> None:

@@ -56,6 +56,7 @@ class Descriptor:
     index: str  # hash of the index over them
     prompt: str  # hash of system message, tools and chat template
     config: str  # fingerprint of the run's configuration, its inputs and the code
+    dvc_training_hash: str = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +195,7 @@ def _no_number(known: list[Version]) -> str:
 
 
 def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
-    """A known policy with its present whereabouts; an older copy of DVC's stays where there is no newer one."""
+    """A known policy with its present whereabouts; older copies of DVC's stay where there are no newer ones."""
     copied = given if given.dvc_hash else known
     return dataclasses.replace(
         known,
@@ -202,6 +203,7 @@ def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
         policy=given.policy,
         dvc_file=copied.dvc_file,
         dvc_hash=copied.dvc_hash,
+        dvc_training_hash=copied.dvc_training_hash,
     )
 
 
@@ -241,5 +243,6 @@ def _tags(descriptor: Descriptor) -> dict[str, str]:
 
 def _from_tags(tags: Mapping[str, str]) -> Descriptor:
     """The descriptor in a version's tags; what people tagged besides is not looked at."""
-    fields: dict[str, Any] = {field.name: tags[field.name] for field in dataclasses.fields(Descriptor)}
+    names = [field.name for field in dataclasses.fields(Descriptor)]
+    fields: dict[str, Any] = {name: tags[name] for name in names if name in tags}  # a default where there is no tag
     return Descriptor(**{**fields, "seed": int(fields["seed"]), "policy_version": int(fields["policy_version"])})

@@ -45,6 +45,14 @@ def made_in(commit: str, path: str, lock: str = LOCKS[0]) -> Made | None:
     return None
 
 
+def kept(dvc_file: Path) -> str:
+    """DVC's hash of what a file such as models/X.dvc stands for; "" where there is no such file."""
+    if not dvc_file.exists():
+        return ""
+    [out] = yaml.safe_load(dvc_file.read_text())["outs"]
+    return str(out["md5"])
+
+
 def members(md5: str) -> dict[str, str]:
     """Path -> md5 of the files of a folder that DVC has cached; empty where the cache has no such folder."""
     listing = CACHE / md5[:2] / md5[2:]

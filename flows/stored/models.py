@@ -1,8 +1,11 @@
 """Registered policies on disk: kept when a training finishes, brought back when a reference to one is resolved.
 
-A training that is repeated overwrites its folder. So DVC's cache gets every registered policy, under a file of DVC's
-own, models/LABEL-HASH.dvc, which git can keep; `dvc push` and `dvc pull` know it like any other. The content that DVC
-would put beside that file is only there while somebody needs it.
+A training that is repeated overwrites its folder, and one that `dvc repro` did not start is in no dvc.lock. So DVC's
+cache gets every registered policy, under a file of DVC's own, models/LABEL-HASH.dvc, and the folder of its training,
+under models/LABEL-HASH-training.dvc. Git can keep these files; `dvc push` and `dvc pull` know them like any other.
+
+The content that DVC would put beside the files is not there. A policy's appears when it is brought back, and stays
+until somebody removes it: who else is reading it cannot be known.
 """
 
 from __future__ import annotations
@@ -28,7 +31,17 @@ from agent_r1.search.index import describe, open_index
 from agent_r1.tables import write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.stored.paths import INDEX, MODELS, PASSAGES, QUESTIONS, checkpointed_policy, label, train_dir
+from flows.stored.dvc_records import kept
+from flows.stored.paths import (
+    INDEX,
+    PASSAGES,
+    QUESTIONS,
+    checkpointed_policy,
+    kept_policy,
+    kept_training,
+    label,
+    train_dir,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +55,19 @@ def register(
     fingerprint: str,
     tracked: tracking.Run,
 ) -> Version:
-    """Registers the policy that a training finished with, and has DVC keep it. Doing it again changes nothing.
+    """Registers the policy that a training finished with, and has DVC keep it and the training's folder.
+
+    Doing it again changes nothing.
 
     Raises:
-        OSError: DVC could not keep the policy.
+        OSError: DVC could not keep them.
     """
-    policy = checkpointed_policy(train_dir(run, seed, sweep))
+    training = train_dir(run, seed, sweep)
+    policy = checkpointed_policy(training)
     policy_hash, tags, progress = sha256(policy), tracked.tags(), progress_of(policy)
     assert progress is not None, "a run that is finished has a checkpoint"
     known = registry.of_policy(policy_hash)
-    name = known.descriptor.label if known else label(run, seed)
-    dvc_file = MODELS / f"{name}-{policy_hash[:8]}.dvc"
+    dvc_file = kept_policy(known.descriptor.label if known else label(run, seed), policy_hash)
     dvc_hash = keep(policy, dvc_file)
     version = registry.register(
         Descriptor(
@@ -73,10 +88,26 @@ def register(
             index=describe(INDEX).index_hash,
             prompt=_prompt_hash(policy, settings),
             config=fingerprint,
+            dvc_training_hash=keep(training, kept_training(dvc_file)),
         )
     )
     logger.info("%s is %s", policy, version.reference)
     return version
+
+
+def push(model: Descriptor) -> None:
+    """Copies what DVC keeps of a model to the default remote, where there is one; warns where that fails."""
+    if not model.dvc_file or _dvc("remote", "default"):
+        return
+    files = [model.dvc_file, *([str(kept_training(Path(model.dvc_file)))] if model.dvc_training_hash else [])]
+    if failed := _dvc("push", *files):
+        logger.warning(
+            "%s is registered, but other clones cannot have it yet, DVC could not push it (%s); mend that and run "
+            "`dvc push %s`",
+            model.label,
+            failed,
+            " ".join(files),
+        )
 
 
 def progress_of(policy: Path) -> dict[str, int] | None:
@@ -86,7 +117,7 @@ def progress_of(policy: Path) -> dict[str, int] | None:
     return found
 
 
-def keep(policy: Path, dvc_file: Path) -> str:
+def keep(folder: Path, dvc_file: Path) -> str:
     """Puts a folder into DVC's cache and returns DVC's hash of it; "" where the project is no DVC repository.
 
     Raises:
@@ -97,16 +128,16 @@ def keep(policy: Path, dvc_file: Path) -> str:
     content = dvc_file.with_suffix("")
     shutil.rmtree(content, ignore_errors=True)
     try:
-        shutil.copytree(policy, content, copy_function=_link)
+        shutil.copytree(folder, content, copy_function=_link)
         failed = _dvc("add", str(content))
     finally:
         shutil.rmtree(content, ignore_errors=True)
     if failed:
         raise OSError(
-            f"{policy} is trained, but DVC could not keep it ({failed}); mend that and start the training again, which "
+            f"{folder} is trained, but DVC could not keep it ({failed}); mend that and start the training again, which "
             "only registers then"
         )
-    return _md5(dvc_file)
+    return kept(dvc_file)
 
 
 def version_of(model: str) -> Version:
@@ -171,7 +202,7 @@ def _bring_back(descriptor: Descriptor) -> str:
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
     file = Path(descriptor.dvc_file)
-    if not file.exists() or _md5(file) != descriptor.dvc_hash:
+    if kept(file) != descriptor.dvc_hash:
         out = {"md5": descriptor.dvc_hash, "hash": "md5", "path": file.stem}
         write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
     if failed := _dvc("checkout", "--force", str(file)) and _dvc("pull", "--force", str(file)):
@@ -180,20 +211,18 @@ def _bring_back(descriptor: Descriptor) -> str:
 
 
 def _dvc(*arguments: str) -> str:
-    """Runs a command of DVC's; "" or the last line of what it says when it fails."""
+    """Runs a command of DVC's; "" or its error, or else the last line of what it says, when it fails."""
     command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return ""
     said = (done.stderr or done.stdout).strip().splitlines()
-    return (said[-1] if said else f"exit code {done.returncode}") if done.returncode else ""
-
-
-def _md5(dvc_file: Path) -> str:
-    [out] = yaml.safe_load(dvc_file.read_text())["outs"]
-    return str(out["md5"])
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+    return [f"exit code {done.returncode}", *said, *errors][-1]
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link: a checkpoint's files are replaced and never written into. A copy where there are no links."""
+    """A hard link: a training's files are replaced and never written into. A copy where there are no links."""
     try:
         os.link(source, target)
     except OSError:

@@ -26,6 +26,16 @@ def checkpointed_policy(training: Path) -> Path:
     return training / "checkpoint" / "policy"
 
 
+def kept_policy(label: str, policy_hash: str) -> Path:
+    """DVC's file of a registered policy's copy; the copy lies beside it, without the suffix."""
+    return MODELS / f"{label}-{policy_hash[:8]}.dvc"
+
+
+def kept_training(policy: Path) -> Path:
+    """DVC's file of the folder of the training that made a registered policy, beside the policy's own."""
+    return policy.with_name(f"{policy.stem}-training.dvc")
+
+
 def report_dir(sweep: str | None = None) -> Path:
     """The folder of a report: of the main graph's runs, or of a sweep's."""
     return _root(sweep) / "report"

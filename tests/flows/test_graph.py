@@ -22,6 +22,7 @@ RUNTIME = {
     "agent_r1/params",
     "agent_r1/tracking",
     "flows/running",
+    "flows/stored/dvc_records.py",
     "flows/stored/models.py",
     "flows/stored/paths.py",
 }

@@ -20,9 +20,10 @@ from agent_r1.hashes import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
 from flows.lineage import data_of, lineage, training_of
+from flows.lineage_tree import trajectory_facts
 from flows.stored.dvc_records import WORKSPACE, made_in
 from flows.stored.models import keep
-from flows.stored.paths import PASSAGES, QUESTIONS, checkpointed_policy, train_dir
+from flows.stored.paths import PASSAGES, QUESTIONS, checkpointed_policy, kept_policy, kept_training, train_dir
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -70,14 +71,14 @@ def dvc(*arguments: str) -> str:
     return run(sys.executable, "-m", "dvc", *arguments)
 
 
-def trained(rows: str, weights: str) -> Version:
+def trained(rows: str, weights: str, *, keeps_training: bool = True) -> Version:
     """Runs the graph, commits what it made, and registers the policy, as a training does."""
     Path("rows").write_text(rows)
     Path("weights").write_text(weights)
     dvc("repro", "--quiet")
     tags = tracking.provenance("atlas")
     policy = checkpointed_policy(train_dir("ppo"))
-    file = Path("models") / f"ppo-{sha256(policy)[:8]}.dvc"
+    file = kept_policy("ppo", sha256(policy))
     version = registry.register(
         Descriptor(
             label="ppo",
@@ -97,6 +98,7 @@ def trained(rows: str, weights: str) -> Version:
             index="9" * 64,
             prompt="8" * 64,
             config="7" * 16,
+            dvc_training_hash=keep(train_dir("ppo"), kept_training(file)) if keeps_training else "",
         )
     )
     git("add", ".")
@@ -106,12 +108,15 @@ def trained(rows: str, weights: str) -> Version:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside) -> Path:
-    """Version 1 and 2 are of the first data, 3 is of the second; 2 is the champion, 3 is in the workspace."""
+    """Version 1 and 2 are of the first data, 3 is of the second; 2 is the champion, 3 is in the workspace.
+
+    DVC keeps the training of version 3 alone, besides what it caches of the graph.
+    """
     folder = tmp_path_factory.mktemp("lineage")
     (folder / ".dvc").mkdir()
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc")
     (folder / ".dvc" / "config.local").write_text(f"[core]\n site_cache_dir = {folder / 'site'}\n")
-    (folder / ".gitignore").write_text("/data\n/outputs\n/site\n/.tracking\n/.dvc\n/models/*\n!/models/*.dvc\n")
+    (folder / ".gitignore").write_text("/data\n/outputs\n/site\n/.tracking\n/.dvc\n/models/?*\n!/models/*.dvc\n")
     (folder / "params.yaml").write_text("{}\n")
     (folder / "dvc.yaml").write_text(GRAPH)
     (folder / "make.py").write_text(MAKE)
@@ -120,8 +125,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside) -> Path:
         git("init", "--quiet")
         git("add", "make.py")
         git("commit", "--quiet", "--message", "begun")
-        trained("first rows", "first weights")
-        champion = trained("first rows", "second weights")
+        trained("first rows", "first weights", keeps_training=False)
+        champion = trained("first rows", "second weights", keeps_training=False)
         trained("second rows", "third weights")
         registry.promote(champion, expected=None)
     return folder
@@ -167,14 +172,34 @@ def test_from_the_champion_to_data_trajectories_config_and_commit(versions: list
     assert model.git_commit in lines
 
 
+@pytest.mark.parametrize(
+    ("model", "acted"),
+    [("models:/agent_r1/1", "first weights acted"), ("models:/agent_r1/3", "third weights acted")],
+    ids=["of the graph", "kept"],
+)
 def test_the_trajectories_come_back_by_the_command_that_is_shown(
-    versions: list[Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    versions: list[Version], model: str, acted: str, tmp_path: Path
 ) -> None:
-    [line] = [each for each in printed("models:/agent_r1/1").splitlines() if "get them" in each]
+    [line] = [each for each in printed(model).splitlines() if "get them" in each]
     command = shlex.split(line.partition("get them ")[2])
     assert command[:3] == ["dvc", "get", "."]
     dvc(*command[1:-1], str(tmp_path / "back"))
-    assert (tmp_path / "back" / "000.parquet").read_text() == "first weights acted"
+    assert (tmp_path / "back" / "000.parquet").read_text() == acted
+
+
+def test_a_kept_training_is_shown_before_the_graphs_and_shares_its_objects(versions: list[Version]) -> None:
+    model = versions[2].descriptor
+    training, file = training_of(model), kept_training(Path(model.dvc_file))
+    assert training
+    assert training.md5 == model.dvc_training_hash
+    assert f"DVC {file} {training.md5}" in printed("models:/agent_r1/3")
+    file.rename("elsewhere")
+    try:
+        assert f"DVC outputs/train/ppo {training.md5}, workspace" in printed("models:/agent_r1/3")
+    finally:
+        Path("elsewhere").rename(file)
+    without_both = trajectory_facts(model, None, kept=False)
+    assert without_both[1] == ("get them", f"where {file} is: in git, or in the clone that trained it")
 
 
 def test_a_label_shows_every_model_of_it(versions: list[Version]) -> None:

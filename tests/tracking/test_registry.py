@@ -93,6 +93,17 @@ def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowC
     assert client.get_run(descriptor.mlflow_run_id).data.tags["model_version"] == "1"
 
 
+def test_a_version_without_the_tags_of_a_training_has_none(client: MlflowClient, describe: Describe) -> None:
+    """As one has that was registered before DVC kept trainings; registered again it learns."""
+    descriptor = describe("aaaa", dvc_training_hash="56ef.dir")
+    registry.register(descriptor)
+    client.delete_model_version_tag("agent_r1", "1", "dvc_training_hash")
+    [version] = registry.versions()
+    assert version.descriptor == dataclasses.replace(descriptor, dvc_training_hash="")
+    registry.register(descriptor)
+    assert registry.versions() == [Version(number=1, descriptor=descriptor)]
+
+
 def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: Describe) -> None:
     registry.register(describe("aaaa"))
     client.set_model_version_tag("agent_r1", "1", "mood", "good")

@@ -16,7 +16,8 @@ import yaml
 from agent_r1.hashes import sha256
 from agent_r1.tracking import registry, start
 from agent_r1.tracking.registry import Descriptor, Version
-from flows.stored.models import folder_of, keep, version_of
+from flows.stored.models import folder_of, keep, push, version_of
+from flows.stored.paths import kept_policy, kept_training
 
 ROOT = Path(__file__).parents[3]
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
@@ -61,9 +62,9 @@ def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Pat
 def register() -> Register:
     """Registers what a folder holds."""
 
-    def make(policy: Path = POLICY, label: str = "ppo", **changes: str) -> Version:
+    def make(policy: Path = POLICY, label: str = "ppo", *, keeps_training: bool = False, **changes: str) -> Version:
         policy_hash = sha256(policy)
-        dvc_file = Path("models") / f"{label}-{policy_hash[:8]}.dvc"
+        dvc_file = kept_policy(label, policy_hash)
         dvc_hash = keep(policy, dvc_file)
         descriptor = Descriptor(
             label=label,
@@ -83,6 +84,7 @@ def register() -> Register:
             index="i",
             prompt="t",
             config="f",
+            dvc_training_hash=keep(policy.parents[1], kept_training(dvc_file)) if keeps_training else "",
         )
         return registry.register(dataclasses.replace(descriptor, **changes))
 
@@ -120,15 +122,46 @@ def test_mlflow_alone_is_enough_to_find_the_copy(project: Path, register: Regist
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
 
 
-def test_a_policy_comes_from_a_remote_where_the_cache_has_lost_it(
+def test_dvc_finds_its_files_of_policies_and_a_policy_comes_back_from_a_remote(
     project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     version = register()
     dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
-    dvc("push", version.descriptor.dvc_file)
+    dvc("gc", "--workspace", "--force")
+    dvc("push")
     shutil.rmtree(".dvc/cache")
     write_policy(POLICY, "second")
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
+
+
+def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
+    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = register(keeps_training=True).descriptor
+    dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
+    push(model)
+    training = kept_training(Path(model.dvc_file))
+    for gone in (".dvc/cache", "outputs", model.dvc_file):  # as in a clone beside the one that trained
+        shutil.rmtree(gone) if Path(gone).is_dir() else Path(gone).unlink()
+    assert sha256(folder_of(registry.find("models:/agent_r1/1"))) == model.policy_hash
+    dvc("pull", str(training))
+    assert sha256(training.with_suffix("") / "checkpoint" / "policy") == model.policy_hash
+
+
+def test_a_push_that_fails_is_a_warning_with_the_remedy(
+    project: Path, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = register().descriptor
+    push(model)
+    assert "DVC" not in caplog.text, "without a default remote there is nothing to do"
+    Path("taken").touch()
+    dvc("remote", "add", "--default", "elsewhere", str(Path("taken").absolute()))
+    push(model)
+    assert "ppo is registered, but other clones cannot have it yet, DVC could not push it (" in caplog.text
+    assert "error.dvc.org" not in caplog.text
+    assert "support" not in caplog.text
+    assert f"mend that and run `dvc push {model.dvc_file}`" in caplog.text
+    assert registry.versions()
 
 
 def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
