@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -28,14 +27,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, *arguments], env=environment, cwd="/", stderr=subprocess.PIPE, text=True)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.fixture
-def served(stored: Path, tmp_path: Path, search_params: SearchParams) -> Iterator[str]:
+def served(stored: Path, tmp_path: Path, search_params: SearchParams, free_port: Callable[[], int]) -> Iterator[str]:
     """The address of a server of the passages' BM25 index."""
     build(search_params, stored, tmp_path / "index")
     port = free_port()
