@@ -12,9 +12,6 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent_r1.rollout.options import EngineSettings
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
 
@@ -95,14 +92,6 @@ class VllmEngine(Engine):
         """One action per request, in their order; none ends later than its `max_tokens`."""
         sampled = self._call("sample", [(request.context, request.seed, request.max_tokens) for request in requests])
         return [action(ids, logprobs, self._end_id) for ids, logprobs in sampled]
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first.
-
-        What the engine thinks of given tokens, to be compared with what the learner thinks of them.
-        """
-        scored = self._call("score", [list(map(int, sequence)) for sequence in sequences])
-        return [np.array(logprobs, np.float32) for logprobs in scored]
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights, or with an `adapter_rank` the adapters, and drops every cache of the old ones."""

@@ -50,13 +50,6 @@ class Engine(Sampler, Protocol):
 
     version: int  # of the weights: what the last `load_weights` said
 
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first.
-
-        What the engine thinks of given tokens, to be compared with what the learner thinks of them.
-        """
-        ...
-
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from transformers import AutoConfig
 
 from agent_r1.rollout.options import shape
@@ -20,9 +18,6 @@ from agent_r1.rollout.remote import VllmServer
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class ServerEngine(Engine):
@@ -85,11 +80,16 @@ class ServerEngine(Engine):
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request, in their order; none ends later than its `max_tokens`."""
-        return self._spread(self._act, requests)
-
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """For each sequence of T token ids, 2 <= T < max_tokens, the logprobs [T - 1] of its tokens after the first."""
-        return self._spread(self._score, sequences)
+        futures = [self._pool.submit(self._act, request) for request in requests]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            for future in futures:
+                future.cancel()  # those that did not start, where one has failed
+        for future in futures:
+            if not future.cancelled() and future.done() and (error := future.exception()):
+                raise error
+        return [future.result() for future in futures]
 
     def load_weights(self, folder: Path | str, version: int) -> None:
         """Replaces the weights on every server by those of a Hugging Face folder and drops the caches of the old."""
@@ -105,43 +105,21 @@ class ServerEngine(Engine):
         for server in self._servers:
             server.close()
 
-    def _spread(self, call: Callable[[VllmServer, T], R], tasks: Sequence[T]) -> list[R]:
-        """The call for each task, in their order, on whichever server has a free slot first."""
-        futures = [self._pool.submit(self._in_slot, call, task) for task in tasks]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            for future in futures:
-                future.cancel()  # those that did not start, where one has failed
-        for future in futures:
-            if not future.cancelled() and future.done() and (error := future.exception()):
-                raise error
-        return [future.result() for future in futures]
-
-    def _in_slot(self, call: Callable[[VllmServer, T], R], task: T) -> R:
-        with self._slot() as server:
-            return call(server, task)
-
     @contextmanager
     def _slot(self) -> Iterator[VllmServer]:
+        """Whichever server has a free slot first."""
         server = self._slots.get()
         try:
             yield server
         finally:
             self._slots.put(server)
 
-    def _act(self, server: VllmServer, request: Request) -> Action:
+    def _act(self, request: Request) -> Action:
         sampling = {**self._sampling, "seed": request.seed, "max_tokens": request.max_tokens}
-        choice = server.generate(request.context, sampling, self._weights)["choices"][0]
+        with self._slot() as server:
+            choice = server.generate(request.context, sampling, self._weights)["choices"][0]
         logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
         return action(choice["token_ids"], logprobs, self._end_id)
-
-    def _score(self, server: VllmServer, sequence: Sequence[int]) -> NDArray[np.float32]:
-        ids = [int(token) for token in sequence]
-        sampling = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        positions = server.generate(ids, sampling, self._weights)["prompt_logprobs"]
-        found = [position[str(token)]["logprob"] for position, token in zip(positions[1:], ids[1:], strict=True)]
-        return np.array(found, np.float32)
 
 
 def _shape_of(model: Path | str) -> dict[str, Any]:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.rollout.decoding import decode, draws
@@ -60,11 +58,6 @@ class TransformersEngine(Engine):
             found |= zip(batch, self._act([requests[index] for index in batch]), strict=True)
         return [found[index] for index in range(len(requests))]
 
-    @torch.inference_mode()
-    def score(self, sequences: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
-        """For each sequence of T token ids, the logprobs [T - 1] of its tokens after the first."""
-        return [self._score(torch.tensor([list(ids)], device=self._device)) for ids in sequences]
-
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the model by the one in a Hugging Face folder; no cache outlives a call of `sample`."""
         del self._model  # before there is another: one may be all that fits
@@ -83,12 +76,6 @@ class TransformersEngine(Engine):
             temperature=self._temperature,
         )
         return [action(ids, logprobs, self._end_id) for ids, logprobs in actions]
-
-    def _score(self, ids: torch.Tensor) -> NDArray[np.float32]:
-        """[T - 1] of ids [1, T]"""
-        logprobs = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        chosen: NDArray[np.float32] = logprobs.gather(1, ids[0, 1:, None])[:, 0].cpu().numpy()
-        return chosen
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:

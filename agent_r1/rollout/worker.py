@@ -58,7 +58,7 @@ class Server:
 
     def sample(self, requests: Sequence[tuple[list[int], int, int]]) -> list[tuple[list[int], list[float]]]:
         """Ids and logprobs of one action per (context, seed, max_tokens)."""
-        from vllm import SamplingParams
+        from vllm import SamplingParams, TokensPrompt
 
         params = [
             SamplingParams(
@@ -72,19 +72,9 @@ class Server:
             )
             for _, seed, max_tokens in requests
         ]
-        outputs = self._generate([context for context, _, _ in requests], params)
+        prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         return [_sampled(output.outputs[0]) for output in outputs]
-
-    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
-        """Logprobs of every token but the first, for each sequence."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._generate(sequences, [params] * len(sequences))
-        return [
-            [position[token].logprob for position, token in zip(output.prompt_logprobs[1:], ids[1:], strict=True)]
-            for output, ids in zip(outputs, sequences, strict=True)
-        ]
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
@@ -106,12 +96,6 @@ class Server:
         self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
         self._llm.llm_engine.add_lora(self._adapter)
 
-    def _generate(self, contexts: Sequence[list[int]], params: Sequence[Any]) -> list[Any]:
-        from vllm import TokensPrompt
-
-        prompts = [TokensPrompt(prompt_token_ids=context) for context in contexts]
-        return list(self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter))
-
 
 def _sampled(completion: Any) -> tuple[list[int], list[float]]:
     ids = list(completion.token_ids)
@@ -123,7 +107,7 @@ def serve(connection: Connection) -> None:
     calls: dict[str, Callable[..., Any]] = {}
     try:
         server = Server(connection.recv())
-        calls = {"sample": server.sample, "score": server.score, "load_weights": server.load_weights}
+        calls = {"sample": server.sample, "load_weights": server.load_weights}
         connection.send((True, None))
         while True:
             name, arguments = connection.recv()

@@ -102,7 +102,7 @@ def test_a_foreign_model_is_trained_with_adapters(
     path = foreign_model(family, tiny_tokenizer, tmp_path / "foreign")
     model = {"path": str(path), "dtype": dtype, "gradient_checkpointing": True, "lora": {"rank": 4, "alpha": 8}}
     started = CHANGES["warm_start"] | {"fine_tune": fine_tune}
-    update = CHANGES["train"]["update"] | {"canary_tolerance": TOLERANCE[dtype]}
+    update = CHANGES["train"]["update"] | {"canary_tolerance": TOLERANCE}
     changes = {"warm_start": started, "train": CHANGES["train"] | {"update": update}}
     write_params(tmp_path, CHANGES | changes | {"model": model, "engine": {"kind": engine}})
     with inside(tmp_path):
