@@ -23,7 +23,14 @@ from flows.training import scores, training
 
 # The stages that a training starts from, as done as the small project has them.
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
-TRAIN = "import os; os.chdir({folder!r}); from flows.training import training; training('ppo', 7)"
+TRAIN = """
+import os
+os.chdir({folder!r})
+from flows.running.stage import configure_logging
+from flows.training import training
+configure_logging()  # shows the stages' lines
+training('ppo', 7)
+"""
 ITERATIONS = 4
 
 
