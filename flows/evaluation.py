@@ -10,6 +10,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 
 from agent_r1 import params, tracking
+from agent_r1.evaluation.baselines import BASE_TOOL_CALL
 from agent_r1.evaluation.drift import Drift, drift, explain
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
@@ -17,7 +18,7 @@ from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from flows.promote import promote
-from flows.running.commands import run_command
+from flows.running.commands import expendable, reproduce, run_command
 from flows.stored.history import measure, previous, read
 from flows.stored.models import in_training, version_of
 from flows.stored.paths import QUESTIONS
@@ -39,8 +40,9 @@ def _title() -> str:
 def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None:
     """Evaluates registered models on the prepared data, and has the gate decide about those that are not the champion.
 
-    All data sets are asked in one evaluation; scores and drift are told apart by data set. The page of a challenger's
-    trajectories is made anew, and shows its test questions before and after training then.
+    All data sets are asked in one evaluation; scores and drift are told apart by data set. Then the page of a
+    challenger's trajectories is made anew, with test questions before and after training side by side; where that fails
+    the evaluation stands.
 
     Args:
         models: references such as `models:/agent_r1/3`, or labels of trainings such as `ppo-seed3`; the champion for
@@ -62,8 +64,7 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
         raise Drifted("\n".join(beyond))
     challengers = [version for version in versions if not version.is_champion]
     _decide(challengers)
-    for version in challengers:
-        _show(version)
+    _show([version for version in challengers if in_training(version)])
 
 
 def _evaluated(version: Version, dataset: str | None) -> Drift | None:
@@ -106,10 +107,12 @@ def _decide(challengers: Sequence[Version]) -> None:
         promote(challenger.reference)
 
 
-def _show(version: Version) -> None:
-    """Makes the page of its training, as long as that has not been repeated."""
-    if not in_training(version):
-        return
-    made = version.descriptor
-    seed = [] if made.label == made.run else ["--seed", str(made.seed)]
-    run_command("view", "--run", made.run, *seed, *(["--sweep", made.sweep] if made.sweep else []))
+def _show(challengers: Sequence[Version]) -> None:
+    """Makes the pages of their trainings; what answered before training is evaluated first, where it was not yet."""
+    if challengers:
+        with expendable("no page shows test questions before and after training"):
+            reproduce(f"baseline@{BASE_TOOL_CALL}")
+    for made in (challenger.descriptor for challenger in challengers):
+        seed = [] if made.label == made.run else ["--seed", str(made.seed)]
+        with expendable(f"{made.label} has no new page of its trajectories"):
+            run_command("view", "--run", made.run, *seed, *(["--sweep", made.sweep] if made.sweep else []))

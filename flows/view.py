@@ -68,7 +68,7 @@ def view(
     text = page(label(run, seed), _about(config, stored, groups), groups, decode)
     path = Path(out) if out else view_file(run, seed, sweep)
     write_text(path, text)
-    logger.info("%s: %d trajectories, %.1f MB", path, sum(map(len, groups)), len(text) / 1e6)
+    logger.info("%s: %.1f MB", path, len(text) / 1e6)
     _track(
         stored, text, [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE][:traces], decode
     )

@@ -56,8 +56,9 @@ class Sources:
         return pairs(earlier, later, count, seed=self._seed)
 
     def _trained(self, count: int) -> list[list[Shown]]:
-        """By question, the iterations in turns."""
-        places = spread(self._stored.progress.iterations, max(1, count // PER_ITERATION))
+        """By question, the iterations whose rows were kept in turns."""
+        kept = self._stored.kept
+        places = [kept[place] for place in spread(len(kept), max(1, count // PER_ITERATION))]
         ends = [{each.question_id for each in self._stored.trajectories(place)} for place in {places[0], places[-1]}]
         recurring = set.intersection(*ends) if len(ends) > 1 else set()
         shares = quotas(len(places), count, len(recurring))

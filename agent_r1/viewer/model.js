@@ -3,6 +3,10 @@
 
 const ORDER = { before: 0, training: 1, after: 2 };
 const SAMPLED = 1; // records.Source
+const NUMBERS = ["logprobs", "gap", "advantages", "values", "targets", "drift"];
+const FIRST_LETTER = 93; // payload.Table: letters stand for places, without the surrogates
+const AFTER_SURROGATES = 0xe000;
+const SURROGATES = 0x800;
 
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -13,14 +17,13 @@ async function unpack(text) {
 function prepare(data) {
   for (const episode of data.episodes) {
     episode.question = data.questions[episode.question];
-    episode.ids = episode.tokens.map((place) => data.tokens[place][0]);
-    episode.pieces = episode.tokens.map((place) => data.tokens[place][1]);
+    const tokens = spelled(episode.tokens, data.tokens);
+    episode.ids = tokens.map(([id]) => id);
+    episode.pieces = tokens.map(([, piece]) => piece);
     episode.source = expand(episode.source);
     episode.loss = episode.loss && expand(episode.loss);
+    for (const key of NUMBERS) if (key in episode) episode[key] = perToken(spelled(episode[key], data.numbers), episode.source);
     episode.surprise = episode.logprobs.map((value) => value && -value);
-    if (episode.reference) {
-      episode.drift = episode.reference.map((value, at) => (episode.source[at] === SAMPLED ? episode.logprobs[at] - value : 0));
-    }
   }
   data.episodes.sort(chronologically);
   data.episodes.forEach((episode, place) => {
@@ -37,6 +40,20 @@ function expand(runs) {
     for (let times = runs[at + 1]; times > 0; times--) values.push(runs[at]);
   }
   return values;
+}
+
+function spelled(letters, table) {
+  return Array.from(letters, (letter) => {
+    const code = letter.codePointAt(0);
+    return table[code - FIRST_LETTER - (code < AFTER_SURROGATES ? 0 : SURROGATES)];
+  });
+}
+
+// Numbers of the sampled tokens become numbers of all, 0 for the others.
+function perToken(numbers, source) {
+  if (numbers.length === source.length) return numbers;
+  let next = 0;
+  return source.map((where) => (where === SAMPLED ? numbers[next++] : 0));
 }
 
 function chronologically(one, other) {

@@ -15,7 +15,6 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from itertools import chain
 from typing import Any
 
 from agent_r1.viewer.payload import Payload
@@ -35,37 +34,38 @@ def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]]
         about: what its script is told besides: `facts`, pairs of a label and a text; `weights`, name -> weight of the
             reward's parts; `notes`, sentences about what is shown.
         groups: trajectories that belong together, the most important groups first. The last ones are left out where the
-            page would be larger than LARGEST_PAGE bytes.
+            page would be larger than LARGEST_PAGE bytes, and a note says how many trajectories are there.
         decode: gives the text of token ids.
     """
-    wanted = len(groups)
-    while True:
-        text = _page(title, about, groups, decode)
-        size = len(text.encode())
-        if size <= LARGEST_PAGE or len(groups) <= 1:
-            break
-        groups = groups[: max(1, int(0.95 * len(groups) * LARGEST_PAGE / size))]
-    if len(groups) < wanted:
-        logger.warning(
-            "%d of %d questions are left out of the page, which would be larger than %.0f MB",
-            wanted - len(groups),
-            wanted,
-            LARGEST_PAGE / 1e6,
-        )
+    payload = Payload(decode)
+    for group in groups:
+        payload.add(group)
+    text = _page(title, payload.content({"title": title, **about}, len(groups)))
+    count = len(groups)
+    while (size := len(text.encode())) > LARGEST_PAGE and count > 1:
+        count = max(1, int(0.95 * count * LARGEST_PAGE / size))
+        cut = _left_out(payload.episodes(count), payload.episodes(len(groups)))
+        text = _page(title, payload.content({"title": title, **about, "notes": [*about["notes"], cut]}, count))
+    if count < len(groups):
+        logger.warning("%s", cut)
     return text
 
 
-def _page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
-    payload = Payload(decode)
-    for shown in chain.from_iterable(groups):
-        payload.add(shown)
+def _left_out(shown: int, wanted: int) -> str:
+    return (
+        f"{shown} of {wanted} trajectories are shown; the rest would make the page larger than "
+        f"{LARGEST_PAGE / 1e6:.0f} MB."
+    )
+
+
+def _page(title: str, content: Mapping[str, Any]) -> str:
     script, style = "\n".join(map(_file, SCRIPTS)), _file("viewer.css")
     filled = {
         "TITLE": html.escape(title),
         "SCRIPT_HASH": _csp_hash(script),
         "STYLE_HASH": _csp_hash(style),
         "STYLE": style,
-        "DATA": packed(payload.content({"title": title, **about})),
+        "DATA": packed(content),
         "SCRIPT": script,
     }
     parts = _file("viewer.html").split("@@")  # text, name, text, name, ..., text
@@ -74,7 +74,7 @@ def _page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]
 
 def packed(content: Mapping[str, Any]) -> str:
     """JSON, compressed, in letters, digits and +/=, none of which can end the block that they stand in."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 

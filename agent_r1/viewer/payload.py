@@ -1,63 +1,110 @@
 """Trajectories as compact JSON: what the page's script reads, see `model.js`.
 
-Every text and every token is there once, in a table; masks are run lengths; numbers have four significant digits.
+Every question, token and number is there once, in a table; a sequence of tokens or numbers is a string, a letter for
+each place in the table. Masks are run lengths; numbers have three significant digits, as many as the page shows, and a
+token outside of the actions has none where it is 0 for all of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.records import Step, StopReason
+from agent_r1.records import Question, Step, StopReason
 from agent_r1.viewer.pieces import Pieces, action_parts
 from agent_r1.viewer.shown import Decode, Shown
 
-DIGITS = 4
+DIGITS = 3
+FIRST_LETTER = ord("]")  # it and all after it stand for themselves in JSON
+SURROGATES = range(0xD800, 0xE000)  # are no letters
+
+T = TypeVar("T", bound=Hashable)
+Number = float | int | None
+
+
+class Table(dict[T, int], Generic[T]):
+    """Values in the order of their first use, with their places."""
+
+    def spell(self, values: Iterable[T]) -> str:
+        """The places of some values, which are added where they are new, as a letter each."""
+        return "".join([_letter(self.setdefault(value, len(self))) for value in values])
+
+
+def _letter(place: int) -> str:
+    code = FIRST_LETTER + place
+    return chr(code if code < SURROGATES.start else code + len(SURROGATES))
+
+
+class Filled(NamedTuple):
+    """How much the parts of a payload held after a group was added."""
+
+    questions: int
+    episodes: int
+    tokens: int
+    numbers: int
 
 
 class Payload:
-    """Collects the trajectories of a page."""
+    """Collects the trajectories of a page, group by group."""
 
     def __init__(self, decode: Decode) -> None:
         self._pieces = Pieces(decode)
-        self._tokens: dict[tuple[int, str], int] = {}  # id and text -> place in the table
-        self._questions: dict[str, int] = {}  # id -> place in the list
-        self._content: dict[str, list[Any]] = {"questions": [], "episodes": []}
+        self._tokens: Table[tuple[int, str]] = Table()  # id and text
+        self._numbers: Table[Number] = Table()
+        self._questions: dict[str, dict[str, Any]] = {}  # by id
+        self._episodes: list[dict[str, Any]] = []
+        self._filled: list[Filled] = []
 
-    def add(self, shown: Shown) -> None:
-        """Adds a trajectory."""
-        question = shown.question
-        if question.question_id not in self._questions:
-            self._questions[question.question_id] = len(self._questions)
-            self._content["questions"].append(
-                {
-                    "id": question.question_id,
-                    "dataset": question.dataset,
-                    "text": question.text,
-                    "answers": question.answers,
-                    "hops": question.hops,
-                    "kind": question.kind,
-                }
-            )
-        self._content["episodes"].append(self._episode(shown, self._questions[question.question_id]))
+    def add(self, group: Iterable[Shown]) -> None:
+        """Adds trajectories that belong together."""
+        for shown in group:
+            self._episodes.append(self._episode(shown))
+        parts = (self._questions, self._episodes, self._tokens, self._numbers)
+        self._filled.append(Filled(*map(len, parts)))
 
-    def content(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """All of it, with what is said about the page as a whole."""
-        return {**about, "tokens": [list(token) for token in self._tokens], **self._content}
+    def episodes(self, groups: int) -> int:
+        """How many trajectories the first so many groups have."""
+        return self._filled[groups - 1].episodes if groups else 0
 
-    def _episode(self, shown: Shown, question: int) -> dict[str, Any]:
+    def content(self, about: Mapping[str, Any], groups: int) -> dict[str, Any]:
+        """The first so many groups, with what is said about the page as a whole."""
+        filled = self._filled[groups - 1] if groups else Filled(0, 0, 0, 0)
+        return {
+            **about,
+            "tokens": list(islice(self._tokens, filled.tokens)),
+            "numbers": list(islice(self._numbers, filled.numbers)),
+            "questions": list(islice(self._questions.values(), filled.questions)),
+            "episodes": self._episodes[: filled.episodes],
+        }
+
+    def _question(self, question: Question) -> int:
+        """Its place."""
+        self._questions.setdefault(
+            question.question_id,
+            {
+                "id": question.question_id,
+                "dataset": question.dataset,
+                "text": question.text,
+                "answers": question.answers,
+                "hops": question.hops,
+                "kind": question.kind,
+            },
+        )
+        return list(self._questions).index(question.question_id)
+
+    def _episode(self, shown: Shown) -> dict[str, Any]:
         trajectory = shown.trajectory
         ids = trajectory.token_ids.tolist()
         pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
-        table = [self._tokens.setdefault(token, len(self._tokens)) for token in zip(ids, pieces, strict=True)]
+        sampled = trajectory.action_mask
         return {
             "id": trajectory.trajectory_id,
-            "question": question,
+            "question": self._question(shown.question),
             "when": shown.when,
             "iteration": trajectory.iteration,
             "version": trajectory.policy_version,
@@ -66,13 +113,17 @@ class Payload:
             "right": shown.right,
             "return": _number(float(shown.totals.sum())),
             "contexts": trajectory.context_starts,
-            "tokens": table,
+            "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
             "source": run_lengths(trajectory.source.tolist()),
-            "logprobs": _numbers(trajectory.logprobs),
             "steps": _steps(shown, pieces),
-            **_credit(shown),
-            **_gap(shown),
+            **_choices(shown),
+            **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
         }
+
+    def _spelled(self, numbers: NDArray[np.floating[Any]], sampled: NDArray[np.bool_]) -> str:
+        """The numbers [L] of the sampled tokens; of all tokens where others have one too."""
+        told = numbers if numbers[~sampled].any() else numbers[sampled]
+        return self._numbers.spell(map(_number, told.tolist()))
 
 
 def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
@@ -102,26 +153,31 @@ def _step(shown: Shown, place: int, step: Step, stop: int, parts: Iterable[tuple
     }
 
 
-def _credit(shown: Shown) -> dict[str, Any]:
-    credit = shown.credit
-    if credit is None:
+def _choices(shown: Shown) -> dict[str, Any]:
+    """What training made of it: whether it was kept, and the tokens that are in the loss."""
+    if shown.credit is None:
         return {}
-    values = {"values": credit.values, "targets": credit.value_targets} if credit.values.any() else {}
-    reference = {"reference": credit.reference_logprobs} if credit.reference_logprobs.any() else {}
-    numbers = {"advantages": credit.advantages, **values, **reference}
-    return {
-        "kept": credit.kept,
-        "loss": run_lengths(credit.loss_mask.astype(int).tolist()),
-        **{name: _numbers(array) for name, array in numbers.items()},
-    }
+    return {"kept": shown.credit.kept, "loss": run_lengths(shown.credit.loss_mask.astype(int).tolist())}
 
 
-def _gap(shown: Shown) -> dict[str, Any]:
-    """The sampler's logprobs less the learner's, at the tokens that were sampled."""
-    if shown.learner_logprobs is None:
-        return {}
-    gap = np.subtract(shown.trajectory.logprobs, shown.learner_logprobs, dtype=np.float64)
-    return {"gap": _numbers(np.where(shown.trajectory.action_mask, gap, 0.0))}
+def _numbers(shown: Shown) -> dict[str, NDArray[np.floating[Any]]]:
+    """What is known of the tokens, by name, [L]; gap and drift are the sampler's logprobs less those of another."""
+    found: dict[str, NDArray[np.floating[Any]]] = {"logprobs": shown.trajectory.logprobs}
+    if shown.learner_logprobs is not None:
+        found["gap"] = _distance(shown, shown.learner_logprobs)
+    if (credit := shown.credit) is not None:
+        found["advantages"] = credit.advantages
+        if credit.values.any():
+            found |= {"values": credit.values, "targets": credit.value_targets}
+        if credit.reference_logprobs.any():
+            found["drift"] = _distance(shown, credit.reference_logprobs)
+    return found
+
+
+def _distance(shown: Shown, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The sampler's logprobs less others, at the tokens that were sampled."""
+    trajectory = shown.trajectory
+    return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
 
 
 def run_lengths(values: Sequence[int]) -> list[int]:
@@ -129,11 +185,7 @@ def run_lengths(values: Sequence[int]) -> list[int]:
     return [number for value, run in groupby(values) for number in (value, len(list(run)))]
 
 
-def _numbers(array: NDArray[np.floating[Any]]) -> list[float | int | None]:
-    return [_number(value) for value in array.tolist()]
-
-
-def _number(value: float) -> float | int | None:
+def _number(value: float) -> Number:
     """Short to write; None where it is not finite, which JSON cannot say."""
     if not math.isfinite(value):
         return None

@@ -112,7 +112,7 @@ function signed(value) {
 }
 
 function percent(share) {
-  return `${Number((100 * share).toPrecision(3))} %`;
+  return `${Number((100 * share).toPrecision(2))} %`;
 }
 
 function node(tag, content = "", className = "") {

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from prefect import Task, task
@@ -58,6 +59,15 @@ def reproduce(stage: str) -> None:
         StageFailed: its command failed, or took longer than `operate.timeouts_s`.
     """
     _limited(_reproduce, stage.rpartition(":")[2].partition("@")[0], stage)
+
+
+@contextmanager
+def expendable(loss: str) -> Iterator[None]:
+    """Lets the flow go on where a stage inside the block fails: a warning says what is lost, and why."""
+    try:
+        yield
+    except StageFailed as fault:
+        logger.warning("%s: %s", loss, fault)
 
 
 def _limited(stage_task: Task[[R], State[None]], name: str, argument: R) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,17 +21,27 @@ from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
+from agent_r1.viewer.shown import Shown, When
 from flows.evaluate import evaluate
 from flows.evaluation import Drifted, evaluation
 from flows.promote import crown
 from flows.running.commands import StageFailed, run_command
 from flows.stored.models import register
 from flows.stored.paths import WARM_START, checkpointed_policy, train_dir
+from flows.view import view
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 HOME = Path("outputs/evaluations/agent_r1-v1")
+BASELINE = """
+stages:
+  baseline:
+    foreach: [base_tool_call]
+    do:
+      cmd: python -m flows.evaluate --name ${item}
+      outs: ["outputs/evaluate/${item}"]
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -65,23 +77,25 @@ def version() -> Version:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluates in this process, where imports cost nothing."""
+    """Evaluates and shows in this process, where imports cost nothing."""
 
     def run(stage: str, *arguments: str) -> None:
-        assert stage == "evaluate"
         given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
-        evaluate(**given)
+        {"evaluate": evaluate, "view": view}[stage](**given)
 
     monkeypatch.setattr("flows.evaluation.run_command", run)
 
 
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What pages are asked for; there is nothing to show of this run, so none is made."""
+    """What pages are asked for; there is nothing to show of this run, so every one fails."""
     asked: list[tuple[str, ...]] = []
 
     def run(stage: str, *arguments: str) -> None:
-        asked.append(arguments) if stage == "view" else run_command(stage, *arguments)
+        if stage == "view":
+            asked.append(arguments)
+            raise StageFailed("stage view failed")
+        run_command(stage, *arguments)
 
     monkeypatch.setattr("flows.evaluation.run_command", run)
     return asked
@@ -119,7 +133,7 @@ def test_the_champion_is_held_against_the_time_before(version: Version, in_proce
     assert not (project / "outputs/evaluate").exists()  # nothing that the report stage depends on
 
 
-def test_a_challenger_is_evaluated_on_one_data_set_and_without_a_champion_no_gate_decides(
+def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_without_a_page(
     version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -128,6 +142,33 @@ def test_a_challenger_is_evaluated_on_one_data_set_and_without_a_champion_no_gat
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
     assert "no champion to compare with; the first becomes one only by `python -m flows.promote" in caplog.text
     assert registry.champion() is None
+    assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
+    assert "ppo has no new page of its trajectories: stage view failed" in caplog.text
+
+
+def test_a_page_shows_the_same_questions_before_and_after_training(
+    ppo: Path, in_process: None, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only a training has been made so far, and nobody has evaluated what it started from."""
+    shown: list[list[Shown]] = []
+
+    def page(_title: str, _about: Any, groups: list[list[Shown]], _decode: Any) -> str:
+        shown.extend(groups)
+        return ""
+
+    monkeypatch.setattr("flows.view.page", page)
+    shutil.copytree(ppo, train_dir("ppo"))
+    with tracking.start("ppo-seed0", {}, tracking.provenance("atlas")) as tracked:
+        (train_dir("ppo") / "mlflow_run_id").write_text(tracked.run_id)
+    register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
+    (project / "dvc.yaml").write_text(BASELINE)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True)
+
+    evaluation(["ppo"])
+    pairs = [group for group in shown if group[0].when is not When.TRAINING]
+    assert len(pairs) == 12
+    assert {tuple(each.when for each in pair) for pair in pairs} == {(When.BEFORE, When.AFTER)}
+    assert all(before.question is after.question for before, after in pairs)
 
 
 def test_a_policy_that_has_gone_fails_the_evaluation(version: Version) -> None:

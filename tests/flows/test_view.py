@@ -63,8 +63,19 @@ def test_a_page_of_what_was_trained(project: Path, inside: Inside) -> None:
     assert {episode["when"] for episode in episodes} == {"training"}
     assert sorted(episode["iteration"] for episode in episodes) == [0] * 6 + [2] * 6, "12 are for two iterations"
     assert all("gap" in episode and "advantages" in episode for episode in episodes)
-    assert max(abs(value) for episode in episodes for value in episode["gap"]) < 1e-4
+    letters = {letter for episode in episodes for letter in episode["gap"]}
+    assert max(abs(page["numbers"][ord(letter) - ord("]")]) for letter in letters) < 1e-4
     assert page["weights"] == {"agent_r1": 1.0}
+
+
+def test_iterations_that_were_not_kept_are_passed_over(project: Path, inside: Inside) -> None:
+    """As `train.keep.every` leaves them."""
+    for kind in ("trajectories", "credit", "proof"):
+        (project / "outputs/train/ppo" / kind / "001.parquet").unlink()
+    with inside(project):
+        view("ppo", trajectories=15)
+    episodes = content(project / "outputs/view/ppo.html")["episodes"]
+    assert {episode["iteration"] for episode in episodes} == {0, 2}
 
 
 def test_proofs_are_what_the_learner_said(ppo: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from flows.running.commands import StageFailed, StageUnavailable, run_command
+from flows.running.commands import StageFailed, StageUnavailable, expendable, run_command
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """
@@ -80,3 +80,18 @@ def test_a_stage_that_takes_too_long_is_ended_once(
     ):
         stage("-1")
     assert attempts(project) == 1
+
+
+@flow
+def with_a_page(codes: str) -> None:
+    with expendable("it goes without its page"):
+        run_command("train", codes)
+
+
+def test_what_a_flow_can_do_without_fails_with_a_warning(
+    prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flows.running.commands"):
+        state = with_a_page("1", return_state=True)
+    assert state.is_completed()
+    assert "it goes without its page: stage train failed with exit code 1; its own lines above say why" in caplog.text
