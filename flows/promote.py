@@ -13,8 +13,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from prefect import flow
+from prefect.concurrency.sync import concurrency
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -26,6 +28,8 @@ from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from flows.running.commands import run_command
 from flows.running.processes import process_group
+from flows.running.server import PROMOTION
+from flows.running.stage import server_answers
 from flows.stored.history import Evaluate, latest, measure, read
 from flows.stored.models import version_of
 
@@ -77,7 +81,7 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
     else:
         _log(decision, run)
     if decision.promoted:
-        registry.promote(version, expected=champion)
+        _promote(version, expected=champion)
     if run is not None:
         run.tag("promotion", "promoted" if decision.promoted else "refused")
     return decision
@@ -92,7 +96,13 @@ def crown(first: str) -> Version:
     version, champion = version_of(first), registry.champion()
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
-    return registry.promote(version, expected=None)
+    return _promote(version, expected=None)
+
+
+def _promote(version: Version, *, expected: Version | None) -> Version:
+    """Moves the alias, one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
+    with concurrency(PROMOTION) if server_answers() else nullcontext():
+        return registry.promote(version, expected=expected)
 
 
 def _decide(challenger: Version, champion: Version, settings: Params, evaluate: Evaluate) -> Decision:

@@ -13,6 +13,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Running
 
 from flows.deploy import CRASH_DETECTION, POOL, deploy
+from flows.running.server import PROMOTION
 from flows.serving import POOL as SERVED_POOL
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,7 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
         assert len(detectors) == 1
         pool = client.read_work_pool(POOL)
         assert (pool.type, pool.concurrency_limit) == ("process", 1)
+        assert client.read_global_concurrency_limit_by_name(PROMOTION).limit == 1
         training = client.read_deployment_by_name("training/training")
         run = client.create_flow_run_from_deployment(training.id)
         client.set_flow_run_state(run.id, Running(), force=True)
