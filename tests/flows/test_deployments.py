@@ -15,6 +15,7 @@ from prefect.states import Running
 from flows.deploy import CRASH_DETECTION, POOL, deploy
 from flows.running.server import PROMOTION
 from flows.serving import POOL as SERVED_POOL
+from flows.training import REGISTERED
 
 ROOT = Path(__file__).parents[2]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
@@ -49,14 +50,14 @@ def test_the_evaluation_is_on_a_schedule() -> None:
     assert {name for name, each in DEPLOYMENTS.items() if "schedules" in each} == {"nightly"}
 
 
-def test_triggers_follow_deployments_that_exist() -> None:
+def test_triggers_follow_events_that_are_sent() -> None:
     followed = {
-        (name, related["prefect.resource.name"])
+        (name, event)
         for name, deployment in DEPLOYMENTS.items()
         for trigger in deployment.get("triggers", [])
-        for related in trigger["match_related"]
+        for event in trigger["expect"]
     }
-    assert followed == {("after-training", "training")}
+    assert followed == {("after-training", REGISTERED)}
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
