@@ -1,4 +1,4 @@
-"""Puts the work pool, the deployments and the crash detection on a Prefect server: `python -m flows.deploy`."""
+"""Puts work pool, deployments, crash detection and limits on a Prefect server: `python -m flows.deploy`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
-from flows.running.server import POOL, require_server
+from flows.running.server import POOL, PROMOTION, require_server
 from flows.running.stage import clean_end
 
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
@@ -72,6 +72,8 @@ def deploy(*, restarted: bool = False) -> None:
     require_server(url)
     _ensure_pool()
     _ensure_crash_detection()
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
     if restarted:
         _close_left_behind()
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]

@@ -13,8 +13,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from prefect import flow
+from prefect.concurrency.sync import concurrency
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -26,6 +28,8 @@ from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from flows.running.commands import run_command
 from flows.running.processes import process_group
+from flows.running.server import PROMOTION
+from flows.running.stage import server_answers
 from flows.stored.history import Evaluate, latest, measure, read
 from flows.stored.models import version_of
 
@@ -72,7 +76,7 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
         return None
     decision = _decide(version, champion, settings, evaluate)
     if decision.promoted:
-        registry.promote(version, expected=champion)
+        _promote(version, expected=champion)
     run = tracking.resume(version.descriptor.mlflow_run_id)
     if run is None:
         logger.warning("the MLflow run of %s is gone: the decision is not logged", version.reference)
@@ -90,7 +94,13 @@ def crown(first: str) -> Version:
     version, champion = version_of(first), registry.champion()
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
-    return registry.promote(version, expected=None)
+    return _promote(version, expected=None)
+
+
+def _promote(version: Version, *, expected: Version | None) -> Version:
+    """Moves the alias, one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
+    with concurrency(PROMOTION) if server_answers() else nullcontext():
+        return registry.promote(version, expected=expected)
 
 
 def _decide(challenger: Version, champion: Version, settings: Params, evaluate: Evaluate) -> Decision:

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.events import emit_event
 from prefect.runtime import flow_run
 
-from agent_r1 import params
+from agent_r1 import params, tracking
+from agent_r1.tracking.registry import MODEL, SCHEME, VERSION_TAG
 from flows.running.commands import expendable, reproduce, run_command
 from flows.running.server import mlflow_ui
 from flows.stored.paths import label, train_dir
 
 STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
+REGISTERED = "agent_r1.policy.registered"  # the event that prefect.yaml waits for
 SHOWN = ("rollout/em", "rollout/f1", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 
 
@@ -41,9 +44,18 @@ def training(run: str, seed: int | None = None) -> None:
         reproduce(stage)
     member = ["--run", run, *([] if seed is None else ["--seed", str(seed)])]
     run_command("train", *member)
+    registered = _registered(train_dir(run, seed))
     _show(train_dir(run, seed))
     with expendable("the training has no new page of its trajectories"):
         run_command("view", *member)
+    emit_event(REGISTERED, {"prefect.resource.id": f"{MODEL}.{label(run, seed)}"}, payload={"model": registered})
+
+
+def _registered(folder: Path) -> str:
+    """The reference of the version that a training has just registered, which a later one of its label leaves alone."""
+    tracked = tracking.resume((folder / "mlflow_run_id").read_text())
+    assert tracked is not None, "the training has logged to it"
+    return f"{SCHEME}{MODEL}/{tracked.tags()[VERSION_TAG]}"
 
 
 def _show(folder: Path) -> None:

@@ -19,6 +19,7 @@ from flows.running.stage import server_answers
 
 HOST = "127.0.0.1"
 POOL = "agent_r1"  # the work pool of prefect.yaml
+PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 STARTUP_S = 120.0
 ANSWER_S = 10.0  # for a server on this machine, or near it
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own

@@ -13,7 +13,9 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from prefect.states import Running
 
 from flows.deploy import CRASH_DETECTION, POOL, SILENCE_S, deploy
+from flows.running.server import PROMOTION
 from flows.serving import POOL as SERVED_POOL
+from flows.training import REGISTERED
 
 ROOT = Path(__file__).parents[2]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
@@ -48,14 +50,14 @@ def test_the_evaluation_is_on_a_schedule() -> None:
     assert {name for name, each in DEPLOYMENTS.items() if "schedules" in each} == {"nightly"}
 
 
-def test_triggers_follow_deployments_that_exist() -> None:
+def test_triggers_follow_events_that_are_sent() -> None:
     followed = {
-        (name, related["prefect.resource.name"])
+        (name, event)
         for name, deployment in DEPLOYMENTS.items()
         for trigger in deployment.get("triggers", [])
-        for related in trigger["match_related"]
+        for event in trigger["expect"]
     }
-    assert followed == {("after-training", "training")}
+    assert followed == {("after-training", REGISTERED)}
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
@@ -76,6 +78,7 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
         assert len(detectors) == 1
         pool = client.read_work_pool(POOL)
         assert (pool.type, pool.concurrency_limit) == ("process", 1)
+        assert client.read_global_concurrency_limit_by_name(PROMOTION).limit == 1
         training = client.read_deployment_by_name("training/training")
         run = client.create_flow_run_from_deployment(training.id)
         client.set_flow_run_state(run.id, Running(), force=True)

@@ -13,6 +13,7 @@ from typing import Any
 import mlflow.artifacts
 import pytest
 from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
 
 from agent_r1 import tracking
 from agent_r1.records import Prediction, Trajectory
@@ -20,6 +21,7 @@ from agent_r1.tables import write_rows, write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
 from flows.promote import crown, gate, main, promote
+from flows.running.server import PROMOTION
 from flows.stored.history import KEPT, latest, measure, previous
 
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -203,6 +205,25 @@ def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_n
     run_id = challenger.descriptor.mlflow_run_id
     assert "promotion" not in client.get_run(run_id).data.tags
     assert "promotion" not in [file.path for file in client.list_artifacts(run_id)]
+
+
+def test_one_process_at_a_time_of_a_prefect_server_moves_the_champion(
+    prefect_api: str, champion: Version, challenger: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a clone does not reach the others, whose registry may be the same."""
+    move, taken = registry.promote, list[int]()
+
+    def observed(version: Version, *, expected: Version | None) -> Version:
+        taken.append(client.read_global_concurrency_limit_by_name(PROMOTION).active_slots)
+        return move(version, expected=expected)
+
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    monkeypatch.setattr(registry, "promote", observed)
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
+        gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
+        assert client.read_global_concurrency_limit_by_name(PROMOTION).active_slots == 0
+    assert (taken, current()) == ([1], 2)
 
 
 def test_the_champion_itself_is_not_decided(champion: Version) -> None:

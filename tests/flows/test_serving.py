@@ -27,13 +27,15 @@ PATIENCE_S = 180.0
 
 TRAIN = """
 import json, os, pathlib, sys, time
+from agent_r1 import tracking
 from flows.running.lock import accelerator
 
 folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
 folder.mkdir(parents=True)
 with accelerator():
     (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/em": 0.5}) + "\\n")
-    (folder / "mlflow_run_id").write_text("abc")
+    run = tracking.start(folder.name, {}, {"model_version": "7"})
+    (folder / "mlflow_run_id").write_text(run.run_id)
     (folder / "pid").write_text(str(os.getpid()))
     time.sleep(600 if int(sys.argv[4]) else 0)
 """
@@ -150,11 +152,11 @@ def served(project: Path, prefect_api: str) -> Iterator[Served]:
         process.wait()
 
 
-def test_a_training_is_evaluated_though_its_page_has_failed(served: Served) -> None:
+def test_the_version_that_a_training_registered_is_evaluated_though_its_page_has_failed(served: Served) -> None:
     run = served.trigger(run="ppo", seed=0)
     evaluated = wait_for(lambda: served.runs_of("evaluation/after-training"))
     assert served.state(run) == "Completed"
-    assert evaluated[0].parameters["models"] == ["ppo-seed0"]
+    assert evaluated[0].parameters["models"] == ["models:/agent_r1/7"]
     assert 2 * int((served.folder / "heartbeat_s").read_text()) < SILENCE_S
 
 

@@ -1,23 +1,32 @@
-"""The training flow: refuses unknown runs first, shows its scores, and a cancel leaves nothing that is in the way."""
+"""The training flow: refuses unknown runs first, shows its scores, and a cancel leaves nothing that is in the way.
+
+What it trains has a lineage, though no dvc.lock knows of it.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from rich.console import Console
 
+from agent_r1.hashes import sha256
 from agent_r1.policy import checkpoint
+from flows.lineage import lineage
 from flows.stored.paths import train_dir
 from flows.training import scores, training
 
@@ -83,7 +92,19 @@ def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:
     assert all("update/tokens" not in row for row in rows)
 
 
-def test_a_cancel_leaves_nothing_and_the_next_training_goes_on(prefect_api: str, project: Path, start: Any) -> None:
+def trajectories_by_lineage(label: str) -> Path:
+    """Brings back the trajectories of a model as its lineage says."""
+    console = Console(width=300, file=io.StringIO(), record=True)
+    lineage(label, console)
+    [line] = [line for line in console.export_text().splitlines() if "get them" in line]
+    command = shlex.split(line.partition("get them ")[2])
+    subprocess.run([sys.executable, "-m", *command], check=True)
+    return Path(command[-1])
+
+
+def test_a_cancel_leaves_nothing_and_the_next_training_goes_on_to_a_model_that_leads_to_its_trajectories(
+    prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
+) -> None:
     folder = project / train_dir("ppo", 7)
     command = TRAIN.format(folder=str(project))
     cancelled = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent))
@@ -107,3 +128,8 @@ def test_a_cancel_leaves_nothing_and_the_next_training_goes_on(prefect_api: str,
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
     link = artifacts("mlflow-ppo-seed7")["mlflow-ppo-seed7"]
     assert f"/#/runs/{(folder / 'mlflow_run_id').read_text()}" in link
+
+    trajectories = sha256(folder / "trajectories")
+    shutil.rmtree(folder)  # as the next training of this label does
+    with inside(project):
+        assert sha256(trajectories_by_lineage("ppo-seed7")) == trajectories
