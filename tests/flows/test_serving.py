@@ -23,7 +23,7 @@ from prefect.states import Cancelling
 from flows.deploy import SILENCE_S
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 180.0
+PATIENCE_S = 400.0
 
 TRAIN = """
 import json, os, pathlib, sys, time
