@@ -38,7 +38,7 @@ doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, M
 	python -m flows.doctor
 
 test: $(INSTALLED)  ## run the test suite
-	pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
 
 lint: $(INSTALLED)  ## check style, format and types
 	ruff check
