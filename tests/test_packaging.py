@@ -56,7 +56,8 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
         shutil.copy(ROOT / file, folder / file)
 
     def planned() -> str:
-        return subprocess.run(["make", "-n", "serve"], cwd=folder, check=True, capture_output=True, text=True).stdout
+        command = ["make", "--dry-run", "--no-print-directory", "serve"]
+        return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
 
     assert "-m venv .venv\n" in planned()
     (folder / ".venv").mkdir()

@@ -104,7 +104,7 @@ def test_plain_transformers_act_as_the_agent_did(evaluated: Path, model: Path) -
     )
     assert prompt_ids(evaluated, tokenizer, episode) == episode.token_ids[: episode.steps[0].action_start].tolist()
     for step in episode.steps:
-        context = torch.as_tensor(episode.token_ids[None, : step.action_start], dtype=torch.long)
+        context = torch.tensor(episode.token_ids[None, : step.action_start], dtype=torch.long)
         generated = policy.generate(
             context, attention_mask=torch.ones_like(context), do_sample=False, max_new_tokens=64
         )
