@@ -67,20 +67,20 @@ def drip(handler: Handler) -> None:
     handler.send_response(200)
     handler.send_header("content-length", "100")
     handler.end_headers()
-    for _ in range(100):
-        try:
-            handler.wfile.write(b" ")
-        except OSError:
-            return
-        time.sleep(0.05)
+    _slowly(handler, b" ")
 
 
 def drip_headers(handler: Handler) -> None:
     """As `drip`, with a header that never ends."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+    _slowly(handler, b"x")
+
+
+def _slowly(handler: Handler, byte: bytes) -> None:
+    """A hundred of them, or as many as the client waits for."""
     for _ in range(100):
         try:
-            handler.wfile.write(b"x")
+            handler.wfile.write(byte)
         except OSError:
             return
         time.sleep(0.05)
