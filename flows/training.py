@@ -11,7 +11,7 @@ from prefect.events import emit_event
 from prefect.runtime import flow_run
 
 from agent_r1 import params, tracking
-from agent_r1.tracking.registry import MODEL, SCHEME, VERSION_TAG
+from agent_r1.tracking.registry import MODEL, VERSION_TAG, reference_to
 from flows.running.commands import expendable, reproduce, run_command
 from flows.running.server import mlflow_ui
 from flows.stored.paths import label, train_dir
@@ -55,7 +55,7 @@ def _registered(folder: Path) -> str:
     """The reference of the version that a training has just registered, which a later one of its label leaves alone."""
     tracked = tracking.resume((folder / "mlflow_run_id").read_text())
     assert tracked is not None, "the training has logged to it"
-    return f"{SCHEME}{MODEL}/{tracked.tags()[VERSION_TAG]}"
+    return reference_to(tracked.tags()[VERSION_TAG])
 
 
 def _show(folder: Path) -> None:

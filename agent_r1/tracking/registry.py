@@ -59,6 +59,11 @@ class Descriptor:
     dvc_training_hash: str = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
 
 
+def reference_to(number: int | str) -> str:
+    """What names the version of a number for good: `models:/agent_r1/3`."""
+    return f"{SCHEME}{MODEL}/{number}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
     """A registered policy."""
@@ -69,8 +74,8 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """What names this version for good: `models:/agent_r1/3`."""
-        return f"{SCHEME}{MODEL}/{self.number}"
+        """What names this version for good."""
+        return reference_to(self.number)
 
     @property
     def name(self) -> str:
