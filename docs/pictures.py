@@ -17,7 +17,7 @@ import httpx
 from playwright.sync_api import Browser, sync_playwright
 
 from agent_r1 import params
-from flows.stored.paths import label
+from agent_r1.project import label
 
 HERE = Path(__file__).parent
 LAPTOP, PHONE = (1280, 800), (390, 844)

@@ -20,8 +20,10 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 
 from agent_r1 import params
+from agent_r1.inspection.chat_screen import Screen
 from agent_r1.params import EnvParams, Params
 from agent_r1.policy.model import load_tokenizer
+from agent_r1.project import INDEX, PASSAGES
 from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
@@ -29,10 +31,8 @@ from agent_r1.rollout.episodes import StepView, follow
 from agent_r1.rollout.sampling import EngineError, Sampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
-from flows.chat_screen import Screen
 from flows.policies import Policy, named, trained, warm_start
-from flows.running.stage import SHOW_TRACEBACK, add_member_arguments
-from flows.stored.paths import INDEX, PASSAGES
+from flows.stage import SHOW_TRACEBACK, add_member_arguments
 
 
 class Session:
@@ -172,7 +172,7 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    from flows.running.stage import clean_end, keep_freed_memory
+    from flows.stage import clean_end, keep_freed_memory
 
     keep_freed_memory()
     with clean_end():

@@ -14,14 +14,13 @@ from rich.text import Text
 
 from agent_r1 import params
 from agent_r1.evaluation import comparison
-from agent_r1.evaluation.comparison import Comparison, Pair
-from agent_r1.evaluation.evaluations import read_evaluation
+from agent_r1.evaluation.comparison import Comparison, Pair, read_evaluation
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.params import SWEEP
 from agent_r1.params.sections import nearest
+from agent_r1.project import QUESTIONS, evaluate_dir
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from flows.stored.paths import QUESTIONS, evaluate_dir
 
 EXAMPLES = 3  # questions shown of each kind
 
@@ -125,7 +124,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from flows.running.stage import clean_end
+    from flows.stage import clean_end
 
     with clean_end():
         main()

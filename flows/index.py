@@ -6,8 +6,8 @@ import logging
 import time
 
 from agent_r1 import params
+from agent_r1.project import INDEX, PASSAGES
 from agent_r1.search.index import build, describe
-from flows.stored.paths import INDEX, PASSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,6 @@ def index() -> None:
 
 
 if __name__ == "__main__":
-    from flows.running.stage import run_stage
+    from flows.stage import run_stage
 
     run_stage(index)

@@ -15,9 +15,9 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.running.commands import DVC, StageFailed, reproduce
-from flows.running.server import prefect_server
-from flows.running.stage import TERMINATED, clean_end
+from flows.commands import DVC, StageFailed, reproduce
+from flows.server import prefect_server
+from flows.stage import TERMINATED, clean_end
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.params import Params
+from agent_r1.project import WARM_START, checkpointed_policy, label, train_dir
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Version
-from flows.stored.models import folder_of, progress_of
-from flows.stored.paths import WARM_START, checkpointed_policy, label, train_dir
+from flows.operation.register import folder_of, progress_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_r1 import params
 from agent_r1.data.prepare import prepare as write_data
-from flows.stored.paths import PREPARED
+from agent_r1.project import PREPARED
 
 
 def prepare() -> None:
@@ -13,6 +13,6 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
-    from flows.running.stage import run_stage
+    from flows.stage import run_stage
 
     run_stage(prepare)

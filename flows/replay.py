@@ -15,11 +15,10 @@ from rich.console import Console
 from rich.progress import track
 
 from agent_r1 import params
-from flows.replay_tables import tables
-from flows.replayer import Replayed, Replayer, configurations
-from flows.running.stage import add_member_arguments
-from flows.stored.paths import train_dir
-from flows.stored.run import StoredRun
+from agent_r1.inspection.replay import Replayed, Replayer, configurations, tables
+from agent_r1.inspection.stored import StoredRun
+from agent_r1.project import train_dir
+from flows.stage import add_member_arguments
 
 
 def replay(
@@ -88,7 +87,7 @@ def console() -> Console:
 
 
 if __name__ == "__main__":
-    from flows.running.stage import clean_end, keep_freed_memory
+    from flows.stage import clean_end, keep_freed_memory
 
     keep_freed_memory()
     with clean_end():

@@ -10,13 +10,13 @@ from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation import sweep as sweep_report
-from agent_r1.evaluation.baselines import OF_A_SWEEP
-from agent_r1.evaluation.evaluations import read_curve, read_evaluation
+from agent_r1.evaluation.comparison import read_curve, read_evaluation
+from agent_r1.evaluation.predictions import OF_A_SWEEP
 from agent_r1.evaluation.report import render
 from agent_r1.params import SWEEP, Params
+from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
-from flows.stored.paths import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
 
 
 def report(sweep: str | None = None) -> None:
@@ -77,7 +77,7 @@ def _track(run_id: Path, page: Path) -> None:
 
 
 if __name__ == "__main__":
-    from flows.running.stage import run_stage
+    from flows.stage import run_stage
 
     parser = argparse.ArgumentParser(description="Compares the runs that were trained and evaluated.")
     parser.add_argument("--sweep", choices=[SWEEP], help="those of this sweep of params.yaml, with all their seeds")

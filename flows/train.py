@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 from transformers import AutoConfig
 
@@ -21,9 +23,9 @@ from agent_r1.data.draw import draw, draw_further
 from agent_r1.hashes import sha256
 from agent_r1.params import Params, TrainParams, fingerprint
 from agent_r1.policy import checkpoint, memory
-from agent_r1.policy.learner import Learner
+from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.model import compute_dtype, default_device
-from agent_r1.policy.reference import reference_of
+from agent_r1.project import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
@@ -32,13 +34,28 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows, write_rows, write_text
-from flows.running.lock import accelerator
-from flows.running.stage import task
-from flows.stored.code import code_of
-from flows.stored.models import push, register
-from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, label, train_dir
-from flows.stored.run_folder import RunFolder
-from flows.watch import Decision, Verdict, announce, judge, reseeded
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.watch import Decision, Verdict, announce, judge, reseeded
+from flows.operation.register import push, register
+from flows.stage import accelerator, task
+
+ROOT = Path(__file__).parents[2]  # of the code; the project in the current folder may be another
+
+
+def code_of(stage: str) -> dict[str, str]:
+    """Path -> sha256 of every file of code that a foreach stage of dvc.yaml depends on; data is left out.
+
+    Raises:
+        FileNotFoundError: the code is installed without its dvc.yaml.
+    """
+    graph = ROOT / "dvc.yaml"
+    if not graph.exists():
+        raise FileNotFoundError(f"{graph} does not exist; install the project from its clone with `pip install -e .`")
+    listed = yaml.safe_load(graph.read_text())["stages"][stage]["do"]["deps"]
+    rooms = [ROOT / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
+    files = [file for room in rooms for file in (room.rglob("*") if room.is_dir() else [room]) if file.is_file()]
+    return {str(file.relative_to(ROOT)): sha256(file) for file in files if "__pycache__" not in file.parts}
+
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +286,7 @@ def _tracked(run: str, settings: Params, config: TrainParams, folder: RunFolder,
 
 
 if __name__ == "__main__":
-    from flows.running.stage import add_member_arguments, run_stage
+    from flows.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
     parser.add_argument("--run", required=True, help="a name under runs: in params.yaml")

@@ -12,19 +12,17 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.baselines import BASE_TOOL_CALL
+from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.hashes import sha256
+from agent_r1.inspection.stored import Sources, StoredRun
+from agent_r1.inspection.viewer import Decode, Shown, When, page
 from agent_r1.params import TrainParams
 from agent_r1.policy.model import load_tokenizer
+from agent_r1.project import QUESTIONS, evaluate_dir, label, train_dir, view_file
 from agent_r1.records import Question
 from agent_r1.tables import read_rows, write_text
 from agent_r1.tracking import registry
-from agent_r1.viewer.page import page
-from agent_r1.viewer.shown import Decode, Shown, When
-from flows.stored.history import latest_folder
-from flows.stored.paths import QUESTIONS, evaluate_dir, label, train_dir, view_file
-from flows.stored.run import StoredRun
-from flows.view_sources import Sources
+from flows.operation.history import latest_folder
 
 ARTIFACT = "viewer.html"
 
@@ -124,7 +122,7 @@ NOTES = [
 ]
 
 if __name__ == "__main__":
-    from flows.running.stage import add_member_arguments, run_stage
+    from flows.stage import add_member_arguments, run_stage
 
     parser = argparse.ArgumentParser(description="Makes a page of a run's trajectories, and traces in MLflow.")
     parser.add_argument("--run", required=True, help="a run of params.yaml that was trained")

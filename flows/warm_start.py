@@ -11,21 +11,20 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1 import params
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.prepare import plans
-from agent_r1.envs import answer_env, tool_env
+from agent_r1.envs import tool_env
 from agent_r1.params import Params
 from agent_r1.policy import builtin, memory
 from agent_r1.policy.model import default_device, load_agent
 from agent_r1.policy.warm_start import fit
+from agent_r1.project import INDEX, PASSAGES, QUESTIONS, WARM_START
 from agent_r1.records import Passage, Question, Trajectory
 from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import collect
-from agent_r1.rollout.scripted import ScriptedSampler
+from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from flows.running.lock import accelerator
-from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START
+from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ def _texts(demonstrations: Sequence[Demonstration]) -> Iterator[str]:
         yield f"{passage.title}: {passage.text}"
     for demonstration in demonstrations:
         yield "\n".join(["system", tool_env.SYSTEM, "Tools: search(query)", "user", demonstration.question.text])
-        yield "\n".join(["system", answer_env.FROM_PASSAGES, *("assistant\n" + act for act in demonstration.actions)])
+        yield "\n".join(["system", tool_env.FROM_PASSAGES, *("assistant\n" + act for act in demonstration.actions)])
 
 
 def _act_out(
@@ -127,6 +126,6 @@ def _act_out(
 
 
 if __name__ == "__main__":
-    from flows.running.stage import run_stage
+    from flows.stage import run_stage
 
     run_stage(warm_start)

@@ -25,8 +25,7 @@ from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.policy.warm_start import fit
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.scripted import ScriptedSampler
+from agent_r1.rollout.episodes import Attempt, ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.search.index import build, open_index
 from agent_r1.tables import write_rows

@@ -19,8 +19,8 @@ from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.rollout.canary import StaleWeightsError, prove
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import VllmEngine
 from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.vllm_engine import VllmEngine
 
 PARAMS = load(Path(__file__).parents[1] / "params.yaml")
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}

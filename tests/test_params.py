@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from agent_r1.params import Params, fingerprint, load
-from agent_r1.params.credit import WITH_GROUPS, Estimator
+from agent_r1.params.train import WITH_GROUPS, Estimator
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 Write = Callable[[dict[str, Any]], Path]

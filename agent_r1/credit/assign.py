@@ -11,22 +11,131 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit import masks
-from agent_r1.credit.batch import Batch, Estimate
-from agent_r1.credit.collate import collate
-from agent_r1.credit.estimators import estimate
-from agent_r1.credit.filters import differing, select
-from agent_r1.credit.metrics import (
-    advantage_metrics,
-    filter_metrics,
-    reward_metrics,
-    rollout_metrics,
-    value_metrics,
-)
-from agent_r1.credit.reference import kl_rewards, reference_metrics
-from agent_r1.credit.repetition import repetition_metrics
-from agent_r1.credit.rewards import Rewards, step_rewards
-from agent_r1.params import CreditParams
-from agent_r1.records import Credit, Trajectory
+from agent_r1.credit.batch import Batch, Estimate, collate
+from agent_r1.credit.collapse import repetition_metrics
+from agent_r1.credit.estimators import estimate, group_statistics
+from agent_r1.credit.filters import Selection, differing, select
+from agent_r1.credit.rewards import PARTS, Rewards, step_rewards
+from agent_r1.params import CreditParams, FilterParams
+from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
+
+KlFloats = NDArray[np.float64]
+
+
+def kl_rewards(trajectory: Trajectory, reference: NDArray[np.float32]) -> KlFloats:
+    """[L] reference logprob - sampler's logprob at action tokens, 0 elsewhere; nats, before the coefficient.
+
+    Its expectation under the policy is -KL(policy || reference): the estimate k1, the only one of the usual three
+    whose gradient through the reward is that of the divergence.
+
+    Args:
+        trajectory: of L tokens.
+        reference: [L] the reference's logprobs in nats; read at action tokens only.
+
+    Raises:
+        ValueError: a logprob at an action token is not finite; names the trajectory.
+
+    Source: Ouyang et al. 2022 (arXiv 2203.02155), Eq. 2; k1: Schulman 2020, joschu.net/blog/kl-approx.html.
+    """
+    assert len(reference) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(reference)} logprobs"
+    difference = reference.astype(np.float64) - trajectory.logprobs
+    rewards = np.where(trajectory.action_mask, difference, 0.0)
+    if not np.isfinite(rewards).all():
+        raise ValueError(
+            f"trajectory {trajectory.trajectory_id!r}: a logprob of the sampler or of the reference is not finite; "
+            "lower train.update.learning_rate and start again from the checkpoint"
+        )
+    return rewards
+
+
+def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[KlFloats]) -> dict[str, float]:
+    """The penalty per trajectory, before its coefficient, and the k3 estimate of the KL per action token.
+
+    Args:
+        trajectories: of one iteration.
+        kl: of each, what `kl_rewards` gives.
+
+    Source: k3: Schulman 2020, joschu.net/blog/kl-approx.html.
+    """
+    differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
+    return {
+        "reward/kl": float(np.mean([each.sum() for each in kl])),
+        "policy/reference_kl": float(np.mean(np.expm1(differences) - differences)),
+    }
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How the episodes went. An episode without an answer scores 0; the share of valid calls is 0 without a call."""
+    calls = [step.call_status for t in trajectories for step in t.steps if step.call_status is not CallStatus.NONE]
+    return {
+        "rollout/em": _mean([_fact(t, "em") for t in trajectories]),
+        "rollout/f1": _mean([_fact(t, "f1") for t in trajectories]),
+        "rollout/steps": _mean([len(t.steps) for t in trajectories]),
+        "rollout/tool_calls": len(calls) / len(trajectories),
+        "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),
+        "rollout/answered_share": _mean([t.outcome is Outcome.ANSWERED for t in trajectories]),
+        "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
+        "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
+    }
+
+
+def reward_metrics(
+    totals: Sequence[Rewards], parts: Sequence[dict[str, Rewards]], groups: NDArray[np.int64]
+) -> dict[str, float]:
+    """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
+    returns = np.array([total.sum() for total in totals])
+    _, stds, sizes = group_statistics(returns, groups)
+    _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
+    return {
+        **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in PARTS},
+        "reward/total": _mean(returns),
+        "reward/max": float(returns.max()),
+        "reward/std": float(std),
+        "reward/std_in_groups": float((stds / sizes).sum() / len(np.unique(groups))),
+    }
+
+
+def filter_metrics(selection: Selection, params: FilterParams) -> dict[str, float]:
+    """The share of groups that a filter keeps and the smallest std among them; nothing without a filter."""
+    if params.kind == "none":
+        return {}
+    return {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
+
+
+def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
+    """Over the action tokens of all trajectories that are kept, as the loss sees them; nothing where none is."""
+    rows = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
+    if not rows:
+        return {}
+    advantages = np.concatenate([credit.advantages[t.action_mask] for t, credit in rows]).astype(np.float64)
+    return {
+        "advantage/mean": float(advantages.mean()),
+        "advantage/std": float(advantages.std()),
+        "advantage/abs_max": float(np.abs(advantages).max()),
+    }
+
+
+def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
+    """The share of the value targets' variance that the values explain, over the critic mask.
+
+    Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.
+    """
+    targets = np.concatenate([credit.value_targets[credit.critic_mask] for credit in credits_]).astype(np.float64)
+    values = np.concatenate([credit.values[credit.critic_mask] for credit in credits_])
+    if not len(targets):
+        return {}
+    variance = targets.var()
+    explained = 1 - (targets - values).var() / variance if variance else 0.0
+    return {"value/explained_variance": float(explained)}
+
+
+def _fact(trajectory: Trajectory, name: str) -> float:
+    return trajectory.steps[-1].rewards.get(name, 0.0) if trajectory.steps else 0.0
+
+
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
+    return float(np.mean(values))
+
 
 Floats = NDArray[np.float32]
 T = TypeVar("T")

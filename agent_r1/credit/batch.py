@@ -1,16 +1,19 @@
-"""What an estimator is given and what it gives back.
-
-Legend for shapes: B = trajectories of the batch, L = tokens of the longest, padded on the right.
-"""
+"""From trajectories and their step rewards to the batch that an estimator is given."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.credit import masks
 from agent_r1.credit.masks import Mask
+from agent_r1.credit.rewards import Rewards
+from agent_r1.params import CreditParams
+from agent_r1.records import Trajectory
 
 Floats = NDArray[np.float64]
 
@@ -44,3 +47,63 @@ def without_critic(advantages: Floats) -> Estimate:
         value_targets=np.zeros_like(advantages),
         critic_mask=np.zeros(advantages.shape, dtype=np.bool_),
     )
+
+
+NO_STEP = -1
+
+
+def collate(
+    trajectories: Sequence[Trajectory],
+    totals: Sequence[Rewards],
+    values: Sequence[NDArray[np.float32]] | None,
+    kl: Sequence[NDArray[np.float64]] | None,
+    params: CreditParams,
+) -> Batch:
+    """Puts trajectories side by side.
+
+    Args:
+        trajectories: B of them.
+        totals: [K] the rewards of each one's steps.
+        values: [L] the critic's at each one's tokens, or None without a critic.
+        kl: [L] what `kl_rewards` gives for each, or None without a reference; `params.kl_reward` times it joins the
+            rewards, hence the returns of group estimators.
+        params: chooses the masks.
+    """
+    switches = params.advantage_mask
+    sources = [trajectory.source for trajectory in trajectories]
+    rewards = pad([token_rewards(t, total) for t, total in zip(trajectories, totals, strict=True)])
+    return Batch(
+        rewards=rewards if kl is None else rewards + params.kl_reward * pad(kl),
+        values=None if values is None else pad(values).astype(np.float64),
+        steps=pad([token_steps(trajectory) for trajectory in trajectories], fill=NO_STEP),
+        time_steps=pad([masks.time_steps(source, switches.recursion) for source in sources]),
+        whitening_mask=pad([masks.whitening_mask(source, switches.whitening) for source in sources]),
+        critic_mask=pad([masks.critic_mask(source, switches.critic) for source in sources]),
+        groups=np.array([trajectory.group for trajectory in trajectories], dtype=np.int64),
+    )
+
+
+def token_rewards(trajectory: Trajectory, step_totals: Rewards) -> Rewards:
+    """[L] every step's reward at its last action token, whatever comes after it (law 4)."""
+    rewards = np.zeros(len(trajectory.token_ids))
+    last_tokens = [step.action_stop - 1 for step in trajectory.steps]
+    assert trajectory.action_mask[last_tokens].all(), f"{trajectory.trajectory_id}: a step ends on an unsampled token"
+    rewards[last_tokens] = step_totals
+    return rewards
+
+
+def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
+    """[L] the index of the step that an action token belongs to, -1 at every other token."""
+    steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)
+    for k, step in enumerate(trajectory.steps):
+        steps[step.action_start : step.action_stop] = k
+    assert np.array_equal(steps >= 0, trajectory.action_mask), f"{trajectory.trajectory_id}: steps are not the actions"
+    return steps
+
+
+def pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
+    """[B, L] the rows side by side, filled on the right up to the longest."""
+    lengths = np.array([len(row) for row in rows])
+    padded = np.full((len(rows), lengths.max()), fill, dtype=rows[0].dtype)
+    padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
+    return padded

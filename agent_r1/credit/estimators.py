@@ -1,14 +1,264 @@
-"""The estimators by name, and the one door to them."""
+"""The advantage estimators: with a critic, within groups, and REINFORCE++."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
-from agent_r1.credit.batch import Batch, Estimate
-from agent_r1.credit.gae import bi_level_gae, gae, step_gae
-from agent_r1.credit.group import dr_grpo, grpo, rloo
-from agent_r1.credit.reinforce import reinforce_pp, reinforce_pp_baseline
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from agent_r1.credit.batch import Batch, Estimate, Floats, without_critic
+from agent_r1.credit.masks import Mask
 from agent_r1.params import CreditParams
+
+Lengths = NDArray[np.int64]
+
+
+def generalized_advantages(rewards: Floats, values: Floats, lengths: Lengths, *, gamma: float, lam: float) -> Floats:
+    """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
+
+    Args:
+        rewards: [N] received at each entry.
+        values: [N] of the state before each entry.
+        lengths: [S] entries of each sequence; 0 is allowed.
+
+    Source: Schulman et al. 2016 (arXiv 1506.02438), Eq. 11 and 16.
+    """
+    next_values = np.append(values[1:], 0.0)
+    next_values[np.cumsum(lengths)[lengths > 0] - 1] = 0.0
+    return discounted_sums(rewards + gamma * next_values - values, lengths, gamma * lam)
+
+
+def discounted_sums(entries: Floats, lengths: Lengths, factor: float) -> Floats:
+    """[N] S_n = x_n + factor S_{n+1}, S 0 after a sequence's end.
+
+    Args:
+        entries: [N] the x_n.
+        lengths: [S] entries of each sequence; 0 is allowed.
+    """
+    assert lengths.sum() == len(entries), f"{len(entries)} entries for sequences of {lengths.sum()} together"
+    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
+    rows = np.zeros(filled.shape)
+    rows[filled] = entries
+    backwards = lfilter([1.0], [1.0, -factor], rows[:, ::-1], axis=1)  # y_n = x_n + factor y_{n-1}
+    sums: Floats = backwards[:, ::-1][filled]
+    return sums
+
+
+WHITENING_EPSILON = 1e-8
+
+
+def whitened(advantages: Floats, batch: Batch) -> Floats:
+    """[B, L] the advantages whitened over the batch's whitening mask, exactly 0 outside its time steps."""
+    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask), 0.0)
+
+
+def whiten(advantages: Floats, over: Mask) -> Floats:
+    """[B, L] shifted and scaled so that the tokens of `over` have mean 0 and (population) std 1.
+
+    Tokens outside `over` are shifted and scaled by the same numbers.
+    """
+    counted = advantages[over]
+    mean, std = float(counted.mean()), float(counted.std())
+    return (advantages - mean) / (std + WHITENING_EPSILON)
+
+
+def gae(batch: Batch, params: CreditParams) -> Estimate:
+    """Generalised advantage estimation over tokens (`gamma`, `lam`), then whitening over the batch.
+
+    Value targets are A + V with the advantages before whitening. Where the critic is trained at tokens that are
+    no time steps (recursion on, critic off), the targets there come from the recursion over the critic's tokens.
+
+    Source: Schulman et al. 2016 (arXiv 1506.02438); over action tokens alone: Agent-R1 (arXiv 2511.14460), §4.
+    """
+    assert batch.values is not None
+    raw = token_advantages(batch.rewards, batch.values, batch.time_steps, gamma=params.gamma, lam=params.lam)
+    targets = raw + batch.values
+    beyond = batch.critic_mask & ~batch.time_steps
+    if beyond.any():
+        over_critic = token_advantages(
+            batch.rewards, batch.values, batch.critic_mask, gamma=params.gamma, lam=params.lam
+        )
+        targets = np.where(beyond, over_critic + batch.values, targets)
+    return Estimate(
+        advantages=whitened(raw, batch),
+        value_targets=np.where(batch.critic_mask, targets, 0.0),
+        critic_mask=batch.critic_mask,
+    )
+
+
+def step_gae(batch: Batch, params: CreditParams) -> Estimate:
+    """Generalised advantage estimation over steps (`step_gamma`, `step_lam`), the same at every token of a step.
+
+    A step's value is that of the state before acting, at the step's first token. It is asked for nowhere else, so the
+    critic is trained there alone, towards A + V. Whitening counts tokens, as the loss does: a long step weighs more.
+
+    Source: StepPO (arXiv 2604.18401), whose whitening counts steps.
+    """
+    assert batch.values is not None
+    spans = step_spans(batch.steps)
+    values = batch.values[spans.first]
+    raw = _step_advantages(batch.rewards, values, spans, params)
+    return Estimate(
+        advantages=whitened(_scatter(np.repeat(raw, spans.tokens), spans.acting), batch),
+        value_targets=_scatter(raw + values, spans.first),
+        critic_mask=spans.first,
+    )
+
+
+def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
+    """Generalised advantage estimation over steps, and inside every step over its tokens.
+
+    1. Over steps (`step_gamma`, `step_lam`), with the value at a step's last token: its advantage A and return A + V.
+    2. Over the tokens of each step alone (`gamma`, `lam`), with that return as the reward of its last token, whose
+       advantage is thereby the step's.
+
+    The critic is trained at every action token, towards the second level's A + V. Steps are told apart by their
+    index; where a reward of 0 or an action right after another hides the boundary, it is a boundary all the same.
+
+    Source: VAGEN (arXiv 2510.16907), Bi-Level GAE; RAGEN, ragen/trainer/core_algos.py, which takes the tokens with a
+    reward for the boundaries.
+    """
+    assert batch.values is not None
+    spans = step_spans(batch.steps)
+    values = batch.values[spans.acting]
+    ends = spans.starts + spans.tokens - 1
+    returns = np.zeros(len(values))
+    returns[ends] = _step_advantages(batch.rewards, values[ends], spans, params) + values[ends]
+    raw = generalized_advantages(returns, values, spans.tokens, gamma=params.gamma, lam=params.lam)
+    return Estimate(
+        advantages=whitened(_scatter(raw, spans.acting), batch),
+        value_targets=_scatter(raw + values, spans.acting),
+        critic_mask=spans.acting,
+    )
+
+
+def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, *, gamma: float, lam: float) -> Floats:
+    """[B, L] the generalised advantages of every trajectory's time steps; tokens between them get exactly 0."""
+    assert not rewards[~time_steps].any(), "a reward outside the time steps would be lost"
+    flat = generalized_advantages(rewards[time_steps], values[time_steps], time_steps.sum(axis=1), gamma=gamma, lam=lam)
+    return _scatter(flat, time_steps)
+
+
+class StepSpans(NamedTuple):
+    """Where the steps of a batch are; S = its steps, one trajectory after the other, N = its action tokens."""
+
+    acting: Mask  # [B, L] the action tokens
+    first: Mask  # [B, L] the first token of every step
+    starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
+    tokens: Lengths  # [S] tokens of each step
+    per_trajectory: Lengths  # [B] steps of each trajectory
+
+
+def step_spans(steps: NDArray[np.int32]) -> StepSpans:
+    """The spans of steps [B, L], given as in `Batch.steps`."""
+    acting = steps >= 0
+    first = acting.copy()
+    first[:, 1:] &= steps[:, 1:] != steps[:, :-1]
+    starts = np.flatnonzero(first[acting])
+    tokens = np.diff(starts, append=np.count_nonzero(acting))
+    return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
+
+
+def _step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
+    """[S] the advantages of steps with values [S]; a step's reward is the sum of its tokens' rewards."""
+    assert not rewards[~spans.acting].any(), "a reward outside the steps would be lost"
+    per_step = np.add.reduceat(rewards[spans.acting], spans.starts)
+    return generalized_advantages(per_step, values, spans.per_trajectory, gamma=params.step_gamma, lam=params.step_lam)
+
+
+def _scatter(entries: Floats, mask: Mask) -> Floats:
+    """[B, L] the entries [N] at the N tokens of the mask, 0 elsewhere."""
+    tokens = np.zeros(mask.shape)
+    tokens[mask] = entries
+    return tokens
+
+
+EPSILON = 1e-6  # DESIGN §6
+
+Sizes = NDArray[np.int64]
+
+logger = logging.getLogger(__name__)
+
+
+def grpo(batch: Batch, params: CreditParams) -> Estimate:
+    """(R - mean) / (std + 1e-6) within the group, sample std; 0 in a group of one.
+
+    Source: Shao et al. 2024 (arXiv 2402.03300), §4.1.2.
+    """
+    deviations, stds, _ = compared(batch)
+    return without_critic(broadcast(deviations / (stds + EPSILON), batch))
+
+
+def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
+    """R - mean within the group: questions that are easy or hard weigh no more than others. 0 in a group of one.
+
+    Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783), §3.2.
+    """
+    deviations, _, _ = compared(batch)
+    return without_critic(broadcast(deviations, batch))
+
+
+def rloo(batch: Batch, params: CreditParams) -> Estimate:
+    """R minus the mean of the group's others, which is n / (n - 1) (R - mean) in a group of n; 0 in a group of one.
+
+    Source: Kool et al. 2019; Ahmadian et al. 2024 (arXiv 2402.14740), Eq. 9.
+    """
+    deviations, _, sizes = compared(batch)
+    return without_critic(broadcast(deviations * sizes / np.maximum(sizes - 1, 1), batch))
+
+
+def broadcast(advantages: Floats, batch: Batch) -> Floats:
+    """[B, L] a trajectory's advantage [B] at each of its time steps, exactly 0 elsewhere."""
+    return np.where(batch.time_steps, advantages[:, None], 0.0)
+
+
+def compared(batch: Batch) -> tuple[Floats, Floats, Sizes]:
+    """The `group_statistics` of the batch's returns, with a warning of trajectories that are alone in their group."""
+    deviations, stds, sizes = group_statistics(batch.rewards.sum(axis=1), batch.groups)
+    alone = np.count_nonzero(sizes == 1)
+    if alone:
+        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(sizes))
+    return deviations, stds, sizes
+
+
+def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Sizes]:
+    """[B] deviation from the group's mean, [B] the group's sample std (0 in a group of one), [B] the group's size."""
+    _, first, group, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    # Measured from a member of the group, so that equal returns deviate by exactly 0 and not by a rounding error.
+    shifted = returns - returns[first][group]
+    deviations = shifted - (np.bincount(group, weights=shifted) / counts)[group]
+    variances = np.bincount(group, weights=deviations**2) / np.maximum(counts - 1, 1)
+    return deviations, np.sqrt(variances)[group], counts[group]
+
+
+def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
+    """The discounted return to go (`gamma`) at every time step, then whitening over the batch.
+
+    Tokens that are no time steps neither discount the return nor end it: an action receives what later steps earn,
+    whatever observations stand in between.
+
+    Source: REINFORCE++, Hu et al. 2025 (arXiv 2501.03262).
+    """
+    assert not batch.rewards[~batch.time_steps].any(), "a reward outside the time steps would be lost"
+    returns = np.zeros(batch.rewards.shape)
+    returns[batch.time_steps] = discounted_sums(
+        batch.rewards[batch.time_steps], batch.time_steps.sum(axis=1), params.gamma
+    )
+    return without_critic(whitened(returns, batch))
+
+
+def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
+    """R - mean within the group, then whitening over the batch; a trajectory alone in its group deviates by 0.
+
+    Source: REINFORCE++ with baseline, Hu et al. 2025 (arXiv 2501.03262).
+    """
+    deviations, _, _ = compared(batch)
+    return without_critic(whitened(broadcast(deviations, batch), batch))
+
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
     "gae": gae,

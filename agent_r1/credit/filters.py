@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.group import group_statistics
+from agent_r1.credit.estimators import group_statistics
 from agent_r1.credit.masks import Mask
 from agent_r1.params import FilterParams
 

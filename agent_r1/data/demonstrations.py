@@ -1,17 +1,124 @@
-"""Which demonstrations the warm start sees."""
+"""Demonstrations for the warm start: an imperfect demonstrator acts out plans with two bad habits."""
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 
-from agent_r1.data.demonstrator import answer_at_once, demonstrate
-from agent_r1.data.plans import Facts, Plan
+from agent_r1.data.questions import Facts, Hop, Plan, look_up
 from agent_r1.params import WarmStartParams
 from agent_r1.records import Question
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
+
+
+def demonstrate(
+    plan: Plan,
+    question: Question,
+    *,
+    facts: Facts,
+    stop_early: float,
+    wrong_relation: float,
+    rng: random.Random,
+) -> list[str]:
+    """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
+
+    Its thoughts name what the plan still needs, whatever the habits make of it. All that an action copies can be read
+    by then in the question, in an earlier thought or in the result of the previous search.
+
+    Args:
+        facts: the world's, to follow wrong relations to what they truly lead to. Without any, a wrong
+            search repeats the question's own words.
+        stop_early: chance, at every hop but the first, to answer with the entity at hand instead; to guess in a
+            comparison.
+        wrong_relation: chance, at every hop, to ask for another relation of the same entity and to go on from
+            what that leads to, or to answer with it where the plan does not apply to it.
+    """
+    made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
+    thoughts = _compare(plan, made) if question.kind == "comparison" else _follow(plan, made)
+    searches = [_search(thought, hop) for thought, hop in zip(thoughts, made, strict=True)]
+    found = made if question.kind == "comparison" else made[-1:]
+    return [*searches, _answer(_conclusion(plan, question, made, rng), found)]
+
+
+def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], rng: random.Random) -> str:
+    """The text of one action that answers without a search of its own.
+
+    Args:
+        titles: of the passages that are shown; hops count as made up to the first whose passage is not.
+    """
+    made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
+    text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
+    return _answer(text, made)
+
+
+def _hops_made(
+    plan: Plan, question: Question, facts: Facts, stop_early: float, wrong_relation: float, rng: random.Random
+) -> list[Hop]:
+    made: list[Hop] = []
+    for hop in plan.hops:
+        if made and rng.random() < stop_early:
+            break
+        at_hand = made[-1].value if made and question.kind == "bridge" else hop.entity
+        if at_hand != hop.entity:
+            if hop.relation not in facts.get(at_hand, {}):
+                break
+            hop = look_up(facts, at_hand, hop.relation)
+        made.append(_astray(hop, question, facts, rng) if rng.random() < wrong_relation else hop)
+    return made
+
+
+def _astray(hop: Hop, question: Question, facts: Facts, rng: random.Random) -> Hop:
+    others = [relation for relation in facts.get(hop.entity, {}) if relation != hop.relation]
+    if others:
+        return look_up(facts, hop.entity, rng.choice(others))
+    return Hop(question.text, hop.entity, "question", hop.value)
+
+
+def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
+    if question.kind != "comparison":
+        return made[-1].value
+    if made == list(plan.hops):
+        return plan.answer
+    return rng.choice(["yes", "no"] if plan.answer in ("yes", "no") else [hop.entity for hop in plan.hops])
+
+
+def _follow(plan: Plan, made: Sequence[Hop]) -> list[str]:
+    """A thought before each search along a chain: what was found, and all that is still needed."""
+    found = ["", *(_found([hop]) for hop in made[:-1])]
+    return [before + _need(plan.hops[done:]) for done, before in enumerate(found)]
+
+
+def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
+    """A thought before each search of a comparison: what is compared, then what was found and whose turn it is."""
+    entities = " and ".join(hop.entity for hop in plan.hops)
+    what = f"the {plan.hops[0].relation} of {entities}" if plan.hops[0].relation else entities
+    return [f"I compare {what}.", *(f"{_found([before])}Next {hop.entity}." for before, hop in pairwise(made))]
+
+
+def _need(hops: Sequence[Hop]) -> str:
+    """Names the relations that are left to follow, or the next entity where relations are not known."""
+    if not hops[0].relation:
+        return f"I need {hops[0].entity}."
+    return f"I need {', then '.join(f'the {hop.relation}' for hop in hops)}."
+
+
+def _search(thought: str, hop: Hop) -> str:
+    call = json.dumps({"name": "search", "arguments": {"query": hop.query}}, ensure_ascii=False)
+    return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
+
+
+def _answer(text: str, found: Sequence[Hop]) -> str:
+    """With spaces inside the tags a name has the same tokens as in the question and the passages: it can be copied."""
+    return f"<think>{_found(found)}That answers it.</think>\n<answer> {text} </answer>"
+
+
+def _found(hops: Sequence[Hop]) -> str:
+    """States what was found in the passages' words, which a small model learns to read off them."""
+    return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)
 
 
 @dataclass(frozen=True, slots=True)

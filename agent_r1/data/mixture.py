@@ -1,21 +1,109 @@
-"""The questions of a split: of every data set as many as are asked for, evenly mixed."""
+"""The questions and passages of a mixture: of every data set as many as are asked for, evenly mixed."""
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from agent_r1.data import generic, hotpotqa, musique, wikimultihop
-from agent_r1.data.corpus import named_by_content
+from agent_r1.data import formats
 from agent_r1.data.rows import Row
-from agent_r1.data.sources import count, read
+from agent_r1.data.sources import ROWS, count, data_files, open_text, read, suffix
 from agent_r1.params import FilesParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
+
+TEXT = ".txt"
+
+
+def passages(location: Path) -> Iterator[tuple[str, Passage]]:
+    """The passages of a file, a folder or a pattern, each with the place it was read from.
+
+    A row has `title` and `text`, and `id` where it has one; without, its content names it. Of a text file every
+    paragraph is a passage (blank lines part them), and the file's name the title of all.
+
+    Raises:
+        FileNotFoundError: there are no such files.
+        ValueError: a file or a row is malformed; the message names both.
+    """
+    for path in data_files(location, (*ROWS, TEXT)):
+        if suffix(path) == TEXT:
+            yield from _read_text(path)
+        else:
+            yield from ((str(row), _passage(row)) for row in read(path))
+
+
+def content_id(title: str, text: str) -> str:
+    """The same for the same passage, whichever file it comes from."""
+    return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
+
+
+def named_by_content(title: str, text: str) -> Passage:
+    """A passage that is named by what it says."""
+    return Passage(passage_id=content_id(title, text), title=title, text=text)
+
+
+def _passage(row: Row) -> Passage:
+    title, text = row.text("title"), row.text("text").strip()
+    if not row.has("id"):
+        return named_by_content(title, text)
+    return Passage(passage_id=row.id("id"), title=title, text=text)
+
+
+def _read_text(path: Path) -> Iterator[tuple[str, Passage]]:
+    title = path.name.removesuffix(".gz").removesuffix(TEXT)
+    with open_text(path) as lines:
+        paragraphs = (group for blank, group in groupby(lines, key=lambda line: not line.strip()) if not blank)
+        for number, paragraph in enumerate(paragraphs, start=1):
+            yield f"{path}, paragraph {number}", named_by_content(title, "".join(paragraph).strip())
+
+
+class Distinct:
+    """Holds every id to one meaning, and lets every passage through once."""
+
+    def __init__(self) -> None:
+        self._questions: set[str] = set()
+        self._contents: set[str] = set()  # content_id of every passage
+        self._passages: set[str] = set()  # ids that passages brought along
+
+    def take_question(self, question: Question, where: str) -> None:
+        """Notes a question.
+
+        Raises:
+            ValueError: its id is taken, in its own or in another data set.
+        """
+        if question.question_id in self._questions:
+            raise ValueError(
+                f"{where}: the id {question.question_id!r} is that of an earlier question; take one of the two out, "
+                "or give it another id"
+            )
+        self._questions.add(question.question_id)
+
+    def is_new(self, passage: Passage, where: str) -> bool:
+        """Whether no earlier passage has the same title and text; notes the passage.
+
+        Raises:
+            ValueError: its id is that of an earlier passage with another title or text.
+        """
+        content = content_id(passage.title, passage.text)
+        if content in self._contents:
+            return False
+        self._contents.add(content)
+        if passage.passage_id != content:
+            if passage.passage_id in self._passages:
+                raise ValueError(
+                    f"{where}: the id {passage.passage_id!r} is that of an earlier passage with another text; give it "
+                    "another id, or leave out the ids of that file: passages are then named by their content"
+                )
+            self._passages.add(passage.passage_id)
+        return True
+
 
 T = TypeVar("T")
 
@@ -28,10 +116,10 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "hotpotqa": Format(hotpotqa.question, hotpotqa.paragraphs),
-    "2wikimultihopqa": Format(wikimultihop.question, wikimultihop.paragraphs),
-    "musique": Format(musique.question, musique.paragraphs),
-    "generic": Format(generic.question, generic.paragraphs),
+    "hotpotqa": Format(formats.hotpotqa_question, formats.hotpotqa_paragraphs),
+    "2wikimultihopqa": Format(formats.wikimultihop_question, formats.wikimultihop_paragraphs),
+    "musique": Format(formats.musique_question, formats.musique_paragraphs),
+    "generic": Format(formats.generic_question, formats.generic_paragraphs),
 }
 
 

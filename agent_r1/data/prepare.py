@@ -11,14 +11,12 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agent_r1.data import atlas
-from agent_r1.data.corpus import passages as read_corpus
-from agent_r1.data.distinct import Distinct
-from agent_r1.data.mixture import Entry, Portion, from_files, interleave
-from agent_r1.data.plans import Facts, Plan, plan_from_titles
-from agent_r1.data.progress import progress
+from agent_r1.data.mixture import Distinct, Entry, Portion, from_files, interleave
+from agent_r1.data.mixture import passages as read_corpus
+from agent_r1.data.questions import Facts, Plan, atlas, plan_from_titles
+from agent_r1.data.sources import progress
 from agent_r1.params import PrepareParams
-from agent_r1.params.prepare import BUILT_IN
+from agent_r1.params.stages import BUILT_IN
 from agent_r1.records import Passage, Question
 from agent_r1.tables import row_writer
 
@@ -58,15 +56,15 @@ def write(params: PrepareParams, directory: Path) -> None:
     distinct = Distinct()
     questions, passages = directory / QUESTIONS, directory / PASSAGES
     with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
-        generated = atlas.generate(params.atlas, params.seed) if BUILT_IN in params.datasets else ([], [])
-        for entry in _entries(params, generated[0]):
+        generated = atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
+        for entry in _entries(params, generated.questions if generated else []):
             distinct.take_question(entry.question, entry.where)
             add_question(entry.question)
             counts[entry.question.dataset, entry.question.split] += 1
             for passage in entry.passages:
                 if distinct.is_new(passage, entry.where):
                     add_passage(passage)
-        for where, passage in _searchable(params, generated[1]):
+        for where, passage in _searchable(params, generated.passages if generated else []):
             if distinct.is_new(passage, where):
                 add_passage(passage)
     _check_passages(passages)
@@ -79,7 +77,8 @@ def plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[dict[st
     real = {row.question_id: plan_from_titles(row) for row in questions if row.dataset != BUILT_IN}
     if BUILT_IN not in params.datasets:
         return real, {}
-    return {**atlas.plans(params.atlas, params.seed), **real}, atlas.facts(params.atlas, params.seed)
+    generated = atlas(params.atlas, params.seed)
+    return {**generated.plans, **real}, generated.facts
 
 
 def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[Entry]:

@@ -4,15 +4,54 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent_r1.answers import contains
-from agent_r1.data.plans import Hop, Plan, look_up
-from agent_r1.data.world import World
+from agent_r1.data.world import World, build, passages
 from agent_r1.params import AtlasParams
-from agent_r1.records import Question
+from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
+
+Facts = Mapping[str, Mapping[str, str]]  # entity -> relation -> value
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One search."""
+
+    query: str
+    entity: str  # what is asked about
+    relation: str  # what is asked of it; "" where that is not known
+    value: str  # what the search reveals
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A course of searches and the answer they lead to."""
+
+    hops: tuple[Hop, ...]  # never empty
+    answer: str
+
+
+def look_up(facts: Facts, entity: str, relation: str) -> Hop:
+    """The hop from an entity to one of its facts."""
+    return Hop(f"{relation} of {entity}", entity, relation, facts[entity][relation])
+
+
+def plan_from_titles(question: Question) -> Plan:
+    """A plan for a question of which only the gold titles are known: each is searched for in turn.
+
+    Titles that the question mentions come first, because the others must be found on the way. Where no title is known,
+    the question itself is searched for.
+    """
+    titles = sorted(question.gold_titles, key=lambda title: title.lower() not in question.text.lower())
+    titles = titles or [question.text]
+    values = [*titles[1:], question.answers[0]]
+    hops = tuple(Hop(title, title, "", value) for title, value in zip(titles, values, strict=True))
+    return Plan(hops, question.answers[0])
+
 
 # Two ways to say each relation. Nested from the inside out they make a question of any number of hops.
 _PHRASES: dict[str, tuple[str, str]] = {
@@ -221,3 +260,24 @@ _DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
     "yes/no": _same,
     "earlier": _earlier,
 }
+
+
+class Atlas(NamedTuple):
+    """The built-in data set: everything in it follows from the parameters and a seed."""
+
+    questions: list[Question]  # of all splits
+    plans: dict[str, Plan]  # how each is answered, by question_id
+    passages: list[Passage]
+    facts: Facts  # all that is true
+
+
+def atlas(params: AtlasParams, seed: int) -> Atlas:
+    """Generates the built-in data set.
+
+    Raises:
+        ValueError: the world is too small for the questions, or the pools of names for the world.
+    """
+    world = build(params, seed)
+    rows = generate(world, params, seed)
+    plans = {question.question_id: plan for question, plan in rows}
+    return Atlas([question for question, _ in rows], plans, passages(world, seed), world.facts)

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
-from agent_r1.data.progress import progress
 from agent_r1.data.rows import Row
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LINE_EVERY = 100_000  # items
+
+
+def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """Passes items on: under a bar on a terminal, elsewhere with a log line every LINE_EVERY items."""
+    bar = tqdm(items, desc=what, total=total, unit=" rows", disable=None, leave=False)
+    for number, item in enumerate(bar, start=1):
+        yield item
+        if bar.disable and number % LINE_EVERY == 0:
+            logger.info("%s: %d%s", what, number, f" of {total}" if total else "")
+
 
 ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
 _CHUNK = 1 << 20  # characters

@@ -1,4 +1,4 @@
-"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460)."""
+"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 from agent_r1.answers import exact_match, f1, occurs
 from agent_r1.envs.actions import ParsedAction, parse_action
 from agent_r1.envs.base import Transition
-from agent_r1.records import CallStatus, Outcome, Question
+from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.search import render_passages
 
 SYSTEM = "Answer the question. Search when facts are missing."
 FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <answer>...</answer>.'
@@ -117,3 +118,39 @@ def _observation(result: ToolResult) -> str:
 
 def _outcome(last: CallStatus) -> Outcome:
     return Outcome.MALFORMED if last is CallStatus.MALFORMED else Outcome.TURN_LIMIT
+
+
+FROM_PASSAGES = "Answer the question from the passages."
+CLOSED_BOOK = "Answer the question."
+
+
+class AnswerEnv:
+    """One question below some passages, or none, answered in one action.
+
+    Where the passages come from is the caller's affair. Anything but an answer ends the episode as MALFORMED.
+    Rewards: `think`; `progress`, the number of gold passages among those shown; with an answer `em`, `f1`, and
+    `grounded` in the passages.
+    """
+
+    def __init__(self, question: Question, passages: Sequence[Passage], *, system: str = FROM_PASSAGES) -> None:
+        self.system = system
+        self._shown = [render_passages(passages)] if passages else []
+        self.user = "\n\n".join([*self._shown, question.text])
+        self.tools: list[dict[str, Any]] = []
+        self._question = question
+        self._found = float(len({passage.title for passage in passages}.intersection(question.gold_titles)))
+
+    def step(self, action: str) -> Transition:
+        """Takes the one action's text, without its end token."""
+        parsed = parse_action(action)
+        facts = {"think": think(parsed), "progress": self._found}
+        if parsed.answer is not None:
+            return answered(parsed.answer, self._question, self._shown, facts)
+        return Transition(
+            observation=None,
+            outcome=Outcome.MALFORMED,
+            tool=parsed.tool,
+            arguments="" if parsed.arguments is None else canonical(parsed.arguments),
+            call_status=CallStatus.UNKNOWN_TOOL if parsed.tool else CallStatus.MALFORMED,
+            rewards=facts,
+        )

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_r1.evaluation.comparison import Pair, compare
-from agent_r1.evaluation.evaluations import MEANT_TO_DIFFER, Evaluation, differences_of_setting
+from agent_r1.evaluation.comparison import MEANT_TO_DIFFER, Evaluation, Pair, compare, differences_of_setting
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.records import Question
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from scipy.stats import binomtest
 
-from agent_r1.evaluation import markdown
-from agent_r1.evaluation.evaluations import Evaluation, differences_of_setting
+from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, table
 from agent_r1.evaluation.statistics import Interval, paired_difference
 
 
@@ -77,7 +76,7 @@ def decide(
     )
 
 
-def table(decision: Decision) -> str:
+def decision_table(decision: Decision) -> str:
     """The decision in Markdown: a sentence, and the numbers behind it."""
     verdict = "is promoted" if decision.promoted else "is refused"
     sentence = f"{decision.challenger} {verdict} against {decision.champion}: {decision.reason}."
@@ -95,7 +94,7 @@ def table(decision: Decision) -> str:
         ["margin", f"{decision.margin:+.3f}"],
         ["chance of an equal one (sign test)", f"{decision.luck:.4f}, at most {decision.most_luck:.4f} passes"],
     ]
-    return f"{sentence}\n\n{markdown.table(['', ''], rows)}\n"
+    return f"{sentence}\n\n{table(['', ''], rows)}\n"
 
 
 def _paired(challenger: Evaluation, champion: Evaluation) -> list[tuple[float, float]]:

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent_r1.evaluation import markdown
-from agent_r1.evaluation.baselines import BASE_TOOL_CALL
-from agent_r1.evaluation.evaluations import Evaluation, warning
-from agent_r1.evaluation.examples import examples
+from agent_r1.evaluation import comparison
+from agent_r1.evaluation.comparison import Evaluation, warning
 from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
+from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, paired_difference
-from agent_r1.evaluation.transcript import Decode
+from agent_r1.evaluation.transcript import Decode, examples
 from agent_r1.records import Question
 from agent_r1.tables import write_text
 
@@ -107,12 +106,12 @@ def _strata(scores: Scores, prefix: str) -> list[str]:
 def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[f"`{name}`", *(_cell(row, key) for key in keys)] for name, row in scores.items()]
-    return markdown.table(["agent", "all", *map(_stratum_title, strata)], rows)
+    return comparison.table(["agent", "all", *map(_stratum_title, strata)], rows)
 
 
 def _tokens(scores: Scores) -> str:
     rows = [[f"`{name}`", *(_cell(row, f"tokens_{kind}", 1) for kind in TOKENS)] for name, row in scores.items()]
-    return markdown.table(["agent", *TOKENS], rows)
+    return comparison.table(["agent", *TOKENS], rows)
 
 
 def _stratum_title(stratum: str) -> str:
@@ -128,7 +127,7 @@ def _differences(evaluations: Sequence[Evaluation], samples: int, seed: int) -> 
     return [
         "## Exact match, difference on the same questions",
         "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
-        markdown.table(["agent", *(f"less `{e.name}`" for e in references)], rows),
+        comparison.table(["agent", *(f"less `{e.name}`" for e in references)], rows),
     ]
 
 
@@ -137,7 +136,7 @@ def _difference(evaluation: Evaluation, other: Evaluation, samples: int, seed: i
         return ABSENT
     ours, theirs = ({p.question_id: p.em for p in e.predictions} for e in (evaluation, other))
     values = list(ours.values()), [theirs[question] for question in ours]
-    return markdown.difference(paired_difference(*values, samples, seed))
+    return comparison.difference(paired_difference(*values, samples, seed))
 
 
 def _interval(scores: Mapping[str, float], key: str) -> Interval:
@@ -145,4 +144,4 @@ def _interval(scores: Mapping[str, float], key: str) -> Interval:
 
 
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
-    return markdown.mean(_interval(scores, key), decimals) if key in scores else ABSENT
+    return comparison.mean(_interval(scores, key), decimals) if key in scores else ABSENT

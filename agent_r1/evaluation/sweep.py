@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.evaluation import markdown
-from agent_r1.evaluation.evaluations import Evaluation, warning
+from agent_r1.evaluation import comparison
+from agent_r1.evaluation.comparison import Evaluation, warning
 from agent_r1.evaluation.plots import Curve, final_scores, seed_curves
 from agent_r1.evaluation.report import CURVES_PNG, FINAL_PNG, METRICS, PAGE
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds
@@ -110,23 +110,23 @@ def _scores(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArra
     rows = [
         [
             f"`{name}`",
-            markdown.mean(found[name]),
+            comparison.mean(found[name]),
             " ".join(f"{mean:.3f}" for mean in values.mean(axis=1)),
             *(f"{values[:, chosen].mean():.3f}" for chosen in hops.values()),
         ]
         for name, values in hits.items()
     ]
-    return markdown.table(["agent", "all", "single seeds", *hops], rows)
+    return comparison.table(["agent", "all", "single seeds", *hops], rows)
 
 
 def _differences(hits: Hits, others: Sequence[str], samples: int, seed: int) -> str:
     def cell(name: str, other: str) -> str:
         if name == other:
             return ""
-        return markdown.difference(difference_over_seeds(hits[name], hits[other], samples, seed))
+        return comparison.difference(difference_over_seeds(hits[name], hits[other], samples, seed))
 
     rows = [[f"`{name}`", *(cell(name, other) for other in others)] for name in hits]
-    return markdown.table(["agent", *(f"less `{other}`" for other in others)], rows)
+    return comparison.table(["agent", *(f"less `{other}`" for other in others)], rows)
 
 
 def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
@@ -137,7 +137,7 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
         sampled = np.mean([row["rollout/em"] for rows_of_seed in seeds for row in rows_of_seed[-AT_THE_END:]])
         minutes = np.mean([_seconds(rows_of_seed) for rows_of_seed in seeds]) / 60
         rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", ", ".join(firsts), f"{minutes:.1f}"])
-    return markdown.table(
+    return comparison.table(
         ["run", "iterations", "sampled exact match", "first alarm, by seed", "minutes per seed"], rows
     )
 

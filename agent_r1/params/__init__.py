@@ -12,18 +12,39 @@ from typing import Annotated, Any, Self, get_args
 import yaml
 from pydantic import BaseModel, Field, model_validator
 
-from agent_r1.params.agent import EnvParams, LoraParams, ModelParams, WarmStartParams
-from agent_r1.params.credit import CreditParams, FilterParams, RewardWeights
-from agent_r1.params.engine import EngineParams
-from agent_r1.params.evaluate import PROTOCOLS, Baseline, EvaluateParams, Protocol
-from agent_r1.params.monitor import MonitorParams
-from agent_r1.params.operate import OperateParams
-from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
-from agent_r1.params.promote import PromoteParams
-from agent_r1.params.search import BM25Params, DenseParams, HybridParams, RemoteParams, SearchParams
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
-from agent_r1.params.train import KeepParams, TrainParams
-from agent_r1.params.update import CanaryTolerance, UpdateParams
+from agent_r1.params.stages import (
+    PROTOCOLS,
+    AtlasParams,
+    Baseline,
+    BM25Params,
+    DenseParams,
+    EngineParams,
+    EnvParams,
+    EvaluateParams,
+    FilesParams,
+    HybridParams,
+    LoraParams,
+    ModelParams,
+    OperateParams,
+    PrepareParams,
+    PromoteParams,
+    Protocol,
+    RemoteParams,
+    SearchParams,
+    SplitParams,
+    WarmStartParams,
+)
+from agent_r1.params.train import (
+    CanaryTolerance,
+    CreditParams,
+    FilterParams,
+    KeepParams,
+    MonitorParams,
+    RewardWeights,
+    TrainParams,
+    UpdateParams,
+)
 
 __all__ = [
     "PROTOCOLS",

@@ -1,4 +1,4 @@
-"""Which trajectories go through a model together. Everything here is deterministic.
+"""Which trajectories go through a model together, and what the model says about them. Everything here is deterministic.
 
 Legend for shapes: R = trajectories of a micro-batch, B = their contexts, each a row of its own, T = the longest
 context, N = selected tokens of all trajectories.
@@ -6,7 +6,7 @@ context, N = selected tokens of all trajectories.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from agent_r1.policy.model import precision, token_logprobs
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
@@ -34,7 +36,7 @@ def minibatches(count: int, parts: int, *, seed: int, iteration: int, epoch: int
     return np.array_split(order, parts)
 
 
-def micro_batches(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def group_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """Groups trajectories of similar length so that a group, its contexts padded to the longest, keeps to a budget.
 
     Args:
@@ -101,7 +103,7 @@ def batches(
     """
     asked = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
-    for group in micro_batches(lengths, max_tokens):
+    for group in group_by_length(lengths, max_tokens):
         rows = [asked[position] for position in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
@@ -110,3 +112,47 @@ def batches(
             ids=pad([trajectories[row].token_ids[span] for row, span in contexts], torch.long).to(device),
             mask=pad([masks[row][span] for row, span in contexts], torch.bool).to(device),
         )
+
+
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute:
+    """Where and how a model runs."""
+
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products; weights are float32
+    max_tokens: int  # of a padded micro-batch
+
+
+def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
+    """The trajectories in micro-batches; those without an asked-for token are in none."""
+    return batches(trajectories, masks, max_tokens=compute.max_tokens, device=compute.device)
+
+
+def scores(
+    score: Callable[[Tensor, Tensor], Tensor],
+    trajectories: Sequence[Trajectory],
+    masks: Sequence[Mask],
+    compute: Compute,
+) -> list[Floats]:
+    """What `score(ids [B, T], mask [B, T]) -> [N]` gives for the masked tokens: [L] per trajectory, 0 elsewhere."""
+    results = [np.zeros(len(mask), np.float32) for mask in masks]
+    with torch.no_grad(), precision(compute.device, compute.dtype):
+        for batch in micro_batches(trajectories, masks, compute):
+            pieces = batch.split(score(batch.ids, batch.mask).cpu())
+            for row, mask, piece in zip(batch.rows, batch.masks, pieces, strict=True):
+                results[row][mask] = piece.numpy()
+    return results
+
+
+def logprobs(
+    policy: PreTrainedModel, trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute
+) -> list[Floats]:
+    """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere.
+
+    Never ask for the first token of a context: nothing predicts it.
+    """
+    return scores(lambda ids, mask: token_logprobs(policy, ids, mask), trajectories, masks, compute)

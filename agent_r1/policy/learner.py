@@ -1,4 +1,4 @@
-"""The learner: policy and critic, and the optimiser steps that make them better."""
+"""The learner: policy and critic, the optimiser steps that make them better, and the frozen reference."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
+from transformers import PreTrainedModel
 
 from agent_r1.params import LoraParams, UpdateParams
 from agent_r1.policy import losses
 from agent_r1.policy.adapter import (
     attach,
+    detached,
     load_adapter,
     load_trained_state,
     merged_state,
     save_adapter,
     trained_state,
 )
-from agent_r1.policy.batching import minibatches
-from agent_r1.policy.critic import Critic
+from agent_r1.policy.batching import Compute, Floats, Mask, logprobs, micro_batches, minibatches, scores
+from agent_r1.policy.losses import Metrics, Tokens, concatenate, normaliser, policy_metrics
 from agent_r1.policy.model import (
+    Critic,
     DtypeName,
     compute_dtype,
     default_device,
@@ -34,10 +37,7 @@ from agent_r1.policy.model import (
     precision,
     recompute_activations,
 )
-from agent_r1.policy.objective import Metrics, Tokens, concatenate, normaliser, policy_metrics
-from agent_r1.policy.passes import make_rows, policy_pass
-from agent_r1.policy.rows import Floats, Row, not_finite, require_finite
-from agent_r1.policy.scoring import Compute, logprobs, micro_batches, scores
+from agent_r1.policy.rows import Row, make_rows, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
 
@@ -259,3 +259,38 @@ def _summary(steps: Sequence[Metrics]) -> Metrics:
     done = [step for step in steps if step]
     means = {name: sum(step[name] for step in done) / len(done) for name in (done[0] if done else {})}
     return means | {name: done[0][name] for name in means if name.startswith("policy/mismatch")}
+
+
+class Reference:
+    """A policy that is never trained, to measure how far another one has gone from it."""
+
+    def __init__(self, policy: PreTrainedModel, compute: Compute) -> None:
+        """Its `policy` may have adapters, which are left out wherever the reference is asked."""
+        self.policy = policy
+        self.compute = compute
+
+    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats]:
+        """Its logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never of a context's first."""
+        with detached(self.policy):
+            return logprobs(self.policy, trajectories, masks, self.compute)
+
+
+def reference_of(learner: Learner, path: str | Path) -> Reference:
+    """What a learner started from: its own policy without the adapters, or else a copy, in the compute dtype.
+
+    Args:
+        path: the Hugging Face folder or hub id that the learner was given.
+
+    Raises:
+        ValueError: no model at `path`.
+    """
+    return Reference(learner.policy, learner.compute) if learner.adapter else frozen(path, learner.compute)
+
+
+def frozen(path: str | Path, compute: Compute) -> Reference:
+    """The model of a Hugging Face folder or hub id, in the compute dtype.
+
+    Raises:
+        ValueError: no model at `path`.
+    """
+    return Reference(load_policy(path, compute.dtype, compute.device).requires_grad_(False), compute)

@@ -1,7 +1,4 @@
-"""Loading the policy, and its logprobs where they are asked for.
-
-Legend for shapes: B = rows, T = tokens of the longest, N = selected tokens, V = vocabulary.
-"""
+"""Policy and critic: loading them, and their logprobs and values where they are asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +9,14 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
@@ -184,3 +188,33 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
 def chosen_logprobs(logits: Tensor, chosen: Tensor) -> Tensor:
     """The logprobs [N] in nats that logits [N, V] give to token ids [N]."""
     return -F.cross_entropy(logits, chosen, reduction="none")
+
+
+class Critic(nn.Module):
+    """The policy's backbone with weights of its own and a scalar head.
+
+    The head starts at zero, so that every value is 0 until something was learned.
+    """
+
+    def __init__(
+        self, path: str | Path, device: torch.device | None = None, *, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's."""
+        super().__init__()
+        self.backbone = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        self.head = nn.Linear(self.backbone.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        settle(self, device or default_device())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Values of the states before each token: [B, T] right-padded ids -> [B, T] float32.
+
+        The value at token t comes from the hidden state at t - 1: it estimates the return from the state in which
+        token t is about to be emitted, which is V_n of credit assignment at action token t_n. At the first token it
+        is 0: no state comes before.
+        """
+        hidden = self.backbone(input_ids=ids, use_cache=False).last_hidden_state
+        with torch.autocast(ids.device.type, enabled=False):
+            values: Tensor = self.head(hidden[:, :-1].float()).squeeze(-1)
+        return nn.functional.pad(values, (1, 0))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
-from agent_r1.envs.answer_env import CLOSED_BOOK, FROM_PASSAGES, AnswerEnv
-from agent_r1.envs.tool_env import SYSTEM, ToolEnv
+from agent_r1.envs.tool_env import CLOSED_BOOK, FROM_PASSAGES, SYSTEM, AnswerEnv, ToolEnv
 from agent_r1.params import EnvParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.episodes import Attempt

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from agent_r1.params import EngineParams
-from agent_r1.rollout.engine import VllmEngine
 from agent_r1.rollout.sampling import Engine
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.transformers_engine import TransformersEngine
+from agent_r1.rollout.vllm_engine import VllmEngine
 
 
 def open_engine(

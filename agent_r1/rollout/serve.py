@@ -17,7 +17,7 @@ import torch
 
 from agent_r1 import params
 from agent_r1.params import Params
-from agent_r1.rollout.options import EngineSettings, vllm_options
+from agent_r1.rollout.vllm_engine import EngineSettings, vllm_options
 
 
 def command(model: str, settings: Params, *, cuda: bool) -> list[str]:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from agent_r1.rollout.options import EngineSettings, shape, vllm_options
+from agent_r1.rollout.vllm_engine import EngineSettings, shape, vllm_options
 
 
 class WorkerExtension:
@@ -34,7 +34,7 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
     def describe(self) -> dict[str, Any]:
-        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.options.shape`."""
+        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.vllm_engine.shape`."""
         return {
             **shape(self.model_config.hf_text_config),
             "max_tokens": self.model_config.max_model_len,

@@ -1,30 +1,93 @@
-"""The configured index: built into a folder, and opened again only with what it was built from.
-
-The folder says in `meta.json` what it is, so that it can be served without params.yaml. That of a remote index holds
-nothing else: it pins which index the server has to serve.
-"""
+"""The configured index: built into a folder, and opened again only with what it was built from."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import BaseModel
 
 from agent_r1.hashes import model_hash, sha256
 from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
-from agent_r1.params.search import SearchKind
+from agent_r1.params.stages import SearchKind
 from agent_r1.records import Passage
-from agent_r1.search import postings
-from agent_r1.search.base import Ranker, Search
+from agent_r1.search import bm25
+from agent_r1.search.base import Positions, Ranker, Search
 from agent_r1.search.bm25 import BM25
-from agent_r1.search.cache import Cached
-from agent_r1.search.hybrid import Hybrid
 from agent_r1.search.passages import Passages, store
-from agent_r1.search.remote import Remote
-from agent_r1.search.wire import Health
+from agent_r1.search.remote import Health, Remote
+
+
+class Cached(Search):
+    """Remembers the latest searches of an index, by its hash, the query and k; a search that fails is not remembered.
+
+    A search of the index has one result, so that remembering it changes nothing but time.
+    """
+
+    def __init__(self, index: Search, index_hash: str, entries: int) -> None:
+        """Remembers at most so many searches; with 0 every search goes to the index."""
+        self._index = index
+        self._index_hash = index_hash
+        self._entries = entries
+        self._known: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
+        self._asked = self._hits = 0
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        keys = [(self._index_hash, query, k) for query in queries]
+        found = {key: self._known[key] for key in keys if key in self._known}
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
+        self._asked += len(keys)
+        self._hits += sum(key in found for key in keys)
+        if missing:
+            fresh = self._index.search([query for _, query, _ in missing], k)
+            found.update(zip(missing, fresh, strict=True))
+        self._remember(found)
+        return [list(found[key]) for key in keys]
+
+    def take_hit_share(self) -> float:
+        """The share of the searches that were remembered, of those since this was last asked; 0 without any."""
+        share = self._hits / self._asked if self._asked else 0.0
+        self._asked = self._hits = 0
+        return share
+
+    def _remember(self, found: dict[tuple[str, str, int], list[Passage]]) -> None:
+        for key, passages in found.items():
+            self._known[key] = passages
+            self._known.move_to_end(key)
+        while len(self._known) > self._entries:
+            self._known.popitem(last=False)
+
+
+class Hybrid(Ranker):
+    """Reciprocal rank fusion of several rankers."""
+
+    def __init__(self, rankers: Sequence[Ranker], *, constant: int, candidates: int) -> None:
+        """Fuses the best `candidates` of each ranker, or `k` of them where more are asked for."""
+        self._rankers = rankers
+        self._constant = constant
+        self._candidates = candidates
+
+    def rank(self, query: str, k: int) -> Positions:
+        depth = max(k, self._candidates)
+        return fuse([ranker.rank(query, depth) for ranker in self._rankers], self._constant)[:k]
+
+
+def fuse(rankings: Sequence[Positions], constant: int) -> Positions:
+    """Everything that is ranked anywhere, by the sum of `1 / (constant + rank)`, ranks from 1; best first.
+
+    Reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009, with 60 for the constant. Equal sums rank by
+    position.
+    """
+    sums: dict[int, float] = defaultdict(float)
+    for ranking in rankings:
+        for rank, position in enumerate(ranking.tolist(), start=1):
+            sums[position] += 1 / (constant + rank)
+    return np.array(sorted(sums, key=lambda position: (-sums[position], position)), np.int64)
+
 
 META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
 
@@ -146,9 +209,9 @@ def _build_local(params: SearchParams, passages: Path, unfinished: Path, folder:
     encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
     meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages), encoder=encoder)
     if meta.bm25:
-        postings.build(passages, unfinished / BM25_FOLDER, k1=meta.bm25.k1, b=meta.bm25.b)
+        bm25.build(passages, unfinished / BM25_FOLDER, k1=meta.bm25.k1, b=meta.bm25.b)
     if meta.dense:
-        from agent_r1.search import dense  # FAISS and transformers, for those who need them
+        from agent_r1.search import dense
 
         dense.build(passages, unfinished / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
     return meta

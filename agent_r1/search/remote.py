@@ -1,4 +1,4 @@
-"""An index that another process serves; see `agent_r1.search.server`."""
+"""An index that another process serves, and what the two say to each other; see `agent_r1.search.server`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,38 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import httpx
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from agent_r1.params import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
-from agent_r1.search.wire import Health, SearchReply, SearchRequest
+
+
+class SearchRequest(BaseModel):
+    """POST /search"""
+
+    queries: Annotated[list[str], Field(max_length=1024)]
+    k: Annotated[int, Field(ge=1, le=1000)]
+
+
+class SearchReply(BaseModel):
+    """The answer to it."""
+
+    index_hash: str
+    results: list[list[Passage]]  # for each query, best first
+
+
+class Health(BaseModel):
+    """GET /health"""
+
+    kind: str
+    index_hash: str
+    passages_hash: str  # of the Parquet file that the index was built from
+    size: int  # passages
+
 
 BATCH = 32  # queries of a request: every one has its own time limit, however many are asked at once
 BUSY = {408, 429}  # besides 5xx: the server, or what stands before it, asks to come again

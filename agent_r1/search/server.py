@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
-from agent_r1.search.wire import Health, SearchReply, SearchRequest
+from agent_r1.search.remote import Health, SearchReply, SearchRequest
 
 logger = logging.getLogger(__name__)
 

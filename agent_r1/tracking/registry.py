@@ -6,8 +6,8 @@ training's MLflow run, which is the version's source, and the version's tags, wh
 One alias, `champion`, points at one version or at none. `promote` moves it only from where the caller saw it.
 Registering and promoting hold a lock of this clone, so that of two promotions from one clone one wins and the other is
 refused, with the SQLite store and with an MLflow server. Clones that share a server need a lock of their own around
-it, as `flows.promote` takes one: MLflow offers nothing to compare and set with, and between looking and moving another
-clone's promotion may come. The alias points at one version then too, the later one's.
+it, as `flows.operation.promote` takes one: MLflow offers nothing to compare and set with, and between looking and
+moving another clone's promotion may come. The alias points at one version then too, the later one's.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _no_alias(alias: str, known: list[Version]) -> str:
     if alias == CHAMPION:
         return (
             "the registry has no champion; the first becomes one only by "
-            f"`python -m flows.promote {known[-1].reference} --first`"
+            f"`python -m flows.operation.promote {known[-1].reference} --first`"
         )
     aliases = sorted({alias for version in known for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"

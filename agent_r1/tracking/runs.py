@@ -2,17 +2,97 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agent_r1.params import fingerprint
-from agent_r1.tracking.store import open_store
+import yaml
+
+from agent_r1.params import Params, TrainParams, fingerprint
+from agent_r1.tracking.store import open_store, project_root
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+
+def provenance(dataset: str, sweep: str | None = None) -> dict[str, str]:
+    """The tags dataset, git_commit, data_hash ("" where it is not known), and sweep for a member of one.
+
+    The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
+    """
+    found = {"dataset": dataset, "git_commit": _git_commit(), "data_hash": _data_hash(project_root() / "dvc.lock")}
+    return {**found, "sweep": sweep} if sweep else found
+
+
+def _git_commit() -> str:
+    commit = _git("rev-parse", "HEAD")
+    return (
+        f"{commit}+changes"
+        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc")
+        else commit
+    )
+
+
+def _git(*arguments: str) -> str:
+    """What git says; "" without git or outside a repository."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _data_hash(lock: Path) -> str:
+    """DVC's hash of the prepared data: the md5 of the stage `prepare`'s outputs, joined."""
+    if not lock.exists():
+        return ""
+    stages = yaml.safe_load(lock.read_text()).get("stages", {})
+    return "+".join(out["md5"] for out in stages.get("prepare", {}).get("outs", []))
+
+
+def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, Any]:
+    """What MLflow shows of a trained run: the columns to group by, then its whole configuration, flattened."""
+    switches = train.credit.advantage_mask.model_dump()
+    on = [name for name, value in switches.items() if value]
+    return {
+        "variant": variant,
+        "algorithm": train.credit.estimator,
+        "loss_mask": train.credit.loss_mask,
+        "advantage_mask": "+".join(on) if 0 < len(on) < len(switches) else bool(on),
+        "seed": train.seed,
+        "engine": params.engine.kind,
+        **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
+        **flatten(train.model_dump(mode="json", exclude={"seed", "keep"})),
+    }
+
+
+def baseline_params(variant: str, params: Params) -> dict[str, Any]:
+    """The same of the warm-started model."""
+    sections = params.model_dump(mode="json", include={"model": True, "warm_start": True, "env": True})
+    return _untrained_params(variant, params, params.warm_start.seed) | flatten(sections)
+
+
+def model_params(variant: str, params: Params, model: str) -> dict[str, Any]:
+    """The same of a model that no stage has made, by its folder or hub id; the seed is the evaluation's."""
+    shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": params.env.model_dump(mode="json")}
+    return _untrained_params(variant, params, params.evaluate.seed) | flatten(shown)
+
+
+def _untrained_params(variant: str, params: Params, seed: int) -> dict[str, Any]:
+    """Of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
+    columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
+    return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind}
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dots between the keys: {"a": {"b": 1}} is {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
 
 IDENTITY_TAG = "identity"
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.collate import token_steps
+from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.params.credit import WITH_CRITIC, CreditParams
+from agent_r1.params.train import WITH_CRITIC, CreditParams
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
-from agent_r1.credit.group import dr_grpo, group_statistics, grpo, rloo
+from agent_r1.credit.estimators import dr_grpo, group_statistics, grpo, rloo
 from agent_r1.params import CreditParams
 
 MakeBatch = Callable[..., Batch]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.credit.assign import assign
-from agent_r1.credit.reference import kl_rewards, reference_metrics
+from agent_r1.credit.assign import assign, kl_rewards, reference_metrics
 from agent_r1.params import CreditParams
 from agent_r1.records import Trajectory
 

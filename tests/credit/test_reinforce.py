@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.batch import Batch
-from agent_r1.credit.reinforce import reinforce_pp, reinforce_pp_baseline
+from agent_r1.credit.estimators import reinforce_pp, reinforce_pp_baseline
 from agent_r1.params import CreditParams
 
 MakeBatch = Callable[..., Batch]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from agent_r1.credit.batch import Batch
-from agent_r1.credit.whitening import whiten, whitened
+from agent_r1.credit.estimators import whiten, whitened
 
 
 def test_whitening_shifts_and_scales_everything_by_the_counted_tokens() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.data import world
-from agent_r1.data.plans import Plan
-from agent_r1.data.questions import generate
+from agent_r1.data.questions import Plan, generate
 from agent_r1.data.world import World
 from agent_r1.params import AtlasParams, PrepareParams, load
 from agent_r1.records import Question

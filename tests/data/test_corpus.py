@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agent_r1.data.corpus import content_id, passages
-from agent_r1.data.distinct import Distinct
+from agent_r1.data.mixture import Distinct, content_id, passages
 from agent_r1.records import Passage, Question
 
 

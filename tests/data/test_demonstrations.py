@@ -10,7 +10,7 @@ import pytest
 from agent_r1.answers import contains
 from agent_r1.data import world
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
-from agent_r1.data.plans import Plan
+from agent_r1.data.questions import Plan
 from agent_r1.data.world import World
 from agent_r1.envs.actions import parse_action
 from agent_r1.params import WarmStartParams, load

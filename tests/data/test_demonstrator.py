@@ -11,8 +11,8 @@ import pytest
 
 from agent_r1.answers import contains
 from agent_r1.data import world
-from agent_r1.data.demonstrator import demonstrate
-from agent_r1.data.plans import Hop, Plan, look_up, plan_from_titles
+from agent_r1.data.demonstrations import demonstrate
+from agent_r1.data.questions import Hop, Plan, look_up, plan_from_titles
 from agent_r1.data.world import World
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_r1.data import hotpotqa, wikimultihop
+from agent_r1.data import formats
 from agent_r1.data.rows import Row
 
-FORMATS = {"hotpotqa": hotpotqa, "2wikimultihopqa": wikimultihop}
+FORMATS = {"hotpotqa": formats, "2wikimultihopqa": formats}
 
 
 def row(**changes: Any) -> Row:
@@ -36,41 +36,43 @@ def test_a_row_becomes_a_question(name: str) -> None:
 
 
 def test_sentences_join_as_each_release_cuts_them() -> None:
-    assert hotpotqa.paragraphs(row())[0] == ("Kiss", "A film. By Mara.")
+    assert formats.hotpotqa_paragraphs(row())[0] == ("Kiss", "A film. By Mara.")
     cut = row(context=[["Kiss", ["A film.", "By Mara."]]])
-    assert wikimultihop.paragraphs(cut) == [("Kiss", "A film. By Mara.")]
+    assert formats.wikimultihop_paragraphs(cut) == [("Kiss", "A film. By Mara.")]
 
 
 @pytest.mark.parametrize(
     "kind", ["bridge_comparison", "compositional", "inference", "comparison"]
 )  # 2Wiki's four; HotpotQA shares the last
 def test_each_has_its_kinds(kind: str) -> None:
-    assert wikimultihop.question(row(type=kind), "w", "dev").kind == kind
+    assert formats.wikimultihop_question(row(type=kind), "w", "dev").kind == kind
     if kind != "comparison":
         with pytest.raises(ValueError, match="field 'type' must be one of bridge, comparison, found"):
-            hotpotqa.question(row(type=kind), "h", "dev")
+            formats.hotpotqa_question(row(type=kind), "h", "dev")
     with pytest.raises(ValueError, match="field 'type' must be one of comparison, bridge_comparison"):
-        wikimultihop.question(row(type="bridge"), "w", "dev")
+        formats.wikimultihop_question(row(type="bridge"), "w", "dev")
 
 
 def test_four_gold_passages_are_four_hops() -> None:
     facts = [["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]]
-    question = wikimultihop.question(row(type="bridge_comparison", supporting_facts=facts), "w", "dev")
+    question = formats.wikimultihop_question(row(type="bridge_comparison", supporting_facts=facts), "w", "dev")
     assert (question.gold_titles, question.hops) == (["A", "B", "C", "D"], 4)
 
 
 def test_a_sentence_number_beyond_its_paragraph_does_not_matter() -> None:
-    assert wikimultihop.question(row(supporting_facts=[["Kiss", 9], ["Mara", -1]]), "w", "dev").hops == 2
+    assert formats.wikimultihop_question(row(supporting_facts=[["Kiss", 9], ["Mara", -1]]), "w", "dev").hops == 2
 
 
 def test_fewer_paragraphs_and_gold_that_was_not_found_are_taken() -> None:
     fullwiki = row(context=[["Elsewhere", ["x"]]])
-    assert hotpotqa.question(fullwiki, "h", "dev").gold_titles == ["Kiss", "Mara"]
-    assert hotpotqa.paragraphs(fullwiki) == [("Elsewhere", "x")]
+    assert formats.hotpotqa_question(fullwiki, "h", "dev").gold_titles == ["Kiss", "Mara"]
+    assert formats.hotpotqa_paragraphs(fullwiki) == [("Elsewhere", "x")]
 
 
 def test_answers_stay_as_the_release_writes_them() -> None:
-    assert wikimultihop.question(row(answer="The Mask Of Fu Manchu"), "w", "dev").answers == ["The Mask Of Fu Manchu"]
+    assert formats.wikimultihop_question(row(answer="The Mask Of Fu Manchu"), "w", "dev").answers == [
+        "The Mask Of Fu Manchu"
+    ]
 
 
 HUB = {
@@ -96,12 +98,12 @@ OBJECTS = {
 
 @pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
 def test_the_hubs_layouts_are_the_same_rows(layout: dict[str, Any]) -> None:
-    assert hotpotqa.question(row(**layout), "h", "dev") == hotpotqa.question(row(), "h", "dev")
-    assert hotpotqa.paragraphs(row(**layout)) == hotpotqa.paragraphs(row())[:2]
+    assert formats.hotpotqa_question(row(**layout), "h", "dev") == formats.hotpotqa_question(row(), "h", "dev")
+    assert formats.hotpotqa_paragraphs(row(**layout)) == formats.hotpotqa_paragraphs(row())[:2]
 
 
 def test_a_numbered_row_is_taken() -> None:
-    assert hotpotqa.question(row(_id=37), "h", "dev").question_id == "37"
+    assert formats.hotpotqa_question(row(_id=37), "h", "dev").question_id == "37"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_numbered_row_is_taken() -> None:
 )
 def test_a_malformed_question_is_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=rf"^dev\.json, row 2: field '{field}'"):
-        hotpotqa.question(row(**changes), "h", "dev")
+        formats.hotpotqa_question(row(**changes), "h", "dev")
 
 
 @pytest.mark.parametrize(
@@ -132,4 +134,4 @@ def test_a_malformed_question_is_named(changes: dict[str, Any], field: str) -> N
 )
 def test_a_malformed_context_is_named(context: Any) -> None:
     with pytest.raises(ValueError, match=r"^dev\.json, row 2: field 'context' must hold \[title, "):
-        hotpotqa.paragraphs(row(context=context))
+        formats.hotpotqa_paragraphs(row(context=context))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.data.musique import paragraphs, question
+from agent_r1.data.formats import musique_paragraphs, musique_question
 from agent_r1.data.rows import Row
 
 
@@ -29,7 +29,7 @@ def row(**changes: Any) -> Row:
 
 
 def test_a_row_becomes_a_question_with_its_aliases() -> None:
-    found = question(row(), "musique", "test")
+    found = musique_question(row(), "musique", "test")
     assert (found.question_id, found.text, found.kind) == ("3hop1__140786_2053_5289", "Who?", "3hop1")
     assert found.answers == ["G. Stanley Hall", "Stanley Hall"]
     assert found.gold_titles == ["A", "B"]  # two gold passages share a title
@@ -37,17 +37,17 @@ def test_a_row_becomes_a_question_with_its_aliases() -> None:
 
 
 def test_any_number_of_paragraphs_is_taken() -> None:
-    assert paragraphs(row()) == [("A", "On A."), ("x", "On x."), ("B", "On B."), ("A", "On A.")]
+    assert musique_paragraphs(row()) == [("A", "On A."), ("x", "On x."), ("B", "On B."), ("A", "On A.")]
 
 
 def test_a_row_without_aliases_or_a_telling_id_is_taken() -> None:
-    found = question(row(id=7, answer_aliases=...), "musique", "test")
+    found = musique_question(row(id=7, answer_aliases=...), "musique", "test")
     assert (found.question_id, found.answers, found.kind) == ("7", ["G. Stanley Hall"], "3hop")
 
 
 def test_an_unanswerable_question_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dev\.jsonl, row 5: not answerable, .* use the files named musique_ans"):
-        question(row(answerable=False), "musique", "test")
+        musique_question(row(answerable=False), "musique", "test")
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_an_unanswerable_question_is_refused() -> None:
 )
 def test_a_malformed_row_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^dev\.jsonl, row 5: {message}"):
-        question(row(**changes), "musique", "test")
+        musique_question(row(**changes), "musique", "test")

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from agent_r1.answers import normalize
-from agent_r1.data.names import POOLS, draw
+from agent_r1.data.world import POOLS, draw
 
 
 def everything(kind: str) -> list[str]:

@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 
 from agent_r1.answers import contains
-from agent_r1.data import atlas as dataset
-from agent_r1.data.plans import Facts, Plan, plan_from_titles
-from agent_r1.data.questions import generate
+from agent_r1.data import questions as dataset
+from agent_r1.data.questions import Facts, Plan, generate, plan_from_titles
 from agent_r1.data.world import World
 from agent_r1.params import AtlasParams
 from agent_r1.records import Question

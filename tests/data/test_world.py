@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.answers import contains
 from agent_r1.data import world
-from agent_r1.data.plans import look_up
+from agent_r1.data.questions import look_up
 from agent_r1.data.world import World
 from agent_r1.params import AtlasParams, PrepareParams
 from agent_r1.records import Passage

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent_r1.envs.answer_env import CLOSED_BOOK, FROM_PASSAGES, AnswerEnv
+from agent_r1.envs.tool_env import CLOSED_BOOK, FROM_PASSAGES, AnswerEnv
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
 

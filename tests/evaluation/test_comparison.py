@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.comparison import Comparison, compare
-from agent_r1.evaluation.evaluations import Evaluation
+from agent_r1.evaluation.comparison import Comparison, Evaluation, compare
 from agent_r1.evaluation.predictions import predict
 from agent_r1.records import Question
 

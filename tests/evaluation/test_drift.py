@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.drift import Drift, drift, explain, same_setting
-from agent_r1.evaluation.evaluations import Evaluation
 from agent_r1.evaluation.predictions import predict
 from agent_r1.records import Question
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_r1.evaluation.examples import examples, worth_reading
+from agent_r1.evaluation.transcript import examples, worth_reading
 
 
 def test_the_hardest_right_and_wrong_ones_are_chosen(make_question: Any, make_trajectory: Any) -> None:

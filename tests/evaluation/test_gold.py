@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.gold import gold_passages
+from agent_r1.evaluation.predictions import gold_passages
 from agent_r1.records import Passage
 from agent_r1.tables import write_rows
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from agent_r1.evaluation.evaluations import Evaluation
-from agent_r1.evaluation.promotion import Decision, decide, table
+from agent_r1.evaluation.comparison import Evaluation
+from agent_r1.evaluation.promotion import Decision, decide, decision_table
 from agent_r1.records import Prediction
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
@@ -111,7 +111,7 @@ def test_the_reason_and_the_table_tell_luck() -> None:
         f"the lower bound {found.difference.low:+.3f} of the difference is above the margin +0.000, but an equal one "
         "gains as much with a chance of 0.0625, above 0.0250"
     )
-    assert "| chance of an equal one (sign test) | 0.0625, at most 0.0250 passes |" in table(found)
+    assert "| chance of an equal one (sign test) | 0.0625, at most 0.0250 passes |" in decision_table(found)
 
 
 def test_the_lower_bound_must_be_above_the_margin() -> None:
@@ -166,11 +166,11 @@ def test_evaluations_whose_limits_nobody_wrote_down_are_refused() -> None:
 
 def test_the_table_shows_the_numbers_or_why_there_are_none() -> None:
     challenger = evaluation("challenger", [1] * 66 + [0] * 34)
-    page = table(decided(challenger, evaluation("champion", [1] * 60 + [0] * 40)))
+    page = decision_table(decided(challenger, evaluation("champion", [1] * 60 + [0] * 40)))
     assert page.startswith("challenger is promoted against champion: the lower bound")
     assert "| exact match of challenger | 0.660 |" in page
     assert "| right in champion alone | 0 |" in page
     assert "| its 95% interval | +0.020 to +0.110 |" in page
-    refused = table(decided(challenger, evaluation("champion", [1])))
+    refused = decision_table(decided(challenger, evaluation("champion", [1])))
     assert refused.startswith("challenger is refused against champion: they were not measured alike")
     assert "|" not in refused

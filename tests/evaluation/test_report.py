@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.evaluations import Evaluation, differences_of_setting, read_evaluation
+from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
 from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.report import render
 from agent_r1.records import Prediction, Question, Trajectory

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.evaluation.evaluations import Evaluation
+from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.sweep import exact_matches, render
 from agent_r1.records import Question

@@ -23,9 +23,9 @@ import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from agent_r1.project import train_dir
 from flows.index import index
 from flows.prepare import prepare
-from flows.stored.paths import train_dir
 from flows.train import train
 from flows.warm_start import warm_start
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_r1 import params
-from flows.agent import Agent, Choice, chosen
+from flows.evaluate import Agent, Choice, chosen
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
 

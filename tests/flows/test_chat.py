@@ -23,16 +23,16 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params
+from agent_r1.inspection.chat_screen import Screen
 from agent_r1.params import EnvParams
+from agent_r1.project import QUESTIONS, WARM_START
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.scripted import ScriptedSampler
+from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.tables import read_rows
 from flows.chat import Session, converse, main
-from flows.chat_screen import Screen
+from flows.operation.register import version_of
 from flows.policies import named, trained, warm_start
-from flows.stored.models import version_of
-from flows.stored.paths import QUESTIONS, WARM_START
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]

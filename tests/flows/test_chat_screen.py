@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from agent_r1.inspection.chat_screen import Screen, harmless, passage
 from agent_r1.params import EnvParams
 from agent_r1.records import CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
-from flows.chat_screen import Screen, harmless, passage
 
 LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64)
 THOUGHT = "The director first."

@@ -12,10 +12,10 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, Settings, temporary_settings
 from prefect.states import Running
 
-from flows.deploy import CRASH_DETECTION, POOL, SILENCE_S, deploy
-from flows.running.server import PROMOTION
-from flows.serving import POOL as SERVED_POOL
-from flows.training import REGISTERED
+from flows.operation.deploy import CRASH_DETECTION, POOL, SILENCE_S, deploy
+from flows.operation.serving import POOL as SERVED_POOL
+from flows.operation.training import REGISTERED
+from flows.server import PROMOTION
 
 ROOT = Path(__file__).parents[2]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())

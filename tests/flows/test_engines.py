@@ -12,12 +12,12 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.policy.builtin import new_model
+from agent_r1.project import WARM_START, evaluate_dir, train_dir
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
 from flows.prepare import prepare
-from flows.stored.paths import WARM_START, evaluate_dir, train_dir
 from flows.train import train
 
 MAX_TOKENS = 1024

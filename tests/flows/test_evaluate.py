@@ -15,11 +15,11 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
+from agent_r1.project import QUESTIONS, evaluate_dir, report_dir, train_dir
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.report import report
-from flows.stored.paths import QUESTIONS, evaluate_dir, report_dir, train_dir
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 NAMES = ["ppo", "base_tool_call", "naive_rag"]

@@ -18,11 +18,11 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from agent_r1.params import PROTOCOLS
+from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, train_dir
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.compare import compare, rendered
 from flows.evaluate import evaluate
-from flows.stored.paths import QUESTIONS, WARM_START, evaluate_dir, train_dir
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]

@@ -16,18 +16,18 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
+from agent_r1.inspection.viewer import Shown, When
 from agent_r1.params import load
+from agent_r1.project import WARM_START, checkpointed_policy, train_dir
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from agent_r1.viewer.shown import Shown, When
+from flows.commands import StageFailed, run_command
 from flows.evaluate import evaluate
-from flows.evaluation import Drifted, evaluation
-from flows.promote import crown
-from flows.running.commands import StageFailed, run_command
-from flows.stored.models import register
-from flows.stored.paths import WARM_START, checkpointed_policy, train_dir
+from flows.operation.evaluation import Drifted, evaluation
+from flows.operation.promote import crown
+from flows.operation.register import register
 from flows.view import view
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
         {"evaluate": evaluate, "view": view}[stage](**given)
 
-    monkeypatch.setattr("flows.evaluation.run_command", run)
+    monkeypatch.setattr("flows.operation.evaluation.run_command", run)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
             raise StageFailed("stage view failed")
         run_command(stage, *arguments)
 
-    monkeypatch.setattr("flows.evaluation.run_command", run)
+    monkeypatch.setattr("flows.operation.evaluation.run_command", run)
     return asked
 
 
@@ -140,7 +140,9 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
         evaluation(["ppo"], dataset="atlas")
     assert pages == [("--run", "ppo")]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
-    assert "no champion to compare with; the first becomes one only by `python -m flows.promote" in caplog.text
+    assert (
+        "no champion to compare with; the first becomes one only by `python -m flows.operation.promote" in caplog.text
+    )
     assert registry.champion() is None
     assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
     assert "ppo has no new page of its trajectories: stage view failed" in caplog.text

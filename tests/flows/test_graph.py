@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from agent_r1.params import load
+from flows.operation.training import STARTS_FROM
 from flows.pipeline import stages
-from flows.training import STARTS_FROM
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,9 +22,9 @@ RUNTIME = {
     "agent_r1/params",
     "agent_r1/tracking",
     "flows/running",
-    "flows/stored/dvc_records.py",
-    "flows/stored/models.py",
-    "flows/stored/paths.py",
+    "flows/dvc_files.py",
+    "flows/operation/register.py",
+    "agent_r1/project.py",
 }
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from agent_r1.project import INDEX, PASSAGES, evaluate_dir
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
-from flows.stored.paths import INDEX, PASSAGES, evaluate_dir
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]

@@ -17,13 +17,12 @@ from rich.console import Console
 
 from agent_r1 import tracking
 from agent_r1.hashes import sha256
+from agent_r1.project import PASSAGES, QUESTIONS, checkpointed_policy, kept_policy, kept_training, train_dir
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
-from flows.lineage import data_of, lineage, training_of
-from flows.lineage_tree import trajectory_facts
-from flows.stored.dvc_records import WORKSPACE, made_in
-from flows.stored.models import keep
-from flows.stored.paths import PASSAGES, QUESTIONS, checkpointed_policy, kept_policy, kept_training, train_dir
+from flows.dvc_files import WORKSPACE, made_in
+from flows.operation.lineage import data_of, lineage, training_of, trajectory_facts
+from flows.operation.register import keep
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]

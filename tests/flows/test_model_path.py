@@ -22,12 +22,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agent_r1.project import WARM_START, checkpointed_policy, evaluate_dir, train_dir
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
 from flows.prepare import prepare
-from flows.stored.paths import WARM_START, checkpointed_policy, evaluate_dir, train_dir
 from flows.train import train
 from flows.warm_start import warm_start
 

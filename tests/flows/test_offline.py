@@ -14,7 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.policy.builtin import new_model
-from flows.stored.paths import WARM_START, evaluate_dir, view_file
+from agent_r1.project import WARM_START, evaluate_dir, view_file
 
 ROOT = Path(__file__).parents[2]
 # What keeps tools quiet from outside; the stages have to be quiet by themselves.

@@ -15,8 +15,8 @@ from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+from flows.commands import StageFailed
 from flows.pipeline import ablations, ordered, pipeline, stages
-from flows.running.commands import StageFailed
 
 TWO_STAGES = """
 stages:

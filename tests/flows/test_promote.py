@@ -20,9 +20,9 @@ from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import write_rows, write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
-from flows.promote import crown, gate, main, promote
-from flows.running.server import PROMOTION
-from flows.stored.history import KEPT, latest, measure, previous
+from flows.operation.history import KEPT, latest, measure, previous
+from flows.operation.promote import crown, gate, main, promote
+from flows.server import PROMOTION
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
@@ -137,7 +137,7 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("flows.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
+    monkeypatch.setattr("flows.operation.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
     monkeypatch.setattr(sys, "argv", ["promote", challenger.reference])
     main()
     said = capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_the_flow_decides_the_same(
     prefect_api: str, champion: Version, challenger: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluations = Evaluations({1: EQUAL, 2: BETTER})
-    monkeypatch.setattr("flows.promote.run_command", lambda stage, *arguments: evaluations(arguments))
+    monkeypatch.setattr("flows.operation.promote.run_command", lambda stage, *arguments: evaluations(arguments))
     promote(challenger.reference)
     assert current() == 2
 

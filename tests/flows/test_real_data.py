@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.project import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
 from flows.prepare import prepare
-from flows.stored.paths import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
 from flows.train import train
 from flows.warm_start import warm_start
 

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from agent_r1 import params
+from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values
+from agent_r1.inspection.stored import StoredRun
 from agent_r1.params import CreditParams
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
 from flows import replay as replay_module
 from flows.replay import replay
-from flows.replay_tables import number
-from flows.replayer import Replayed, configurations, parse_changes, reads_untrained_values
-from flows.stored.run import StoredRun
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -197,7 +196,7 @@ def test_a_changed_params_yaml_is_told(
 def test_another_warm_start_is_refused(
     replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.stored.run.WARM_START", ppo / "checkpoint" / "policy")
+    monkeypatch.setattr("agent_r1.inspection.stored.WARM_START", ppo / "checkpoint" / "policy")
     with pytest.raises(ValueError, match=r"is not the model that sampled iteration 0 of ppo: .* \(max\)"):
         replayed(others=["ppo"], iterations=["0"])
 

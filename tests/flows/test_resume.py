@@ -16,9 +16,9 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+from agent_r1.project import train_dir
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
-from flows.stored.paths import train_dir
 
 TRAIN = ("-m", "flows.train", "--run", "ppo")
 TIMEOUT_S = 300.0

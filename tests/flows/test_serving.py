@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from flows.deploy import SILENCE_S
+from flows.operation.deploy import SILENCE_S
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 400.0
@@ -28,7 +28,7 @@ PATIENCE_S = 400.0
 TRAIN = """
 import json, os, pathlib, sys, time
 from agent_r1 import tracking
-from flows.running.lock import accelerator
+from flows.stage import accelerator
 
 folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
 folder.mkdir(parents=True)
@@ -132,7 +132,7 @@ def served(project: Path, prefect_api: str) -> Iterator[Served]:
     ports = ["--prefect-port", str(prefect_port), "--mlflow-port", str(mlflow_port)]
     with (project / "said").open("w") as said_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.serving", *ports],
+            [sys.executable, "-m", "flows.operation.serving", *ports],
             cwd=project,
             env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(project), "PREFECT_WORKER_QUERY_SECONDS": "1"},
             stderr=said_file,
@@ -195,7 +195,7 @@ def test_a_cron_schedule_fires_again_and_again(served: Served) -> None:
     assert '"0 3 * * *"' in nightly
     path.write_text(nightly.replace("0 3 * * *", "* * * * * */10"))
     environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value(), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "flows.deploy"], check=True, cwd=served.folder, env=environment)
+    subprocess.run([sys.executable, "-m", "flows.operation.deploy"], check=True, cwd=served.folder, env=environment)
     wait_for(lambda: len(served.runs_of("evaluation/nightly")) >= 2)
     assert all(run.auto_scheduled for run in served.runs_of("evaluation/nightly"))
     deployment = served.client.read_deployment_by_name("evaluation/nightly")
@@ -217,7 +217,7 @@ def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, star
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = f"import os; os.chdir({str(project)!r}); from flows.serving import main; main()"
+        command = f"import os; os.chdir({str(project)!r}); from flows.operation.serving import main; main()"
         refused = start("-c", command, "--mlflow-port", str(port), PREFECT_API_URL=prefect_api)
         _, errors = refused.communicate()
     assert refused.returncode == 1

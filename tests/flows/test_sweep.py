@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from agent_r1.project import evaluate_dir, report_dir, train_dir
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.report import report
-from flows.stored.paths import evaluate_dir, report_dir, train_dir
 from flows.train import train
 
 Inside = Callable[[Path], AbstractContextManager[None]]

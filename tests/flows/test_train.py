@@ -17,13 +17,12 @@ from mlflow.entities import Run
 from transformers import AutoModelForCausalLM
 
 from agent_r1.hashes import sha256
+from agent_r1.project import train_dir
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from flows import train as train_module
-from flows.stored import code
-from flows.stored.models import version_of
-from flows.stored.paths import train_dir
+from flows.operation.register import version_of
 from flows.train import Training, train
 
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -357,16 +356,16 @@ def test_other_weights_to_start_from_start_over(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     ("edited", "starts_over"),
-    [("flows/train.py", True), ("agent_r1/policy/losses.py", True), ("agent_r1/viewer/payload.py", False)],
+    [("flows/train.py", True), ("agent_r1/policy/losses.py", True), ("agent_r1/inspection/payload.py", False)],
 )
 def test_an_edit_of_the_stages_code_starts_over_and_no_other_edit_does(
     finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, starts_over: bool
 ) -> None:
     """What DVC runs the stage again for."""
     for part in ("agent_r1", "flows"):
-        shutil.copytree(code.ROOT / part, finished / "code" / part)
-    shutil.copy(code.ROOT / "dvc.yaml", finished / "code")
-    monkeypatch.setattr(code, "ROOT", finished / "code")
+        shutil.copytree(train.ROOT / part, finished / "code" / part)
+    shutil.copy(train.ROOT / "dvc.yaml", finished / "code")
+    monkeypatch.setattr(train, "ROOT", finished / "code")
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
     with pytest.raises(Asked, match="0") if starts_over else nullcontext():

@@ -26,17 +26,17 @@ from rich.console import Console
 
 from agent_r1.hashes import sha256
 from agent_r1.policy import checkpoint
-from flows.lineage import lineage
-from flows.stored.paths import train_dir
-from flows.training import scores, training
+from agent_r1.project import train_dir
+from flows.operation.lineage import lineage
+from flows.operation.training import scores, training
 
 # The stages that a training starts from, as done as the small project has them.
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
 TRAIN = """
 import os
 os.chdir({folder!r})
-from flows.running.stage import configure_logging
-from flows.training import training
+from flows.stage import configure_logging
+from flows.operation.training import training
 configure_logging()  # shows the stages' lines
 training('ppo', 7)
 """

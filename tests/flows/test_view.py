@@ -17,10 +17,10 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1.hashes import sha256
+from agent_r1.project import QUESTIONS
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
-from flows.stored.paths import QUESTIONS
 from flows.train import train
 from flows.view import view
 

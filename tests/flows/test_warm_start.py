@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.policy import memory
 from agent_r1.policy.model import load_tokenizer
-from flows.stored.paths import WARM_START
+from agent_r1.project import WARM_START
 from flows.warm_start import warm_start
 
 Inside = Callable[[Path], AbstractContextManager[None]]

@@ -20,15 +20,15 @@ from agent_r1.credit.collapse import Alarm
 from agent_r1.params import TrainParams
 from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
+from agent_r1.project import WARM_START, train_dir
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import start
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.watch import Decision, Verdict, announce, judge, reseeded
 from flows.index import index
 from flows.prepare import prepare
-from flows.stored.paths import WARM_START, train_dir
-from flows.stored.run_folder import RunFolder
 from flows.train import train
-from flows.watch import Decision, Verdict, announce, judge, reseeded
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 

@@ -7,28 +7,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.policy.batching import batches, micro_batches, minibatches, pad
+from agent_r1.policy.batching import batches, group_by_length, minibatches, pad
 from agent_r1.records import Trajectory
 
 
 def test_micro_batches_by_hand() -> None:
     # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
-    assert micro_batches([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+    assert group_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
 
 
 def test_the_contexts_of_a_trajectory_stay_together() -> None:
     # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
-    assert micro_batches([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
-    assert micro_batches([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
+    assert group_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
+    assert group_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
 
 
 def test_a_row_longer_than_the_budget_gets_its_own() -> None:
-    assert micro_batches([[3], [50], [3]], max_tokens=10) == [[1], [0, 2]]
+    assert group_by_length([[3], [50], [3]], max_tokens=10) == [[1], [0, 2]]
 
 
 @given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=40), st.integers(1, 200))
 def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list[int]], max_tokens: int) -> None:
-    groups = micro_batches(lengths, max_tokens)
+    groups = group_by_length(lengths, max_tokens)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:
         contexts = [length for row in group for length in lengths[row]]

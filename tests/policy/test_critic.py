@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agent_r1.policy.critic import Critic
-from agent_r1.policy.model import load_policy
+from agent_r1.policy.model import Critic, load_policy
 
 CPU = torch.device("cpu")
 IDS = torch.tensor([[30, 31, 32, 33], [40, 41, 42, 43]])

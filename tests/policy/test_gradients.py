@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agent_r1.inspection.gradients import PolicyGradient, cosine, gradient_metrics, policy_gradient
 from agent_r1.params import UpdateParams
-from agent_r1.policy.gradients import PolicyGradient, cosine, gradient_metrics, policy_gradient
+from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.scoring import Compute
 from agent_r1.records import Credit, Trajectory
 
 MakeLearner = Callable[..., Learner]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.params.update import OF_CRITIC
+from agent_r1.params.train import OF_CRITIC
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Trajectory
 

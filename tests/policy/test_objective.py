@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.params import UpdateParams
-from agent_r1.policy.losses import entropy
-from agent_r1.policy.objective import Tokens, concatenate, normaliser, policy_metrics, token_losses, token_weight
+from agent_r1.policy.losses import Tokens, concatenate, entropy, normaliser, policy_metrics, token_losses, token_weight
 
 LN2 = math.log(2)
 

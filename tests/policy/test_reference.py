@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_r1.params import LoraParams
-from agent_r1.policy.reference import Reference, reference_of
+from agent_r1.policy.learner import Reference, reference_of
 from agent_r1.records import Trajectory
 
 Make = Callable[..., Any]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agent_r1.params import UpdateParams
 from agent_r1.policy.batching import batches
-from agent_r1.policy.objective import normaliser, token_losses
+from agent_r1.policy.losses import normaliser, token_losses
 from agent_r1.policy.rows import Row, asked_of_learner, make_row, require_finite, select, span_lengths
 from agent_r1.records import Credit, Trajectory
 

@@ -16,8 +16,8 @@ from agent_r1.policy.adapter import trained_state
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import token_logprobs
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import VllmEngine
 from agent_r1.rollout.sampling import Action, Request
+from agent_r1.rollout.vllm_engine import VllmEngine
 
 CLOSE = 1e-4  # nats, in float32
 PARAMS = Path(__file__).parents[2] / "params.yaml"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.rollout.decoding import choose, decode, draws, left_padded
+from agent_r1.rollout.transformers_engine import choose, decode, draws, left_padded
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 

@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 from agent_r1.params import EngineParams, load
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engine import VllmEngine
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request
 from agent_r1.rollout.transformers_engine import TransformersEngine
+from agent_r1.rollout.vllm_engine import VllmEngine
 from agent_r1.seeds import derive
 
 CLOSE = 1e-4  # nats, in float32

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from agent_r1.rollout import remote
-from agent_r1.rollout.options import shape
-from agent_r1.rollout.remote import VllmServer
+from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import EngineError, Request
-from agent_r1.rollout.server_engine import ServerEngine
+from agent_r1.rollout.server_engine import ServerEngine, VllmServer
+from agent_r1.rollout.vllm_engine import shape
 
 Answer = tuple[int, dict[str, Any]]
 
@@ -160,7 +159,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice 503, then the answer; the seconds between are not waited here."""
     waits: list[float] = []
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    monkeypatch.setattr(server_engine.time, "sleep", waits.append)
     statuses = [503, 503, 200, 503, 503, 503]
     with serving(lambda *_: (statuses.pop(0), {"results": [{"vocab_size": 1}]})) as url:
         server = connected(url, retries=2)

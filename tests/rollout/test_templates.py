@@ -19,9 +19,8 @@ from agent_r1.envs.base import Transition
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, collect, follow
+from agent_r1.rollout.episodes import Attempt, ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Request
-from agent_r1.rollout.scripted import ScriptedSampler
 from agent_r1.rollout.template import Dialect
 from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool

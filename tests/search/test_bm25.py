@@ -14,21 +14,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_r1.data import hotpotqa, musique, wikimultihop
-from agent_r1.data.corpus import passages
+from agent_r1.data import formats
+from agent_r1.data.mixture import passages
 from agent_r1.data.sources import read
 from agent_r1.records import Passage, Question
+from agent_r1.search import bm25
 from agent_r1.search import passages as batches
-from agent_r1.search import postings
 from agent_r1.search.base import Search
-from agent_r1.search.bm25 import BM25
-from agent_r1.search.words import words
+from agent_r1.search.bm25 import BM25, words
 
 REAL = Path(__file__).parents[2].parent / "shared/data/multihop"
 RECALL = {  # in 2, 5 and 10 passages, as another BM25 found it for 300 questions each (shared data README)
-    "hotpotqa": (hotpotqa.question, (0.535, 0.707, 0.822)),
-    "musique": (musique.question, (0.390, 0.479, 0.555)),
-    "2wikimultihopqa": (wikimultihop.question, (0.545, 0.654, 0.700)),  # .712 there, and .708 here of all questions
+    "hotpotqa": (formats.hotpotqa_question, (0.535, 0.707, 0.822)),
+    "musique": (formats.musique_question, (0.390, 0.479, 0.555)),
+    "2wikimultihopqa": (
+        formats.wikimultihop_question,
+        (0.545, 0.654, 0.700),
+    ),  # .712 there, and .708 here of all questions
 }
 Write = Callable[[Path, Sequence[str]], Path]
 
@@ -38,7 +40,7 @@ TEXT = st.lists(st.sampled_from(list("aaaaabbbccdefg")), max_size=12).map(" ".jo
 
 @pytest.fixture
 def index(stored: Path, tmp_path: Path) -> BM25:
-    postings.build(stored, tmp_path / "bm25", k1=1.2, b=0.75)
+    bm25.build(stored, tmp_path / "bm25", k1=1.2, b=0.75)
     return BM25(tmp_path / "bm25", 5)
 
 
@@ -65,13 +67,13 @@ def test_scores_follow_the_formula(tmp_path: Path, write_passages: Write) -> Non
     Lucene's BM25: ln(1 + (2 - 2 + .5) / (2 + .5)) x tf / (tf + 1.2 x (1 - .75 + .75 x length / 3)).
     """
     path = write_passages(tmp_path / "passages.parquet", ["x y", "x x y z"])
-    postings.build(path, tmp_path / "bm25", k1=1.2, b=0.75)
+    bm25.build(path, tmp_path / "bm25", k1=1.2, b=0.75)
     idf = math.log(1 + 0.5 / 2.5)
     expected = [idf * 1 / (1 + 1.2 * (0.25 + 0.75 * 2 / 3)), idf * 2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3))]
-    scores, starts = (np.load(tmp_path / "bm25" / name) for name in (postings.SCORES, postings.STARTS))
+    scores, starts = (np.load(tmp_path / "bm25" / name) for name in (bm25.SCORES, bm25.STARTS))
     assert starts.tolist() == [0, 2, 4, 5]  # x and y in both, z in one
     np.testing.assert_allclose(scores[:2], expected, rtol=1e-6)
-    assert np.load(tmp_path / "bm25" / postings.BOUNDS)[0] == scores[:2].max()
+    assert np.load(tmp_path / "bm25" / bm25.BOUNDS)[0] == scores[:2].max()
 
 
 def oracle(texts: Sequence[str], query: str, k: int) -> list[int]:
@@ -93,14 +95,14 @@ def test_it_ranks_as_one_that_scores_every_passage(
     folder = tmp_path_factory.mktemp("oracle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "BATCH", 7)
-        postings.build(write_passages(folder / "p.parquet", texts), folder / "bm25", k1=1.2, b=0.75)
+        bm25.build(write_passages(folder / "p.parquet", texts), folder / "bm25", k1=1.2, b=0.75)
     assert BM25(folder / "bm25", len(texts)).rank(query, k).tolist() == oracle(texts, query, k)
 
 
 def test_common_words_are_looked_up_for_a_few_passages_only(tmp_path: Path, write_passages: Write) -> None:
     """1,000 passages have "the"; "quill" is in three, so that the best are known without adding up "the"."""
     texts = [f"the {'the ' * (i % 3)}{'quill' if i % 400 == 0 else 'x'}" for i in range(1000)]
-    postings.build(write_passages(tmp_path / "p.parquet", texts), tmp_path / "bm25", k1=1.2, b=0.75)
+    bm25.build(write_passages(tmp_path / "p.parquet", texts), tmp_path / "bm25", k1=1.2, b=0.75)
     index = BM25(tmp_path / "bm25", 1000)
     for k in (1, 2, 3, 4):
         assert index.rank("the quill", k).tolist() == oracle(texts, "the quill", k), k
@@ -110,11 +112,11 @@ def test_nothing_to_index_is_refused(tmp_path: Path, write_passages: Write) -> N
     for number, texts in enumerate(([], ["?!", ""])):
         path = write_passages(tmp_path / f"{number}.parquet", texts)
         with pytest.raises(ValueError, match=f"{len(texts)} passages without a single word: nothing to index"):
-            postings.build(path, tmp_path / f"bm25-{number}", k1=1.2, b=0.75)
+            bm25.build(path, tmp_path / f"bm25-{number}", k1=1.2, b=0.75)
 
 
 def test_the_same_passages_give_the_same_bytes_in_another_process(stored: Path, tmp_path: Path) -> None:
-    postings.build(stored, tmp_path / "here", k1=1.2, b=0.75)
+    bm25.build(stored, tmp_path / "here", k1=1.2, b=0.75)
     script = (
         "import sys; from pathlib import Path; from agent_r1.search import postings;"
         "postings.build(Path(sys.argv[1]), Path(sys.argv[2]), k1=1.2, b=0.75)"

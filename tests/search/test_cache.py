@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent_r1.records import Passage
 from agent_r1.search.base import SearchUnavailable
-from agent_r1.search.cache import Cached
+from agent_r1.search.index import Cached
 
 
 class Recorded:

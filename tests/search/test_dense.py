@@ -10,8 +10,7 @@ import pytest
 
 from agent_r1.params import DenseParams
 from agent_r1.search import dense
-from agent_r1.search.dense import Dense
-from agent_r1.search.encoder import Encoder, Vectors
+from agent_r1.search.dense import Dense, Encoder, Vectors
 
 Write = Callable[[Path, Sequence[str]], Path]
 SUBJECTS, PLACES = ("mara", "quill", "tesk", "veld", "norn"), ("city", "country", "twin", "born", "in")

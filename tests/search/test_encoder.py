@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from agent_r1.params import DenseParams
-from agent_r1.search.encoder import Encoder
+from agent_r1.search.dense import Encoder
 
 TEXTS = ["tesk is a city in veld .", "twin", "mara quill was born in tesk", "veld is a country"]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.search.base import Positions
-from agent_r1.search.hybrid import Hybrid, fuse
+from agent_r1.search.index import Hybrid, fuse
 
 
 class Fixed:

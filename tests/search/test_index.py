@@ -13,7 +13,7 @@ from transformers import BertModel
 
 from agent_r1.params import SearchParams
 from agent_r1.records import Passage, Question
-from agent_r1.search import postings
+from agent_r1.search import bm25
 from agent_r1.search.base import SearchUnavailable
 from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.tables import write_rows
@@ -141,7 +141,7 @@ def test_a_failed_build_keeps_the_old_index(
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(postings, "_write_columns", full_disk)
+    monkeypatch.setattr(bm25, "_write_columns", full_disk)
     with pytest.raises(OSError, match="No space"):
         build(changed(search_params, {"bm25.k1": 0.9}), stored, tmp_path / "index")
     assert describe(tmp_path / "index") == before

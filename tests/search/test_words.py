@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent_r1.search.words import words
+from agent_r1.search.bm25 import words
 
 
 def test_words_fold_case_accents_and_plurals_but_keep_short_words() -> None:

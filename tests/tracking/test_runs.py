@@ -18,7 +18,7 @@ from sqlalchemy import TextClause
 
 from agent_r1 import tracking
 from agent_r1.params import load
-from agent_r1.tracking.shown import flatten
+from agent_r1.tracking.runs import flatten
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}

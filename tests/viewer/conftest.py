@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from agent_r1.inspection.viewer import Shown, When
 from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
-from agent_r1.viewer.shown import Shown, When
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 Part = tuple[Source, str]

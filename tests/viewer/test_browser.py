@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from agent_r1.inspection.viewer import Shown, When, page
 from agent_r1.records import CallStatus
-from agent_r1.viewer.page import page
-from agent_r1.viewer.shown import Shown, When
 
 ABOUT: dict[str, Any] = {"facts": [["run", "ppo"]], "weights": {"em": 1.0}, "notes": ["Chosen by hand."]}
 LAPTOP = {"width": 1440, "height": 900}

@@ -15,9 +15,8 @@ from mlflow import MlflowClient
 from playwright.sync_api import Browser, expect
 
 from agent_r1 import tracking
-from agent_r1.viewer.page import page
-from agent_r1.viewer.shown import Shown, When
-from flows.running.server import await_health
+from agent_r1.inspection.viewer import Shown, When, page
+from flows.server import await_health
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000
@@ -48,7 +47,7 @@ def run_id(project: Path, make_shown: Callable[..., Shown], words: Any) -> str:
 def mlflow_ui(project: Path, run_id: str, free_port: Callable[[], int]) -> Iterator[str]:
     """Where `make serve` would show MLflow, of a store that has the run."""
     port = free_port()
-    command = [sys.executable, "-m", "flows.serving", "--only-mlflow", "--mlflow-port", str(port)]
+    command = [sys.executable, "-m", "flows.operation.serving", "--only-mlflow", "--mlflow-port", str(port)]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, text=True)
     try:
         await_health(process, f"http://127.0.0.1:{port}/health", project / ".tracking/prefect/mlflow.log")

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.viewer import page as page_module
-from agent_r1.viewer.page import packed, page
-from agent_r1.viewer.payload import Payload, Table, run_lengths
-from agent_r1.viewer.shown import Shown, When
+from agent_r1.inspection import viewer as page_module
+from agent_r1.inspection.payload import Payload, Table, run_lengths
+from agent_r1.inspection.viewer import Shown, When, packed, page
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
 MakeShown = Callable[..., Shown]

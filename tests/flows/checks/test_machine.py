@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from flows.checks.finding import Status
-from flows.checks.machine import accelerator_finding, disk, disk_finding, engine, memory_finding, memory_of_runs
+from flows.operation.checks import (
+    Status,
+    accelerator_finding,
+    disk,
+    disk_finding,
+    engine,
+    memory_finding,
+    memory_of_runs,
+)
 
 WriteParams = Callable[[Path, dict[str, Any]], None]
 

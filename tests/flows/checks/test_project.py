@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from flows.checks.finding import NotTried, Status
-from flows.checks.project import (
+from flows.operation.checks import (
+    NotTried,
+    Status,
     complaint,
     dvc_project,
     dvc_remote,

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1 import tracking
-from agent_r1.tracking.health import require_store
-from flows.checks.finding import Status
-from flows.checks.services import mlflow, mlflow_port, mlflow_store, prefect, prefect_port
+from agent_r1.tracking.store import require_store
+from flows.operation.checks import Status, mlflow, mlflow_port, mlflow_store, prefect, prefect_port
 
 Answering = Callable[[str], int]
 

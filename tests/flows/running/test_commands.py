@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from flows.running.commands import StageFailed, StageUnavailable, expendable, run_command
+from flows.commands import StageFailed, StageUnavailable, expendable, run_command
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """
@@ -48,7 +48,7 @@ def attempts(project: Path) -> int:
 def test_a_stages_lines_are_logged_as_they_come(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="flows.running.commands"):
+    with caplog.at_level(logging.INFO, logger="flows.commands"):
         stage("0")
     assert "attempt 1" in caplog.messages
     assert attempts(project) == 1
@@ -91,7 +91,7 @@ def with_a_page(codes: str) -> None:
 def test_what_a_flow_can_do_without_fails_with_a_warning(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="flows.running.commands"):
+    with caplog.at_level(logging.WARNING, logger="flows.commands"):
         state = with_a_page("1", return_state=True)
     assert state.is_completed()
     assert "it goes without its page: stage train failed with exit code 1; its own lines above say why" in caplog.text

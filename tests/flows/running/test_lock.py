@@ -6,7 +6,7 @@ from typing import Any
 
 HOLD = """
 import logging, sys
-from flows.running.lock import accelerator
+from flows.stage import accelerator
 
 logging.basicConfig(level=logging.INFO)
 with accelerator():

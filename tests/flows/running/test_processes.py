@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flows.running import processes
-from flows.running.processes import process_group
+from flows import processes
+from flows.processes import process_group
 
 # The leader starts a child that will not end by itself; the child says its process id.
 FAMILY = """
@@ -48,7 +48,7 @@ def test_an_exception_ends_the_whole_group(monkeypatch: pytest.MonkeyPatch, stub
 
 ORPHAN = """
 import os, signal, sys, time
-from flows.running.processes import end_with_parent
+from flows.processes import end_with_parent
 
 if os.fork():
     sys.stdin.readline()

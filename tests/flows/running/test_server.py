@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import pytest
 
-from flows.running.server import api_on, mlflow_ui, require_free, require_server
+from flows.server import api_on, mlflow_ui, require_free, require_server
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName, TaskRunFi
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.context import TaskRunContext
 
-from flows.running.stage import PARENT_TASK_RUN, run_stage, task
+from flows.stage import PARENT_TASK_RUN, run_stage, task
 
 SCRIPT = """
 import logging, os, signal, sys
-from flows.running.stage import run_stage
+from flows.stage import run_stage
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def test_a_termination_unwinds_and_ends_with_143(start: Any, script: str) -> Non
 
 FAULTS = """
 import resource, sys
-from flows.running.stage import keep_freed_memory
+from flows.stage import keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

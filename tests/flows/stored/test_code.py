@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.hashes import sha256
-from flows.stored import code
-from flows.stored.code import code_of
+from flows import train
+from flows.train import code_of
 
 GRAPH = """
 stages:
@@ -24,11 +24,16 @@ stages:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "dvc.yaml").write_text(GRAPH)
     listed = ("agent_r1/policy/deep/learner.py", "agent_r1/policy/chat.jinja", "agent_r1/tables.py", "flows/train.py")
-    others = ("agent_r1/policy/__pycache__/learner.pyc", "agent_r1/viewer/page.py", "flows/watch.py", "data/index/a")
+    others = (
+        "agent_r1/policy/__pycache__/learner.pyc",
+        "agent_r1/inspection/viewer.py",
+        "agent_r1/training/watch.py",
+        "data/index/a",
+    )
     for name in (*listed, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(code, "ROOT", tmp_path)
+    monkeypatch.setattr(train, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -45,5 +50,5 @@ def test_a_stages_code_needs_the_graph(root: Path) -> None:
 
 def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
     found = code_of("train")
-    assert {"flows/train.py", "flows/watch.py", "agent_r1/policy/learner.py"} <= found.keys()
+    assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/policy/learner.py"} <= found.keys()
     assert not [name for name in found if name.startswith(("agent_r1/viewer", "agent_r1/tracking", "data"))]

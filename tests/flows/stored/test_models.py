@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from agent_r1.hashes import sha256
+from agent_r1.project import kept_policy, kept_training
 from agent_r1.tracking import registry, start
 from agent_r1.tracking.registry import Descriptor, Version
-from flows.stored.models import folder_of, keep, push, version_of
-from flows.stored.paths import kept_policy, kept_training
+from flows.operation.register import folder_of, keep, push, version_of
 
 ROOT = Path(__file__).parents[3]
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
@@ -196,7 +196,7 @@ def test_what_dvc_cannot_keep_is_a_fault_that_says_how_to_go_on(project: Path) -
 
 def test_a_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
     """DVC holds no lock that `dvc add` needs while it runs a stage's command."""
-    code = "from pathlib import Path; from flows.stored.models import keep; "
+    code = "from pathlib import Path; from flows.operation.register import keep; "
     code += f"Path('hash').write_text(keep(Path('{POLICY}'), Path('models/ppo-1234.dvc')))"
     stage = {"cmd": f'PYTHONPATH={ROOT} {sys.executable} -c "{code}"', "outs": ["hash"]}
     Path("dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": stage}}))

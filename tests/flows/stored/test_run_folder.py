@@ -12,7 +12,7 @@ import torch
 from agent_r1.params import KeepParams, load
 from agent_r1.policy.learner import Learner
 from agent_r1.tables import replacing
-from flows.stored.run_folder import RunFolder
+from agent_r1.training.folder import RunFolder
 
 
 @pytest.fixture

@@ -1,0 +1,183 @@
+"""Two credits of the same trajectories, and the gradients of their losses, held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agent_r1.credit import masks
+from agent_r1.credit.batch import token_rewards
+from agent_r1.credit.rewards import step_rewards
+from agent_r1.params import RewardWeights, UpdateParams
+from agent_r1.policy.batching import Compute
+from agent_r1.policy.losses import Metrics, Tokens, concatenate, normaliser, policy_metrics, token_losses
+from agent_r1.policy.rows import make_rows, policy_pass
+from agent_r1.records import Credit, Trajectory
+
+Floats = NDArray[np.float64]
+
+
+def advantage_comparison(
+    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], others: Sequence[Credit]
+) -> dict[str, float]:
+    """Where advantages act, and how they agree with other credits of the same trajectories.
+
+    Returns:
+        `advantage/kept_share`: of the trajectories, those that are kept.
+        `advantage/nonzero_share`: of the tokens after the first prompt of all trajectories, kept or not.
+        `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN where there
+        are none, or where one side is constant.
+    """
+    after = [masks.after_prompt(trajectory.source) for trajectory in trajectories]
+    acting = [
+        t.action_mask & one.kept & other.kept for t, one, other in zip(trajectories, credits_, others, strict=True)
+    ]
+    return {
+        "advantage/kept_share": float(np.mean([credit.kept for credit in credits_])),
+        "advantage/nonzero_share": float(np.mean(_advantages(credits_, after) != 0)),
+        "advantage/correlation": _correlation(_advantages(credits_, acting), _advantages(others, acting)),
+    }
+
+
+def value_errors(
+    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], weights: RewardWeights
+) -> dict[str, float]:
+    """How far the values of the kept trajectories are from the undiscounted return that was yet to come.
+
+    Returns:
+        For action and for observation tokens: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return, which
+        the best constant would err by; nothing for a kind of token that there is none of.
+    """
+    errors: dict[str, float] = {}
+    kept = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
+    to_come = [returns_to_come(trajectory, weights) for trajectory, _ in kept]
+    for name in ("action", "observation"):
+        chosen = [t.action_mask if name == "action" else masks.after_prompt(t.source) & ~t.action_mask for t, _ in kept]
+        values = [credit.values[mask] for (_, credit), mask in zip(kept, chosen, strict=True)]
+        returns = [each[mask] for each, mask in zip(to_come, chosen, strict=True)]
+        if sum(map(len, returns)):
+            target = np.concatenate(returns)
+            errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((np.concatenate(values) - target) ** 2)))
+            errors[f"value/{name}_std"] = float(target.std())
+    return errors
+
+
+def returns_to_come(trajectory: Trajectory, weights: RewardWeights) -> Floats:
+    """[L] the undiscounted sum of the rewards at a token and after it."""
+    rewards = token_rewards(trajectory, step_rewards(trajectory, weights)[0])
+    return np.cumsum(rewards[::-1])[::-1]
+
+
+def _advantages(credits_: Sequence[Credit], chosen: Sequence[masks.Mask]) -> Floats:
+    """[N] at the chosen tokens, trajectory after trajectory."""
+    return np.concatenate([credit.advantages[mask] for credit, mask in zip(credits_, chosen, strict=True)]).astype(
+        np.float64
+    )
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    if not len(one) or not one.std() or not other.std():
+        return float("nan")
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyGradient:
+    """The policy loss of some trajectories as a single optimiser step, before the optimiser and any clipping.
+
+    The gradient comes in two parts that add up: through the probabilities of the tokens that the policy sampled, and
+    through those of all other tokens that the loss runs over.
+    """
+
+    sampled: Tensor  # [P] float32, on the CPU
+    observed: Tensor  # [P] float32, on the CPU; 0 with the loss mask on
+    metrics: Metrics  # of the step, as training logs them; none where no token is trained on
+    observed_loss_share: float  # of the sum of the tokens' absolute losses; 0 where that is 0
+
+    @property
+    def total(self) -> Tensor:
+        """[P] what the optimiser would be given."""
+        return self.sampled + self.observed
+
+    @property
+    def observed_share(self) -> float:
+        """Of the parts' squared norms, in [0, 1]; 0 for a gradient of 0."""
+        sampled, observed = (part.double().square().sum().item() for part in (self.sampled, self.observed))
+        return observed / (sampled + observed) if sampled + observed else 0.0
+
+
+def policy_gradient(
+    policy: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    credits: Sequence[Credit],
+    params: UpdateParams,
+    compute: Compute,
+) -> PolicyGradient:
+    """The gradient of all kept trajectories together, in one step, whatever `epochs` and `minibatches` say.
+
+    No weight changes, and nothing is left in the parameters' own gradients.
+
+    Raises:
+        FloatingPointError: a loss is not finite; names the trajectories.
+        ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
+    """
+    rows = make_rows(policy, trajectories, credits, params, compute)  # those not kept have no loss token
+    divisor = normaliser([row.loss_tokens for row in rows], params)
+    weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
+    seen: list[Tokens] = []
+    for tokens, _ in policy_pass(policy, rows, params, compute, learn=True):
+        for part, total in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
+            if part.any():
+                loss = (token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor
+                total += _flat(torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True))
+        seen.append(tokens.detach())
+    step = concatenate(seen) if seen else None
+    return PolicyGradient(
+        sampled=sampled,
+        observed=observed,
+        metrics=policy_metrics(step, params, divisor) if step else {},
+        observed_loss_share=_observed_loss_share(step, params) if step else 0.0,
+    )
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    """The cosine of the angle between two vectors [P]; NaN where one of them is 0 and has no direction."""
+    one, other = one.double(), other.double()
+    return float((one @ other / (one.norm() * other.norm())).item())
+
+
+def gradient_metrics(gradient: PolicyGradient, other: PolicyGradient) -> Metrics:
+    """The numbers of a gradient, and its cosine with another one of the same policy."""
+    return {
+        **gradient.metrics,
+        "policy/grad_norm": gradient.total.double().norm().item(),
+        "policy/observed_loss_share": gradient.observed_loss_share,
+        "policy/observed_gradient_share": gradient.observed_share,
+        "policy/gradient_cosine": cosine(gradient.total, other.total),
+    }
+
+
+def _only(tokens: Tokens, part: Tensor) -> Tokens:
+    """The same tokens with a graph at those of `part` [N] alone: tokens of one span share a ratio, not a gradient."""
+    return replace(
+        tokens,
+        logprobs=torch.where(part, tokens.logprobs, tokens.logprobs.detach()),
+        entropy=torch.where(part, tokens.entropy, tokens.entropy.detach()),
+    )
+
+
+def _flat(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([gradient.flatten() for gradient in gradients]).cpu()
+
+
+def _observed_loss_share(tokens: Tokens, params: UpdateParams) -> float:
+    sizes = (token_losses(tokens, params) * tokens.weights).abs().double()
+    total = sizes.sum().item()
+    return sizes[~tokens.sampled].sum().item() / total if total else 0.0

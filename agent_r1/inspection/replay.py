@@ -1,0 +1,371 @@
+"""The iterations of a stored run under other configurations than its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from rich import box
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from agent_r1.credit.assign import assign
+from agent_r1.credit.masks import loss_mask
+from agent_r1.inspection.gradients import (
+    PolicyGradient,
+    advantage_comparison,
+    gradient_metrics,
+    policy_gradient,
+    value_errors,
+)
+from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
+from agent_r1.params import CreditParams, Params, TrainParams
+from agent_r1.params.sections import override, validated
+from agent_r1.policy.batching import Compute
+from agent_r1.policy.learner import frozen
+from agent_r1.policy.model import compute_dtype, default_device, load_policy
+from agent_r1.project import WARM_START
+from agent_r1.records import Credit, Trajectory
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+
+REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
+OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
+    "learning_rate",
+    "critic_learning_rate",
+    "learning_rate_decay",
+    "critic_warmup_iterations",
+    "epochs",
+    "minibatches",
+    "value_clip",
+    "max_grad_norm",
+}
+OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits
+OTHER_MODEL = 10  # times the canary's tolerance, because here every token of an iteration is looked at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configuration:
+    """How trajectories are credited and learned from."""
+
+    name: str
+    train: TrainParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """One iteration under one configuration."""
+
+    configuration: Configuration
+    metrics: Metrics  # those of training, and those of the comparison with the run's own configuration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """One iteration under its run's own configuration and under others."""
+
+    iteration: int
+    trajectories: int
+    policy: PolicyOnDisk  # at which the gradients were taken
+    replays: list[Replay]  # the run's own first
+    values: Metrics  # errors of the values that the run's critic gave; empty without one
+
+
+def configurations(settings: Params, run: str, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
+    """The run's own configuration, and after it those to compare with it.
+
+    Raises:
+        ValueError: one is unknown or refused, or needs values that the run's critic would have had to give.
+    """
+    own = settings.run(run)
+    wanted = parse_changes(changes)
+    found = [Configuration(name=run, train=own)]
+    for other in others or [run]:
+        name = " ".join([other, *changes])
+        base = own.model_dump() | settings.run(other).model_dump(include=set(REPLAYED))
+        where = f"{run} replayed as {name}"
+        config = validated(TrainParams, override(base, wanted), where)
+        config.require_read(wanted, where)
+        if config.credit.needs_critic and not own.credit.needs_critic:
+            raise ValueError(
+                f"{run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of {name} "
+                "needs; replay a run with a critic, or take an estimator without one"
+            )
+        found.append(Configuration(name=name, train=config))
+    return found
+
+
+def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them.
+
+    Raises:
+        ValueError: one is not KEY=VALUE, or is of something that a replay does not look at.
+    """
+    nested: dict[str, Any] = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        section, *rest = key.split(".")
+        if not equals or not rest:
+            raise ValueError(f"{change!r} is no change to make; write credit.lam=1.0, for instance")
+        if section not in REPLAYED:
+            raise ValueError(f"{change!r} has no effect: a replay looks at {' and '.join(REPLAYED)} of train alone")
+        if section == "update" and rest[0] in OF_STEPS:
+            raise ValueError(f"{change!r} has no effect: a replay compares gradients, and takes no step with them")
+        content = yaml.safe_load(value)
+        for part in reversed(rest):
+            content = {part: content}
+        nested = override(nested, {section: content})
+    return nested
+
+
+def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
+    """Whether `other` reads values at tokens that a critic under `own` was not trained at."""
+    if not other.needs_critic:
+        return False
+    if own.estimator == "step_gae":
+        return other.estimator != "step_gae"
+    return own.advantage_mask.critic and not (other.advantage_mask.recursion and other.advantage_mask.critic)
+
+
+class Replayer:
+    """Replays the iterations of a stored run; loads a model when it is first needed."""
+
+    def __init__(
+        self, stored: StoredRun, compared: Sequence[Configuration], settings: Params, *, with_gradient: bool
+    ) -> None:
+        self.stored, self.compared, self.with_gradient = stored, list(compared), with_gradient
+        self.dtype, self.device = settings.model.dtype, default_device()
+        self.policies: dict[Path, PreTrainedModel] = {}
+        self.reference = (
+            frozen(WARM_START, self._compute(compared[0].train))
+            if any(each.train.needs_reference for each in compared)
+            else None
+        )
+
+    def replay(self, number: int) -> Replayed:
+        """One iteration under every configuration.
+
+        Raises:
+            ValueError: a configuration needs values that are not stored, or another model sampled the trajectories.
+        """
+        trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
+        policy = self.stored.policy(trajectories[0].policy_version)
+        assigned = [self._assign(trajectories, stored, each) for each in self.compared]
+        self._compare_with_stored(number, assigned[0][0], stored)
+        gradients = [
+            self._gradient(number, policy, trajectories, credits_, each.train)
+            for each, (credits_, _) in zip(self.compared, assigned, strict=True)
+        ]
+        return Replayed(
+            iteration=number,
+            trajectories=len(trajectories),
+            policy=policy,
+            replays=[
+                Replay(
+                    configuration=each,
+                    metrics=metrics
+                    | advantage_comparison(trajectories, credits_, assigned[0][0])
+                    | (gradient_metrics(gradient, gradients[0]) if gradient and gradients[0] else {}),
+                )
+                for each, (credits_, metrics), gradient in zip(self.compared, assigned, gradients, strict=True)
+            ],
+            values=self._value_errors(trajectories, stored),
+        )
+
+    def _assign(
+        self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
+    ) -> tuple[list[Credit], Metrics]:
+        """As in training, with the values that the run's critic gave then."""
+        credit = configuration.train.credit
+        values = [row.values for row in stored] if credit.needs_critic else None
+        reference = None
+        if self.reference is not None and configuration.train.needs_reference:
+            masks = [loss_mask(each.source, credit.loss_mask) for each in trajectories]
+            reference = self.reference.logprobs(trajectories, masks)
+        questions = configuration.train.rollout.questions
+        credits_, metrics = assign(trajectories, values, credit, reference=reference, questions=questions)
+        if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
+            raise ValueError(
+                f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped, and no values "
+                "are stored for those; choose the same filter, or an estimator without a critic"
+            )
+        return credits_, metrics
+
+    def _compute(self, config: TrainParams) -> Compute:
+        dtype = compute_dtype(self.dtype, self.device)
+        return Compute(device=self.device, dtype=dtype, max_tokens=config.update.max_tokens_per_microbatch)
+
+    def _gradient(
+        self,
+        number: int,
+        policy: PolicyOnDisk,
+        trajectories: list[Trajectory],
+        credits_: list[Credit],
+        config: TrainParams,
+    ) -> PolicyGradient | None:
+        if policy.path is None or not self.with_gradient:
+            return None
+        if policy.path not in self.policies:
+            self.policies[policy.path] = load_policy(policy.path, device=self.device)
+        gradient = policy_gradient(
+            self.policies[policy.path], trajectories, credits_, config.update, self._compute(config)
+        )
+        tolerance, exact = config.update.canary_tolerance, self._compute(config).dtype is torch.float32
+        measure, allowed = ("max", tolerance.float32) if exact else ("mean", tolerance.bfloat16)  # as canary.prove
+        gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
+        if policy.sampled_it and gap > OTHER_MODEL * allowed:
+            raise ValueError(
+                f"{policy.path} is not the model that sampled iteration {number} of {self.stored.run}: logprobs differ "
+                f"by {gap:.2g} nats ({measure}); bring its outputs back (dvc checkout), or compare without gradients"
+            )
+        return gradient
+
+    def _value_errors(self, trajectories: list[Trajectory], stored: list[Credit]) -> Metrics:
+        own = self.compared[0].train.credit
+        return value_errors(trajectories, stored, own.rewards) if own.needs_critic else {}
+
+    def _compare_with_stored(self, number: int, credits_: list[Credit], stored: list[Credit]) -> None:
+        gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(credits_, stored, strict=True))
+        if gap > OTHER_NUMERICS:
+            logger.warning(
+                "iteration %d: the advantages that %s was trained with differ by up to %.2g from those of its "
+                "configuration in params.yaml, which has changed since; the comparison is with params.yaml's",
+                number,
+                self.stored.run,
+                gap,
+            )
+
+
+# Heading and metric of every column.
+CREDIT = {
+    "return": "reward/total",
+    "return std": "reward/std",
+    "kept": "advantage/kept_share",
+    "adv. mean": "advantage/mean",
+    "adv. std": "advantage/std",
+    "adv. max": "advantage/abs_max",
+    "non-zero": "advantage/nonzero_share",
+    "corr.": "advantage/correlation",
+}
+GRADIENT = {
+    "loss": "policy/loss",
+    "clipped": "policy/clip_fraction",
+    "norm": "policy/grad_norm",
+    "cosine": "policy/gradient_cosine",
+    "observed loss": "policy/observed_loss_share",
+    "observed gradient": "policy/observed_gradient_share",
+}
+VALUES = {
+    "RMSE, actions": "value/action_rmse",
+    "return std, actions": "value/action_std",
+    "RMSE, observations": "value/observation_rmse",
+    "return std, observations": "value/observation_std",
+}
+
+ABOUT_CREDIT = (
+    "Adv.: advantages at action tokens, the largest by size. Non-zero: share of the tokens after the prompt that have "
+    "one. Corr.: correlation with the advantages of the iteration's first line, at action tokens that both train on."
+)
+ABOUT_REWARDS = "Weighted parts of the return, mean per trajectory."
+ABOUT_GRADIENT = (
+    "Policy loss of all kept trajectories of the iteration as one optimiser step; its gradient before clipping and "
+    "Adam. Cosine: with the gradient of the iteration's first line. Observed: what comes from tokens after the prompt "
+    "that the policy did not sample, as a share of the absolute loss and of the squared norms of the gradient's two "
+    "parts."
+)
+ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
+UNTRAINED = (
+    "{name} reads values at tokens that the critic of {run} was never trained at; replay a run whose critic was to see "
+    "the effect of the masks alone."
+)
+
+NAME_WIDTH = 22  # a longer name goes on in another line
+ROUNDING = 1e-6  # of metrics, whose scale is 1
+
+Line = tuple[str, str, Mapping[str, float]]  # iteration, what it is about, metrics
+
+
+def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
+    """Credit, reward parts where they are weighed differently, gradients, errors of values, and what to bear in mind.
+
+    Args:
+        replayed: at least one iteration; the same configurations in each.
+    """
+    lines = [
+        (str(one.iteration), replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays
+    ]
+    yield _table("Credit", CREDIT, lines, ABOUT_CREDIT)
+    yield from _reward_parts(replayed)
+    with_gradient = [line for line in lines if "policy/grad_norm" in line[2]]
+    if with_gradient:
+        yield _table("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
+    yield from _policies(replayed)
+    values = [(str(one.iteration), one.replays[0].configuration.name, one.values) for one in replayed if one.values]
+    if values:
+        yield _table("Critic", VALUES, values, ABOUT_VALUES)
+    yield from _untrained_values(replayed[0])
+
+
+def number(value: float | None) -> str:
+    """Three decimals; two digits for what would be all zeros and is no rounding error; a dash for no number."""
+    if value is None or math.isnan(value):
+        return "-"
+    if abs(value) < ROUNDING:
+        return "0.000"
+    return f"{value:.1e}" if abs(value) < 0.0005 else f"{value:.3f}"
+
+
+def _table(title: str, columns: Mapping[str, str], lines: Sequence[Line], about: str) -> Table:
+    table = Table(title=title, title_justify="left", caption=about, caption_justify="left", box=box.SIMPLE)
+    table.add_column("iter.", justify="right")
+    table.add_column("", overflow="fold", min_width=min(NAME_WIDTH, max(len(name) for _, name, _ in lines)))
+    for heading in columns:
+        table.add_column(heading, justify="right", min_width=6)
+    before = ""
+    for iteration, name, metrics in lines:
+        if before and iteration != before:
+            table.add_section()
+        numbers = [number(metrics.get(metric)) for metric in columns.values()]
+        table.add_row("" if iteration == before else iteration, name, *numbers)
+        before = iteration
+    return table
+
+
+def _reward_parts(replayed: Sequence[Replayed]) -> Iterator[Table]:
+    weights = [replay.configuration.train.credit.rewards.model_dump() for replay in replayed[0].replays]
+    if all(each == weights[0] for each in weights):
+        return
+    parts = [part for part in weights[0] if any(each[part] for each in weights)]
+    lines = [
+        (
+            str(one.iteration),
+            replay.configuration.name,
+            {part: weighed[part] * replay.metrics[f"reward/{part}"] for part in parts},
+        )
+        for one in replayed
+        for replay, weighed in zip(one.replays, weights, strict=True)
+    ]
+    yield _table("Reward parts", {part: part for part in parts}, lines, ABOUT_REWARDS)
+
+
+def _policies(replayed: Sequence[Replayed]) -> Iterator[str]:
+    """At which weights the gradients were taken, the iterations that share them in one line."""
+    for note in dict.fromkeys(one.policy.note for one in replayed):
+        iterations = [str(one.iteration) for one in replayed if one.policy.note == note]
+        yield f"Policy of the gradient in iteration {', '.join(iterations)}: {note}."
+
+
+def _untrained_values(first: Replayed) -> Iterator[str]:
+    own, *others = [replay.configuration for replay in first.replays]
+    for each in others:
+        if reads_untrained_values(own.train.credit, each.train.credit):
+            yield UNTRAINED.format(name=each.name, run=own.name)

@@ -1,0 +1,306 @@
+"""The sections of params.yaml about data, models, samplers and operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
+
+BUILT_IN = "atlas"
+
+Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic"]
+DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]  # part of the names of metrics
+
+
+class AtlasParams(Section):
+    people: Annotated[int, Field(ge=20)]
+    films: Annotated[int, Field(ge=10)]
+    companies: Annotated[int, Field(ge=5)]
+    cities: Annotated[int, Field(ge=5)]
+    countries: Annotated[int, Field(ge=3)]
+    train_questions: Count
+    dev_questions: Count
+    test_questions: Count
+
+
+class SplitParams(Section):
+    file: Path  # or a folder, or a pattern such as train-*.parquet
+    questions: Natural  # drawn at random; 0 takes all
+
+
+class FilesParams(Section):
+    """A data set in files. A split that is left out has no questions: without `train` the data set is held out."""
+
+    format: Format
+    train: SplitParams | None = None
+    dev: SplitParams | None = None
+    test: SplitParams | None = None
+    corpus: Path | None = None  # passages to search, a file, folder or pattern; without one, the rows' own paragraphs
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> Self:
+        if not self.splits:
+            raise ValueError("a data set needs a file of questions: give it train, dev or test")
+        if self.format == "generic" and self.corpus is None:
+            raise ValueError("rows of format generic bring no passages along; name a corpus to search")
+        return self
+
+    @property
+    def splits(self) -> dict[str, SplitParams]:
+        """The splits that there are, by name."""
+        named = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {name: split for name, split in named.items() if split is not None}
+
+
+class PrepareParams(Section):
+    datasets: Annotated[list[str], Field(min_length=1)]
+    seed: Natural
+    atlas: AtlasParams
+    files: dict[DatasetName, FilesParams]
+
+    @field_validator("files")
+    @classmethod
+    def _built_in_name_is_taken(cls, files: dict[str, FilesParams]) -> dict[str, FilesParams]:
+        if BUILT_IN in files:
+            raise ValueError(f"{BUILT_IN!r} is the built-in data set; name the one in files differently")
+        return files
+
+    @model_validator(mode="after")
+    def _datasets_exist(self) -> Self:
+        known = [BUILT_IN, *self.files]
+        for name in self.datasets:
+            if name not in known:
+                raise ValueError(f"datasets names {name!r}, which prepare.files does not define{nearest(name, known)}")
+            if self.datasets.count(name) > 1:
+                raise ValueError(f"datasets names {name!r} twice; name each data set once")
+        return self
+
+    @property
+    def dataset(self) -> str:
+        """All data sets as one name, such as `hotpotqa+musique`."""
+        return "+".join(self.datasets)
+
+
+SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
+
+
+class BM25Params(Section):
+    k1: Positive
+    b: Share
+
+
+class DenseParams(Section):
+    encoder: str
+    query_prefix: str
+    passage_prefix: str
+    pooling: Literal["mean", "cls"]
+    max_tokens: Count
+    batch_size: Count
+    faiss: Literal["flat", "ivf"]
+    nlist: Natural
+    nprobe: Natural
+
+    @model_validator(mode="after")
+    def _lists_go_with_ivf(self) -> Self:
+        if self.faiss == "flat" and (self.nlist or self.nprobe):
+            raise ValueError(
+                f"nlist {self.nlist} and nprobe {self.nprobe} have no effect with faiss: flat, which looks at every "
+                "passage; set both to 0, or choose faiss: ivf"
+            )
+        if self.faiss == "ivf" and not 1 <= self.nprobe <= self.nlist:
+            raise ValueError(
+                f"nprobe {self.nprobe} lists out of nlist {self.nlist} cannot be looked at with faiss: ivf; "
+                "nprobe is at least 1 and at most nlist"
+            )
+        return self
+
+
+class HybridParams(Section):
+    rrf_constant: Natural
+    candidates: Count
+
+
+class RemoteParams(Section):
+    url: str
+    timeout_s: Positive
+    retries: Natural
+    backoff_s: float = Field(ge=0, allow_inf_nan=False)
+
+
+class SearchParams(Section):
+    kind: SearchKind
+    cache_entries: Natural
+    bm25: BM25Params
+    dense: DenseParams
+    hybrid: HybridParams
+    remote: RemoteParams
+
+    @model_validator(mode="after")
+    def _what_the_kind_needs(self) -> Self:
+        if self.kind in ("dense", "hybrid") and not self.dense.encoder:
+            raise ValueError(
+                f"kind: {self.kind} needs an encoder; set dense.encoder to a Hugging Face folder or hub id"
+            )
+        if self.kind == "remote" and not self.remote.url.startswith(("http://", "https://")):
+            raise ValueError(
+                f"kind: remote needs a search server; set remote.url to its http:// address; got {self.remote.url!r}"
+            )
+        return self
+
+
+class LoraParams(Section):
+    """Adapters of policy and critic; see `agent_r1.policy.adapter`."""
+
+    rank: Natural
+    alpha: Count
+    targets: Annotated[list[str], Field(min_length=1)]
+
+
+class ModelParams(Section):
+    path: str
+    dtype: Literal["auto", "float32", "bfloat16"]
+    gradient_checkpointing: bool
+    lora: LoraParams
+
+    @property
+    def adapter(self) -> LoraParams | None:
+        """The adapters that train instead of the weights; None where the weights themselves do."""
+        return self.lora if self.lora.rank else None
+
+
+class WarmStartParams(Section):
+    seed: Natural
+    fine_tune: bool
+    vocab_size: Annotated[int, Field(ge=384)]
+    hidden_size: Count
+    layers: Annotated[int, Field(ge=2)]
+    heads: Count
+    demonstrations: Count
+    naive_rag_demonstrations: Natural
+    stop_early: Share
+    wrong_relation: Share
+    batch_size: Count
+    steps: Count
+    learning_rate: Positive
+    observation_weight: Weight
+
+
+class EnvParams(Section):
+    instructions: str
+    top_k: Count
+    max_steps: Count
+    max_tokens: Count
+    max_action_tokens: Count
+
+    @model_validator(mode="after")
+    def _room_for_an_action(self) -> Self:
+        if self.max_action_tokens >= self.max_tokens:
+            raise ValueError(
+                f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
+                f"max_tokens {self.max_tokens}; raise max_tokens"
+            )
+        return self
+
+
+class VllmParams(Section):
+    threads: Count
+    max_num_seqs: Count
+    cpu_cache_gib: Positive
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
+
+
+class TransformersParams(Section):
+    batch_size: Count
+
+
+def _address(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("a server's address starts with http:// or https://")
+    return url.rstrip("/")
+
+
+class ServerParams(Section):
+    urls: list[Annotated[str, AfterValidator(_address)]]
+    concurrency: Count
+    timeout_s: Positive
+    retries: Natural
+
+    @model_validator(mode="after")
+    def _each_server_once(self) -> Self:
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"urls names a server twice: {', '.join(self.urls)}; raise concurrency instead")
+        return self
+
+
+class EngineParams(Section):
+    kind: Literal["vllm", "transformers", "server"]
+    vllm: VllmParams
+    transformers: TransformersParams
+    server: ServerParams
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What can change the bits of what is sampled: the kind and its settings, but not where servers are."""
+        settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
+        return {"kind": self.kind, **(settings.model_dump() if settings else {})}
+
+    @model_validator(mode="after")
+    def _servers_where_they_are_asked(self) -> Self:
+        if self.kind == "server" and not self.server.urls:
+            raise ValueError(
+                "kind: server needs server.urls; start one with `python -m agent_r1.rollout.serve MODEL --port 8001` "
+                "and name it there, as http://127.0.0.1:8001"
+            )
+        if self.kind != "server" and self.server.urls:
+            raise ValueError(f"server.urls has no effect with kind: {self.kind}; set kind: server, or urls: []")
+        return self
+
+
+# How a policy can be put to the test questions.
+Protocol = Literal[
+    "tool_call",  # it acts in the environment of the runs
+    "naive_rag",  # the passages that the question itself finds are in the prompt, and it answers once
+    "closed_book",  # it answers once, with nothing to read
+    "gold_passages",  # the gold passages are in the prompt, and it answers once: no search could serve it better
+]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+
+Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages"]
+
+
+class EvaluateParams(Section):
+    seed: Natural
+    questions: Natural
+    bootstrap_samples: Annotated[int, Field(ge=100)]
+
+
+class PromoteParams(Section):
+    margin: Annotated[float, Field(ge=0, lt=1)]
+    level: Annotated[float, Field(ge=0.5, lt=1)]
+
+
+class TimeoutsParams(Section):
+    """Seconds by the name of a stage: those of dvc.yaml, and `view`."""
+
+    prepare: Positive
+    index: Positive
+    warm_start: Positive
+    train: Positive
+    evaluate: Positive
+    baseline: Positive
+    report: Positive
+    view: Positive
+
+
+class OperateParams(Section):
+    timeouts_s: TimeoutsParams
+    retries: Natural
+    retry_delay_s: Weight
+
+    def timeout_s(self, stage: str) -> float:
+        """Of a stage by its name: `train`."""
+        timeouts: dict[str, float] = dict(self.timeouts_s)
+        return timeouts[stage]

@@ -1,0 +1,125 @@
+"""Puts work pool, deployments, crash detection and limits on a Prefect server: `python -m flows.operation.deploy`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+from datetime import timedelta
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Crashed
+from prefect.workers.process import ProcessWorker
+
+from flows.server import POOL, PROMOTION, require_server
+from flows.stage import clean_end
+
+CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
+SILENCE_S = 75  # two signs of life of a flow run and a bit; pyproject.toml says how often it gives one
+
+CRASH_DETECTION = AutomationCore(
+    name="agent_r1: silent runs have crashed",
+    description="A run whose process was killed, or whose machine went away, cannot say so itself.",
+    trigger=EventTrigger(
+        posture=Posture.Proactive,
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        for_each={"prefect.resource.id"},
+        after={"prefect.flow-run.heartbeat"},
+        expect={"prefect.flow-run.*"},  # another one, or its end
+        threshold=1,
+        within=timedelta(seconds=SILENCE_S),
+    ),
+    actions=[
+        ChangeFlowRunState(
+            name="Crashed",
+            state=StateType.CRASHED,
+            message=f"No sign of life for {SILENCE_S} s: its process is gone",
+            force=False,
+        )
+    ],
+)
+
+logger = logging.getLogger(__name__)
+
+
+def deploy(*, restarted: bool = False) -> None:
+    """Brings the server up to date with prefect.yaml. A work pool that is there keeps its settings.
+
+    Args:
+        restarted: the server was just started, so that no worker is left that runs what is unfinished.
+
+    Raises:
+        OSError: no server answers at `PREFECT_API_URL`.
+        ValueError: the server is of another version, or Prefect refuses prefect.yaml.
+    """
+    url = PREFECT_API_URL.value()
+    if not url:
+        raise ValueError("PREFECT_API_URL is not set; set it, or run `make serve` for a server on this machine")
+    require_server(url)
+    _ensure_pool()
+    _ensure_crash_detection()
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
+    if restarted:
+        _close_left_behind()
+    command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if result.returncode:
+        raise ValueError(f"prefect deploy refused prefect.yaml:\n{result.stdout}")
+    logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, url)
+
+
+def _close_left_behind() -> None:
+    """They would hold the pool's slots for ever."""
+    unfinished = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
+            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=unfinished)),
+        ):
+            client.set_flow_run_state(run.id, Crashed(message="the server and its worker were ended"), force=True)
+            logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
+
+
+def _ensure_pool() -> None:
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_work_pool(POOL)
+        except ObjectNotFound:
+            template = ProcessWorker.get_default_base_job_template()
+            pool = WorkPoolCreate(
+                name=POOL, type="process", base_job_template=template, concurrency_limit=CONCURRENCY_LIMIT
+            )
+            client.create_work_pool(pool)
+
+
+def _ensure_crash_detection() -> None:
+    """Left as it is where it is the same: made anew, it would forget which runs it is waiting for."""
+    with get_client(sync_client=True) as client:
+        for found in client.read_automations_by_name(CRASH_DETECTION.name):
+            if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION:
+                return
+            client.delete_automation(found.id)
+        client.create_automation(CRASH_DETECTION)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Puts work pool and deployments on the server of PREFECT_API_URL.")
+    parser.add_argument("--restarted", action="store_true", help="the server was just started and has no worker yet")
+    arguments = parser.parse_args()
+    with clean_end():
+        deploy(restarted=arguments.restarted)

@@ -1,0 +1,179 @@
+"""The promotion gate: `python -m flows.operation.promote models:/agent_r1/3`, and the same as a Prefect flow.
+
+A challenger takes the champion's place when it answers the same questions better beyond chance. A refusal is a decision
+and no error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from prefect import flow
+from prefect.concurrency.sync import concurrency
+from rich.console import Console
+from rich.markdown import Markdown
+
+from agent_r1 import params, tracking
+from agent_r1.evaluation.comparison import Evaluation, differences_of_setting
+from agent_r1.evaluation.promotion import Decision, decide, decision_table
+from agent_r1.params import Params
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import THE_CHAMPION, Version
+from flows.commands import run_command
+from flows.operation.history import Evaluate, latest, measure, read
+from flows.operation.register import version_of
+from flows.processes import process_group
+from flows.server import PROMOTION
+from flows.stage import server_answers
+
+logger = logging.getLogger(__name__)
+
+
+@flow(name="promote", flow_run_name="promotion of {challenger}")
+def promote(challenger: str) -> None:
+    """Makes a challenger the champion if it is better beyond chance, and says why or why not.
+
+    Args:
+        challenger: `models:/agent_r1/3`, or the label of a training such as `ppo-seed3`.
+
+    Raises:
+        ValueError: there is no such version, or no champion.
+        StageFailed: an evaluation failed.
+        Outpaced: the champion was replaced meanwhile.
+    """
+    if decision := gate(challenger, lambda arguments: run_command("evaluate", *arguments)):
+        logger.info("%s", decision_table(decision).splitlines()[0])
+
+
+def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
+    """Decides about a challenger, acts on the decision, and logs it to the MLflow run of its training.
+
+    Both are judged by their latest evaluations on all data sets; what is missing, or was not measured alike, is
+    evaluated first.
+
+    Args:
+        challenger: a reference, or the label of a training.
+        evaluate: runs `python -m flows.evaluate` with some arguments to its end.
+
+    Returns:
+        The decision; None where the challenger is the champion already.
+
+    Raises:
+        ValueError: there is no such version, or no champion.
+        Outpaced: the champion was replaced meanwhile.
+    """
+    settings, version = params.load(), version_of(challenger)
+    champion = registry.find(THE_CHAMPION)
+    if version.number == champion.number:
+        logger.info("%s is the champion already", version.reference)
+        return None
+    decision = _decide(version, champion, settings, evaluate)
+    if decision.promoted:
+        _promote(version, expected=champion)
+    run = tracking.resume(version.descriptor.mlflow_run_id)
+    if run is None:
+        logger.warning("the MLflow run of %s is gone: the decision is not logged", version.reference)
+    else:
+        _log(decision, run)
+    return decision
+
+
+def crown(first: str) -> Version:
+    """Makes a version the first champion, which is compared with nothing.
+
+    Raises:
+        ValueError: there is no such version, or there is a champion.
+    """
+    version, champion = version_of(first), registry.champion()
+    if champion is not None:
+        raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
+    return _promote(version, expected=None)
+
+
+def _promote(version: Version, *, expected: Version | None) -> Version:
+    """Moves the alias, one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
+    with concurrency(PROMOTION) if server_answers() else nullcontext():
+        return registry.promote(version, expected=expected)
+
+
+def _decide(challenger: Version, champion: Version, settings: Params, evaluate: Evaluate) -> Decision:
+    ours, theirs = _measured_alike(challenger, champion, evaluate)
+    return decide(
+        ours,
+        theirs,
+        margin=settings.promote.margin,
+        level=settings.promote.level,
+        samples=settings.evaluate.bootstrap_samples,
+        seed=settings.evaluate.seed,
+    )
+
+
+def _measured_alike(challenger: Version, champion: Version, evaluate: Evaluate) -> tuple[Evaluation, Evaluation]:
+    """The latest evaluations of both; made now where there is none, and where an older one was not measured alike."""
+    found = {version.number: latest(version) for version in (challenger, champion)}
+    old = {number for number, evaluation in found.items() if evaluation is not None}
+    for version in (challenger, champion):
+        if version.number not in old:
+            found[version.number] = _measured(version, evaluate)
+    if differences_of_setting([each for each in found.values() if each is not None]):
+        for version in (challenger, champion):
+            if version.number in old:
+                found[version.number] = _measured(version, evaluate)
+    ours, theirs = found[challenger.number], found[champion.number]
+    assert ours is not None
+    assert theirs is not None
+    return ours, theirs
+
+
+def _measured(version: Version, evaluate: Evaluate) -> Evaluation:
+    logger.info("evaluating %s", version.reference)
+    return dataclasses.replace(read(measure(version, None, evaluate)), name=version.name)
+
+
+def _log(decision: Decision, run: tracking.Run) -> None:
+    """To the MLflow run of the challenger's training."""
+    folder = f"promotion/{decision.challenger}_against_{decision.champion}"
+    run.text(json.dumps(dataclasses.asdict(decision), indent=2) + "\n", f"{folder}/decision.json")
+    run.text(decision_table(decision), f"{folder}/decision.md")
+    run.tag("promotion", "promoted" if decision.promoted else "refused")
+
+
+def _run_evaluate(arguments: Sequence[str]) -> None:
+    """Runs `python -m flows.evaluate` in a process group of its own, its lines on standard error.
+
+    Raises:
+        ValueError: it failed, and has said why.
+    """
+    command = [sys.executable, "-m", "flows.evaluate", *arguments]
+    with process_group(command, os.environ, output=sys.stderr) as process:
+        if code := process.wait():
+            raise ValueError(
+                f"`{' '.join(['python', *command[1:]])}` failed with exit code {code}; see its lines above"
+            )
+
+
+def main() -> None:
+    """The command line: decides and prints."""
+    parser = argparse.ArgumentParser(description="Makes a challenger the champion if it is better beyond chance.")
+    parser.add_argument("challenger", metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training")
+    parser.add_argument("--first", action="store_true", help="makes it the first champion, compared with nothing")
+    given = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    if given.first:
+        console.print(f"{crown(given.challenger).reference} is the champion")
+    elif decision := gate(given.challenger, _run_evaluate):
+        console.print(Markdown(decision_table(decision)))
+
+
+if __name__ == "__main__":
+    from flows.stage import clean_end
+
+    with clean_end():
+        main()

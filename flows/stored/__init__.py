@@ -1,1 +1,0 @@
-"""What the stages leave on disk, and where."""
