@@ -26,16 +26,16 @@ repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of d
 	dvc repro
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
-	python -m flows.pipeline
+	python -m flows pipeline
 
 ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations with every seed
 	dvc repro ablations/dvc.yaml
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
-	python -m flows.operation.serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT)
+	python -m flows serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT)
 
 doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, MLflow and DVC, and say what to do
-	python -m flows.operation.doctor
+	python -m flows doctor
 
 test: $(INSTALLED)  ## run the test suite
 	pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
@@ -46,7 +46,7 @@ lint: $(INSTALLED)  ## check style, format and types
 	mypy
 
 ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
-	python -m flows.operation.serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
+	python -m flows serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
 
 lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
 	UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile pyproject.toml \

@@ -1,4 +1,4 @@
-"""Asks an agent: `python -m flows.chat --run NAME`, or `--model` with a reference, folder or hub id.
+"""Asks an agent: `python -m flows chat --run NAME`, or `--model` with a reference, folder or hub id.
 
 Every question is an episode of its own, token for token as in training. Nothing is written, and the accelerator's lock
 is left alone: a conversation may last, and trainings would wait for it.
@@ -17,13 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from agent_r1.project import INDEX, PASSAGES
 from rich.console import Console
 
 from agent_r1 import params
 from agent_r1.inspection.chat_screen import Screen
 from agent_r1.params import EnvParams, Params
 from agent_r1.policy.model import load_tokenizer
-from agent_r1.project import INDEX, PASSAGES
 from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine

@@ -93,7 +93,7 @@ def _may_work_later(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> 
 @task(name="command", task_run_name="{command[0]}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
 def _run(command: list[str]) -> State[None]:
     stage, *arguments = command
-    code, _ = _follow([sys.executable, "-m", f"flows.{stage}", *arguments])
+    code, _ = _follow([sys.executable, "-m", "flows", stage, *arguments])
     _require_success(stage, code, unavailable=code == UNAVAILABLE)
     return Completed()
 

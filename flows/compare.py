@@ -1,4 +1,4 @@
-"""Two evaluations side by side: `python -m flows.compare ppo base_tool_call`."""
+"""Two evaluations side by side: `python -m flows compare ppo base_tool_call`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_r1.project import QUESTIONS, evaluate_dir
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
@@ -18,7 +19,6 @@ from agent_r1.evaluation.comparison import Comparison, Pair, read_evaluation
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.params import SWEEP
 from agent_r1.params.sections import nearest
-from agent_r1.project import QUESTIONS, evaluate_dir
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 
@@ -76,7 +76,7 @@ def _folder(given: str, sweep: str | None) -> Path:
         if (folder / "predictions.parquet").exists():
             return folder
     known = [path.parent.name for path in sorted(labelled.parent.glob("*/predictions.parquet"))]
-    found = nearest(given, known) if known else "; evaluate it first, with `python -m flows.evaluate`"
+    found = nearest(given, known) if known else "; evaluate it first, with `python -m flows evaluate`"
     raise FileNotFoundError(f"there is no evaluation {given!r} in {labelled.parent}, and no such folder{found}")
 
 

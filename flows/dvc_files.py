@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,17 @@ def commit_of(revision: str) -> str | None:
     """The commit that a git revision names; None where there is none."""
     found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     return found.strip() or None
+
+
+def run_dvc(*arguments: str) -> str:
+    """Runs a command of DVC's; "" or its error, or else the last line of what it says, when it fails."""
+    command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return ""
+    said = (done.stderr or done.stdout).strip().splitlines()
+    errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
+    return [f"exit code {done.returncode}", *said, *errors][-1]
 
 
 def _stages(commit: str, lock: str) -> dict[str, Any]:

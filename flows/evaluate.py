@@ -1,4 +1,4 @@
-"""The evaluate stage: `python -m flows.evaluate --name NAME` for a run or a baseline, `--model MODEL` for any other."""
+"""The evaluate stage: `python -m flows evaluate --run NAME`, or `--baseline NAME`, or `--model MODEL` for any other."""
 
 from __future__ import annotations
 
@@ -13,59 +13,28 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_passages, gold_recall_by_step, predict
+from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_recall_by_step, predict
+from agent_r1.evaluation.protocols import answer_greedily, attempts_under
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript, worth_reading
 from agent_r1.hashes import model_hash, sha256
-from agent_r1.params import PROTOCOLS, Params, Protocol
+from agent_r1.params import PROTOCOLS, Params, Protocol, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.policy.model import load_tokenizer
-from agent_r1.project import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, label, train_dir
 from agent_r1.records import Prediction, Question, Trajectory
-from agent_r1.rollout.attempts import (
-    closed_book_attempts,
-    gold_passages_attempts,
-    naive_rag_attempts,
-    tool_attempts,
-)
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.search.index import describe, open_index
+from agent_r1.search.index import describe
 from agent_r1.tables import read_rows, write_rows, write_text
 from agent_r1.tracking.registry import VERSION_TAG
-from flows.policies import Policy, named, trained, warm_start
-from flows.stage import accelerator
+from flows.policies import Policy
+from flows.stage import accelerator, add_run_arguments, run_stage
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """What the command line says: which policy, and how it is evaluated."""
-
-    name: str | None = None  # a run or a baseline of params.yaml; or else ...
-    model: str | None = None  # ... a reference to a registered policy, a Hugging Face folder or a hub id
-    seed: int | None = None  # of the run, in place of its own
-    sweep: str | None = None  # of which the run is a member
-    protocol: str | None = None  # in place of tool_call
-    dataset: str | None = None  # the one whose questions are asked, in place of all
-    as_label: str | None = None  # what the evaluation is called, in place of what follows from the rest
-    into: str | None = None  # the folder of the results, in place of the label's under outputs/evaluate
-
-    @property
-    def changes(self) -> list[str]:
-        """What tells this evaluation of a run or a baseline from its own, the one that the report shows."""
-        return [change for change in (self.protocol, self.dataset, self.as_label) if change]
-
-    def folder(self, own: str) -> Path:
-        """Of the results of an evaluation that is called `own`."""
-        return Path(self.into) if self.into else evaluate_dir(own, sweep=self.sweep)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Agent:
+class Subject:
     """A policy as it is evaluated."""
 
     label: str  # what the evaluation is called
@@ -73,114 +42,17 @@ class Agent:
     seed: int  # of its training; of a model that no stage has made, the evaluation's
     policy: Policy
     protocol: Protocol
-    folder: Path  # of the results
-    training: Path | None  # the folder of its training, if the scores belong to that one's MLflow run
+    training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
     shown: dict[str, Any]  # what MLflow shows of it otherwise
 
 
-def chosen(settings: Params, choice: Choice) -> Agent:
-    """The agent that is meant.
-
-    Raises:
-        ValueError: there is no such run, baseline, protocol or data set, options exclude each other, or the label is
-            taken or not fit for a folder.
-        FileNotFoundError: the policy of a run or a baseline was not made yet.
-    """
-    if (choice.name is None) == (choice.model is None):
-        raise ValueError(
-            "say what to evaluate: either --name, a run or a baseline, or --model, a reference, folder or hub id"
-        )
-    _require_known("there is no protocol", choice.protocol, PROTOCOLS)
-    _require_known("no data set is prepared called", choice.dataset, settings.prepare.datasets)
-    if choice.model is not None:
-        return _model(settings, choice, choice.model)
-    assert choice.name is not None
-    return (_baseline if choice.name in BASELINES else _run)(settings, choice, choice.name)
-
-
-def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> None:
-    if name is not None and name not in valid:
-        raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
-
-
-def _run(settings: Params, choice: Choice, run: str) -> Agent:
-    config = settings.run(run, choice.seed, choice.sweep)
-    own = _label(settings, choice, label(run, choice.seed))
-    name = own if choice.changes else run
-    return Agent(
-        label=own,
-        name=name,
-        seed=config.seed,
-        policy=trained(settings, run, choice.seed, choice.sweep),
-        protocol=_protocol(choice),
-        folder=choice.folder(own),
-        training=None if choice.changes else train_dir(run, choice.seed, choice.sweep),
-        shown=tracking.run_params(name, settings, config),
-    )
-
-
-def _baseline(settings: Params, choice: Choice, baseline: str) -> Agent:
-    if choice.seed is not None or choice.sweep or choice.protocol:
-        raise ValueError(
-            f"{baseline} is the warm-started model, which has no seed or sweep, under a protocol of its own; leave out "
-            f"--seed, --sweep and --protocol, or evaluate --model {WARM_START}"
-        )
-    own = _label(settings, choice, baseline)
-    return Agent(
-        label=own,
-        name=own,
-        seed=settings.warm_start.seed,
-        policy=warm_start(),
-        protocol=BASELINES[baseline],
-        folder=choice.folder(own),
-        training=None,
-        shown=tracking.baseline_params(own, settings),
-    )
-
-
-def _model(settings: Params, choice: Choice, model: str) -> Agent:
-    if choice.seed is not None or choice.sweep:
-        raise ValueError("--seed and --sweep choose a run; leave them out with --model")
-    policy = named(model)
-    version = policy.registered
-    plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
-    own = _label(settings, choice, plain)
-    return Agent(
-        label=own,
-        name=own,
-        seed=version.descriptor.seed if version else settings.evaluate.seed,
-        policy=policy,
-        protocol=_protocol(choice),
-        folder=choice.folder(own),
-        training=None,
-        shown=tracking.model_params(own, settings, version.reference if version else model),
-    )
-
-
-def _protocol(choice: Choice) -> Protocol:
-    [protocol] = [each for each in PROTOCOLS if each == (choice.protocol or "tool_call")]
-    return protocol
-
-
-def _label(settings: Params, choice: Choice, plain: str) -> str:
-    """What the evaluation is called: what was asked for, or the policy with what is changed; refused where taken."""
-    own = choice.as_label or "-".join([plain, *choice.changes])
-    if not LABEL.fullmatch(own):
-        raise ValueError(
-            f"{own!r} is to be a folder; give --as a name of letters, digits, _, - and ., - and . not first"
-        )
-    whose = OF_A_SEED.sub("", own)
-    if (choice.model or choice.changes) and (whose in settings.runs or whose in BASELINES):
-        raise ValueError(f"{own!r} is the label of {whose}'s own evaluation; choose another with --as")
-    return own
-
-
 def evaluate(
-    name: str | None = None,
+    run: str | None = None,
     seed: int | None = None,
-    sweep: str | None = None,
+    sweep: str = "",
+    baseline: str | None = None,
     model: str | None = None,
-    protocol: str | None = None,
+    protocol: Protocol | None = None,
     dataset: str | None = None,
     as_label: str | None = None,
     into: str | None = None,
@@ -192,11 +64,10 @@ def evaluate(
     as it was trained, else to one of their own.
 
     Args:
-        name: a run or a baseline of params.yaml; or else
+        run, seed, sweep: a training; or else
+        baseline: a name of `agent_r1.evaluation.predictions.BASELINES`; or else
         model: a reference such as `models:/agent_r1@champion`, a Hugging Face folder or a hub id.
-        seed: of a run, in place of its own.
-        sweep: of which the run is a member.
-        protocol: one of `agent_r1.params.Protocol`, in place of `tool_call`.
+        protocol: in place of `tool_call`.
         dataset: asks the questions of this prepared data set alone.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
         into: the folder that is written, in place of the label's under outputs/evaluate; in MLflow such an evaluation
@@ -208,85 +79,134 @@ def evaluate(
         FileNotFoundError: the policy or the data were not made yet.
     """
     settings = params.load()
-    choice = Choice(
-        name=name,
-        model=model,
-        seed=seed,
-        sweep=sweep,
-        protocol=protocol,
-        dataset=dataset,
-        as_label=as_label,
-        into=into,
-    )
-    agent = chosen(settings, choice)
-    prepared = [row for row in read_rows(QUESTIONS, Question) if dataset in (None, row.dataset)]
+    if [run, baseline, model].count(None) != 2:
+        raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
+    _require_known("there is no protocol", protocol, PROTOCOLS)
+    _require_known("no data set is prepared called", dataset, settings.prepare.datasets)
+    changes = [change for change in (protocol, dataset, as_label) if change]
+    if run is not None:
+        subject = _of_run(settings, RunId(run, seed, sweep), protocol, changes, as_label)
+    elif seed is not None or sweep:
+        raise ValueError("--seed and --sweep choose a training; leave them out with --baseline and --model")
+    elif baseline is not None:
+        subject = _of_baseline(settings, baseline, protocol, changes, as_label)
+    else:
+        subject = _of_model(settings, str(model), protocol, changes, as_label)
+    folder = Path(into) if into else settings.places.evaluation(subject.label, sweep)
+    tracked = _ask(settings, subject, folder, dataset, sweep, recurring=into is not None)
+    write_text(folder / "mlflow_run_id", tracked.run_id)
+
+
+def _ask(
+    settings: Params, subject: Subject, folder: Path, dataset: str | None, sweep: str, *, recurring: bool
+) -> tracking.Run:
+    """Asks, grades, and writes what came of it to the folder and to MLflow."""
+    places, policy = settings.places, subject.policy
+    prepared = [row for row in read_rows(places.questions, Question) if dataset in (None, row.dataset)]
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    tokenizer = load_tokenizer(agent.policy.path)
+    tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
-    attempts = _attempts(agent.protocol, questions, settings)
-    trajectories = _answer(agent.policy, chat, attempts, settings)
-    hashes = _hashes(agent, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
-    predictions = predict(trajectories, questions, agent.name, agent.seed)
+    attempts = attempts_under(subject.protocol, questions, settings)
+    with accelerator():
+        trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
+    hashes = _hashes(subject, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
+    predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
 
-    write_rows(agent.folder / "predictions.parquet", predictions, Prediction)
-    write_rows(agent.folder / "trajectories.parquet", trajectories, Trajectory)
-    _write_json(agent.folder / "scores.json", scores)
-    _write_json(agent.folder / "hashes.json", hashes)
-    run = _trained(agent.training) if agent.training else None
-    run = run or _untrained(agent, dataset or settings.prepare.dataset, sweep, recurring=into is not None)
-    run.final(scores)
+    write_rows(folder / "predictions.parquet", predictions, Prediction)
+    write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
+    write_text(folder / "scores.json", json.dumps(scores, indent=2) + "\n")
+    write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
+    tracked = _run_of_training(subject.training) if subject.training else None
+    tracked = tracked or _run_of_its_own(subject, dataset or settings.prepare.dataset, sweep, recurring=recurring)
+    tracked.final(scores)
     for title, text in _readable(trajectories, questions, tokenizer).items():
-        run.text(text, f"examples/{title}.txt")
-    write_text(agent.folder / "mlflow_run_id", run.run_id)
+        tracked.text(text, f"examples/{title}.txt")
+    return tracked
 
 
-def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Params) -> list[Attempt]:
-    match protocol:
-        case "tool_call":
-            return tool_attempts(questions, open_index(settings.search, PASSAGES, INDEX), settings.env)
-        case "naive_rag":
-            return naive_rag_attempts(questions, open_index(settings.search, PASSAGES, INDEX), settings.env)
-        case "closed_book":
-            return closed_book_attempts(questions, settings.env)
-        case "gold_passages":
-            return gold_passages_attempts(questions, gold_passages(questions, PASSAGES), settings.env)
+def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> None:
+    if name is not None and name not in valid:
+        raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
 
 
-def _answer(policy: Policy, chat: Chat, attempts: Sequence[Attempt], settings: Params) -> list[Trajectory]:
-    with (
-        accelerator(),
-        open_engine(
-            settings.engine,
-            policy.path,
-            end_id=chat.end_id,
-            max_tokens=settings.env.max_tokens,
-            temperature=0.0,
-            dtype=settings.model.dtype,
-            version=policy.updates,
-        ) as engine,
-    ):
-        return collect(
-            engine,
-            chat,
-            attempts,
-            max_tokens=settings.env.max_tokens,
-            max_action_tokens=settings.env.max_action_tokens,
-            seed=settings.evaluate.seed,
-            policy_version=policy.updates,
+def _of_run(
+    settings: Params, run: RunId, protocol: Protocol | None, changes: Sequence[str], as_label: str | None
+) -> Subject:
+    config = settings.run(run)
+    label = _label(settings, run.label, changes, as_label)
+    name = label if changes else run.run
+    return Subject(
+        label=label,
+        name=name,
+        seed=config.seed,
+        policy=Policy.of_run(settings, run),
+        protocol=protocol or "tool_call",
+        training=None if changes else settings.places.training(run),
+        shown=tracking.run_params(name, settings, config),
+    )
+
+
+def _of_baseline(
+    settings: Params, baseline: str, protocol: Protocol | None, changes: Sequence[str], as_label: str | None
+) -> Subject:
+    _require_known("there is no baseline", baseline, [*BASELINES])
+    if protocol:
+        raise ValueError(
+            f"{baseline} is the warm-started model under a protocol of its own; leave out --protocol, or evaluate "
+            f"--model {settings.places.warm_start}"
         )
+    label = _label(settings, baseline, changes, as_label)
+    return Subject(
+        label=label,
+        name=label,
+        seed=settings.warm_start.seed,
+        policy=Policy.of_warm_start(settings),
+        protocol=BASELINES[baseline],
+        shown=tracking.baseline_params(label, settings),
+    )
 
 
-def _hashes(agent: Agent, prompt_hash: str, settings: Params) -> dict[str, str]:
+def _of_model(
+    settings: Params, model: str, protocol: Protocol | None, changes: Sequence[str], as_label: str | None
+) -> Subject:
+    policy = Policy.named(model)
+    version = policy.version
+    plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
+    label = _label(settings, plain, changes, as_label, foreign=True)
+    return Subject(
+        label=label,
+        name=label,
+        seed=version.descriptor.seed if version else settings.evaluate.seed,
+        policy=policy,
+        protocol=protocol or "tool_call",
+        shown=tracking.model_params(label, settings, version.reference if version else model),
+    )
+
+
+def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str | None, *, foreign: bool = False) -> str:
+    """What the evaluation is called: what was asked for, or the policy with what is changed; refused where taken."""
+    label = as_label or "-".join([plain, *changes])
+    if not LABEL.fullmatch(label):
+        raise ValueError(
+            f"{label!r} is to be a folder; give --as a name of letters, digits, _, - and ., - and . not first"
+        )
+    whose = OF_A_SEED.sub("", label)
+    if (changes or foreign) and (whose in settings.runs or whose in BASELINES):
+        raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
+    return label
+
+
+def _hashes(subject: Subject, prompt_hash: str, settings: Params) -> dict[str, str]:
     return {
-        "questions": sha256(QUESTIONS),
-        "passages": sha256(PASSAGES),
-        "index": describe(INDEX).index_hash,
+        "questions": sha256(settings.places.questions),
+        "passages": sha256(settings.places.passages),
+        "index": describe(settings.places.index).index_hash,
         "prompt": prompt_hash,
-        "protocol": agent.protocol,  # naive RAG and gold passages have the same prompt around other passages
+        "protocol": subject.protocol,  # naive RAG and gold passages have the same prompt around other passages
         "limits": _limits(settings),
-        "policy": _policy_hash(agent.policy),
+        "policy": _policy_hash(subject.policy),
     }
 
 
@@ -299,25 +219,23 @@ def _limits(settings: Params) -> str:
 
 def _policy_hash(policy: Policy) -> str:
     found = model_hash(policy.path)
-    if policy.registered and found != policy.registered.descriptor.policy_hash:
-        raise ValueError(
-            f"{policy.path} was changed while {policy.registered.reference} was evaluated; evaluate it again"
-        )
+    if policy.version and found != policy.version.descriptor.policy_hash:
+        raise ValueError(f"{policy.path} was changed while {policy.version.reference} was evaluated; evaluate it again")
     return found
 
 
-def _trained(folder: Path) -> tracking.Run | None:
+def _run_of_training(folder: Path) -> tracking.Run | None:
     """The run that training opened, where the store has it."""
     run_id = folder / "mlflow_run_id"
     return tracking.resume(run_id.read_text()) if run_id.exists() else None
 
 
-def _untrained(agent: Agent, dataset: str, sweep: str | None, *, recurring: bool) -> tracking.Run:
+def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bool) -> tracking.Run:
     """A new run, which only holds the scores."""
-    version = agent.policy.registered
+    version = subject.policy.version
     tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
-    shown = agent.shown | {"protocol": agent.protocol}
-    with tracking.start(agent.label, shown, tags, recurring=recurring) as run:
+    shown = subject.shown | {"protocol": subject.protocol}
+    with tracking.start(subject.label, shown, tags, recurring=recurring) as run:
         return run
 
 
@@ -336,17 +254,12 @@ def _readable(
     }
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    from flows.stage import add_member_arguments, run_stage
-
+def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
-    parser.add_argument("--name", help=f"a run of params.yaml, or one of {', '.join(BASELINES)}")
-    add_member_arguments(parser)
-    parser.add_argument("--model", help="in place of --name: models:/agent_r1@champion, a folder or a hub id")
+    add_run_arguments(parser, required=False)
+    parser.add_argument("--baseline", choices=BASELINES, help="in place of --run: the model that trainings start from")
+    parser.add_argument("--model", help="in place of --run: models:/agent_r1@champion, a folder or a hub id")
     parser.add_argument("--protocol", choices=PROTOCOLS, help="in place of tool_call, how runs are trained")
     parser.add_argument("--dataset", help="asks the questions of this prepared data set alone")
     parser.add_argument("--as", dest="as_label", metavar="LABEL", help="of the results: outputs/evaluate/LABEL")

@@ -1,4 +1,4 @@
-"""The index stage: `python -m flows.index`."""
+"""The index stage: `python -m flows index`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import logging
 import time
 
 from agent_r1 import params
-from agent_r1.project import INDEX, PASSAGES
 from agent_r1.search.index import build, describe
+from flows.stage import run_stage
 
 logger = logging.getLogger(__name__)
 
 
 def index() -> None:
     """Builds the configured index over the prepared passages."""
-    search = params.load().search
+    settings = params.load()
+    search, folder = settings.search, settings.places.index
     started = time.perf_counter()
-    build(search, PASSAGES, INDEX)
+    build(search, settings.places.passages, folder)
     seconds = time.perf_counter() - started
-    megabytes = sum(file.stat().st_size for file in INDEX.rglob("*") if file.is_file()) / 1e6
-    size = describe(INDEX).size
+    megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    size = describe(folder).size
     logger.info("built the %s index of %d passages: %.1f MB in %.1f s", search.kind, size, megabytes, seconds)
 
 
-if __name__ == "__main__":
-    from flows.stage import run_stage
-
+def main() -> None:
+    """The command line."""
     run_stage(index)

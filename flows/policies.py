@@ -1,82 +1,156 @@
-"""Who acts: the policy of a run, a registered one, or any model of a folder or hub."""
+"""Who acts: the policy of a run, the warm start, a registered version, or any model of a folder or hub."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.params import Params
-from agent_r1.project import WARM_START, checkpointed_policy, label, train_dir
+import yaml
+
+from agent_r1.hashes import sha256
+from agent_r1.params import Params, RunId
+from agent_r1.params.places import policy_in
+from agent_r1.params.sections import nearest
+from agent_r1.policy import checkpoint
+from agent_r1.tables import write_text
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import SCHEME, Version
-from flows.operation.register import folder_of, progress_of
+from agent_r1.tracking.registry import SCHEME, Descriptor, Version
+from flows.dvc_files import kept, run_dvc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """Weights that act, and what is known about them."""
+    """Weights that act, wherever they lie, and what is known about them."""
 
     title: str  # for people
     path: str  # a Hugging Face folder or hub id
     updates: int = 0  # since the warm start
-    registered: Version | None = None  # the version that it is, where a reference named it
+    version: Version | None = None  # the registered version that it is, where a reference named it
+
+    @classmethod
+    def of_run(cls, settings: Params, run: RunId) -> Policy:
+        """The latest policy of a run.
+
+        Raises:
+            ValueError: there is no such run.
+            FileNotFoundError: it has no checkpoint.
+        """
+        settings.run(run)
+        folder = policy_in(settings.places.training(run))
+        progress = checkpoint.peek(folder.parent)
+        if progress is None:
+            raise FileNotFoundError(
+                f"there is no checkpoint at {folder.parent}; train it first "
+                f"(`python -m flows train {' '.join(run.words)}`)"
+            )
+        title = f"{run.label} after {progress.iterations} iterations"
+        return cls(title=title, path=str(folder), updates=progress.policy_version)
+
+    @classmethod
+    def of_warm_start(cls, settings: Params) -> Policy:
+        """The model that trainings start from.
+
+        Raises:
+            FileNotFoundError: it was not made yet.
+        """
+        folder = settings.places.warm_start
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"there is no model at {folder}; make it (`dvc repro warm_start`), or name another model"
+            )
+        return cls(title="the warm start", path=str(folder))
+
+    @classmethod
+    def named(cls, model: str) -> Policy:
+        """A registered policy by its reference, such as `models:/agent_r1@champion`, or a model by folder or hub id.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            ValueError: there is no such version, or its policy has gone.
+        """
+        if model.startswith(SCHEME):
+            version = registry.find(model)
+            title = f"version {version.number}, {version.descriptor.label}"
+            updates = version.descriptor.policy_version
+            return cls(title=title, path=str(folder_of(version)), updates=updates, version=version)
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).exists()]
+            if missing:
+                raise FileNotFoundError(f"{model} has no {missing[0]}; save a model and its tokenizer into one folder")
+            progress = checkpoint.peek(folder.parent)
+            return cls(title=model, path=str(folder), updates=progress.policy_version if progress else 0)
+        if model.startswith((".", "/", "~")) or model.count("/") != 1:
+            raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
+        return cls(title=model, path=model)
 
 
-def trained(settings: Params, run: str, seed: int | None, sweep: str | None) -> Policy:
-    """The latest policy of a run.
+def version_of(model: str, settings: Params) -> Version:
+    """The registered version that is meant: by a reference, or by the label of a training such as `ppo-seed3`.
+
+    A label means the policy that the training's folder holds, or the latest of that label where the folder is gone.
 
     Raises:
-        ValueError: there is no such run.
-        FileNotFoundError: it has no checkpoint.
-    """
-    settings.run(run, seed, sweep)
-    policy = checkpointed_policy(train_dir(run, seed, sweep))
-    progress = progress_of(policy)
-    if progress is None:
-        options = [
-            f"--run {run}",
-            *([] if seed is None else [f"--seed {seed}"]),
-            *([f"--sweep {sweep}"] if sweep else []),
-        ]
-        raise FileNotFoundError(
-            f"there is no checkpoint at {policy.parent}; train it first (`python -m flows.train {' '.join(options)}`)"
-        )
-    title = f"{label(run, seed)} after {progress['iterations']} iterations"
-    return Policy(title=title, path=str(policy), updates=progress["policy_version"])
-
-
-def warm_start() -> Policy:
-    """The model that trainings start from.
-
-    Raises:
-        FileNotFoundError: it was not made yet.
-    """
-    if not WARM_START.is_dir():
-        raise FileNotFoundError(
-            f"there is no model at {WARM_START}; make it (`dvc repro warm_start`), or name another model"
-        )
-    return Policy(title="the warm start", path=str(WARM_START))
-
-
-def named(model: str) -> Policy:
-    """A registered policy by its reference, such as `models:/agent_r1@champion`, or any model by folder or hub id.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: there is no such version, or its policy has gone.
+        ValueError: there is no such version, or the policy of the training is not registered.
     """
     if model.startswith(SCHEME):
-        version = registry.find(model)
-        title = f"version {version.number}, {version.descriptor.label}"
-        folder = str(folder_of(version))
-        return Policy(title=title, path=folder, updates=version.descriptor.policy_version, registered=version)
-    folder_given = Path(model).expanduser()
-    if folder_given.is_dir():
-        missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder_given / name).exists()]
-        if missing:
-            raise FileNotFoundError(f"{model} has no {missing[0]}; save a model and its tokenizer into one folder")
-        progress = progress_of(folder_given)
-        return Policy(title=model, path=str(folder_given), updates=progress["policy_version"] if progress else 0)
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
-    return Policy(title=model, path=model)
+        return registry.find(model)
+    known, policy = registry.versions(), policy_in(settings.places.training(RunId.parse(model)))
+    if policy.is_dir():
+        content = sha256(policy)
+        found = [version for version in known if version.descriptor.policy_hash == content]
+    else:
+        found = [version for version in known if version.descriptor.label == model and not version.descriptor.sweep]
+    if found:
+        return found[-1]
+    if policy.is_dir():
+        words = " ".join(RunId.parse(model).words)
+        raise ValueError(f"{model}: the policy in {policy} is not registered; `python -m flows register {words}` does")
+    labels = [version.descriptor.label for version in known]
+    raise ValueError(
+        f"there is no registered model {model!r}{nearest(model, labels) if labels else '; the registry is empty'}"
+    )
+
+
+def folder_of(version: Version) -> Path:
+    """A folder that holds a version's policy: the training's own while it does, else DVC's copy, brought back.
+
+    Raises:
+        ValueError: the training's folder holds another policy by now, and there is no copy.
+    """
+    found = version.descriptor
+    if in_training(version):
+        return Path(found.policy)
+    reason = "it was registered outside a DVC project, so there is no copy of it"
+    if found.dvc_hash:
+        copy = Path(found.dvc_file).with_suffix("")
+        reason = "" if _holds(copy, found) else _bring_back(found)
+        if not reason:
+            return copy
+    raise ValueError(
+        f"the policy of {version.reference} ({found.label}) has gone: {found.policy} holds another one or none, and "
+        f"{reason}; train it again as of commit {found.git_commit or 'unknown'}, or `dvc pull {found.dvc_file}` where "
+        "a remote has it"
+    )
+
+
+def in_training(version: Version) -> bool:
+    """Whether the training's own folder still holds the policy."""
+    return _holds(Path(version.descriptor.policy), version.descriptor)
+
+
+def _holds(folder: Path, descriptor: Descriptor) -> bool:
+    return folder.is_dir() and sha256(folder) == descriptor.policy_hash
+
+
+def _bring_back(descriptor: Descriptor) -> str:
+    """Has DVC restore its copy, from the cache or else from a remote; "" or why it cannot."""
+    if not Path(".dvc").is_dir():
+        return "this project is no DVC repository"
+    file = Path(descriptor.dvc_file)
+    if kept(file) != descriptor.dvc_hash:
+        out = {"md5": descriptor.dvc_hash, "hash": "md5", "path": file.stem}
+        write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
+    if failed := run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file)):
+        return f"DVC has no copy ({failed})"
+    return "" if _holds(file.with_suffix(""), descriptor) else "DVC's copy is another one"

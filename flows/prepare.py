@@ -1,18 +1,18 @@
-"""The prepare stage: `python -m flows.prepare`."""
+"""The prepare stage: `python -m flows prepare`."""
 
 from __future__ import annotations
 
 from agent_r1 import params
 from agent_r1.data.prepare import prepare as write_data
-from agent_r1.project import PREPARED
+from flows.stage import run_stage
 
 
 def prepare() -> None:
-    """Writes the questions and the passages of the configured data set."""
-    write_data(params.load().prepare, PREPARED)
+    """Writes the questions and the passages of the configured data sets."""
+    settings = params.load()
+    write_data(settings.prepare, settings.places.prepared)
 
 
-if __name__ == "__main__":
-    from flows.stage import run_stage
-
+def main() -> None:
+    """The command line."""
     run_stage(prepare)

@@ -1,4 +1,4 @@
-"""What stored trajectories teach under another configuration: `python -m flows.replay --run NAME --as OTHER`.
+"""What stored trajectories teach under another configuration: `python -m flows replay --run NAME --as OTHER`.
 
 Nothing is generated and nothing is written, so a replay holds no lock and disturbs no training.
 """
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_r1.project import train_dir
 from rich.console import Console
 from rich.progress import track
 
 from agent_r1 import params
 from agent_r1.inspection.replay import Replayed, Replayer, configurations, tables
 from agent_r1.inspection.stored import StoredRun
-from agent_r1.project import train_dir
 from flows.stage import add_member_arguments
 
 

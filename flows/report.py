@@ -1,4 +1,4 @@
-"""The report stage: `python -m flows.report`."""
+"""The report stage: `python -m flows report`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
 from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
@@ -14,7 +15,6 @@ from agent_r1.evaluation.comparison import read_curve, read_evaluation
 from agent_r1.evaluation.predictions import OF_A_SWEEP
 from agent_r1.evaluation.report import render
 from agent_r1.params import SWEEP, Params
-from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 

@@ -1,10 +1,9 @@
-"""What every stage's command does around the stage: logging, faults, signals, the accelerator's lock, tracking."""
+"""What every command does around its work: logging, faults, signals, threads, the accelerator's lock, tracking."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import fcntl
 import functools
 import logging
 import os
@@ -17,101 +16,133 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec, TextIO, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from filelock import FileLock, Timeout
 from rich.logging import RichHandler
 
+from agent_r1 import params
 from agent_r1.params import SWEEP
+from agent_r1.params.places import project_root
 from flows.processes import end_with_parent
-
-logger = logging.getLogger(__name__)
-
-
-def accelerator_lock() -> Path:
-    """The lock file: one per machine and user, so that two clones of the project queue up as well."""
-    return Path(tempfile.gettempdir()) / f"agent_r1-{os.getuid()}.lock"
-
-
-@contextmanager
-def accelerator() -> Iterator[None]:
-    """Holds the machine's accelerator; waits while another stage holds it.
-
-    The kernel frees the lock when the process ends, however it ends.
-    """
-    # Not "w": opening must not wipe the holder's process id.
-    with accelerator_lock().open("a+") as file:
-        _wait_for(file)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def _wait_for(file: TextIO) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        logger.info("waiting for the accelerator, held by process %s", file.read())
-        fcntl.flock(file, fcntl.LOCK_EX)
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
+OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 UNAVAILABLE = os.EX_TEMPFAIL  # 75
 # A file that is not there, or in the way, stays so however often it is asked for.
 LASTING = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+QUIET = {
+    "DO_NOT_TRACK": "1",  # vLLM, Prefect and Hugging Face
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers draws one for every checkpoint it reads or writes
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MALLOC_MMAP_MAX_": "0",  # these two are for child processes; this one calls `_keep_freed_memory`
+    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+}
+
+logger = logging.getLogger(__name__)
 
 
-def run_stage(stage: Callable[..., None], **parameters: str | int | None) -> None:
-    """Runs a stage as the whole of its process: the last line of `python -m flows.<stage>`.
+def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None) -> None:
+    """Runs a stage as the whole of its command.
 
     The stage is a tracked Prefect flow when `PREFECT_API_URL` is set and answers, else the plain function, for which
-    Prefect is not even imported. What a user can mend (ValueError, OSError) ends as one message and exit code 1, or 75
-    where the same may work later, without anybody's doing (a server that does not answer, a disk that fails); an
-    interrupt ends as 130, a termination as 143; any other fault keeps its traceback.
+    Prefect is not even imported.
 
     Args:
         stage: the stage's function; its name is the flow's.
         parameters: its keyword arguments, shown with the tracked run.
     """
-    keep_freed_memory()
     if PARENT_TASK_RUN in os.environ:
         end_with_parent()
-    with clean_end():
-        if server_answers():
-            _run_tracked(stage, parameters)
-        else:
-            stage(**parameters)
+    if server_answers():
+        _run_tracked(stage, parameters)
+    else:
+        stage(**parameters)
 
 
-def add_member_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options by which a stage is told which seed of a run, and which sweep, it works on."""
-    parser.add_argument("--seed", type=int, help="in place of the run's own; its outputs get folders of their own")
-    parser.add_argument("--sweep", choices=[SWEEP], help="as a member of this sweep of params.yaml")
+def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """The options that say which training is meant: the fields of a `RunId`."""
+    parser.add_argument("--run", required=required, help="a name under runs: in params.yaml")
+    parser.add_argument("--seed", type=int, help="in place of the run's own; its outputs have folders of their own")
+    parser.add_argument("--sweep", choices=[SWEEP], default="", help="as a member of this sweep of params.yaml")
+
+
+def started_by_another() -> bool:
+    """Whether DVC or a flow started this process, so that nobody is there to be asked."""
+    return OF_DVC in os.environ or PARENT_TASK_RUN in os.environ
 
 
 @contextmanager
 def clean_end() -> Iterator[None]:
-    """The rim of a command: sets up logging, and turns signals and what a user can mend into exit codes."""
+    """The rim of a command: sets up logging, and turns faults and signals into exit codes, in this one place.
+
+    What a user can mend (ValueError, OSError) ends as one message and exit code 1, or 75 where the same may work later,
+    without anybody's doing (a server that does not answer, a disk that fails); an interrupt ends as 130, a termination
+    as 143; any other fault keeps its traceback.
+    """
     configure_logging()
-    signal.signal(signal.SIGTERM, _terminate)
+    # Neither raises a KeyboardInterrupt, which would end an interpreter that meets it late by the signal itself.
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
-    except KeyboardInterrupt:
-        logger.warning("interrupted")
-        sys.exit(INTERRUPTED)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            logger.warning("interrupted")
+        raise
     except (ValueError, OSError) as fault:
         if os.environ.get(SHOW_TRACEBACK):
             raise
         logger.error("%s", explain(fault))
         sys.exit(UNAVAILABLE if is_transient(fault) else 1)
+
+
+def prepare_process() -> None:
+    """Makes a command the same process wherever it is started: from the project's root, with `model.threads` threads.
+
+    To be called before torch is imported. Without a readable params.yaml the command itself says so.
+    """
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    _keep_freed_memory()
+    try:
+        os.chdir(project_root())
+        threads = params.load().model.threads
+    except (ValueError, OSError):
+        return
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # without it a vLLM engine cuts torch to one thread in this process
+
+
+@contextmanager
+def accelerator() -> Iterator[None]:
+    """Holds the machine's accelerator, or its CPU where there is none; waits while another stage holds it.
+
+    The kernel frees the lock when the process ends, however it ends.
+    """
+    path = accelerator_lock()
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        logger.info("waiting for the accelerator, held by process %s", path.read_text())
+        lock.acquire()
+    with lock:
+        path.write_text(str(os.getpid()))
+        yield
+
+
+def accelerator_lock() -> Path:
+    """The lock file: one per machine and user, so that two clones of the project queue up as well."""
+    return Path(tempfile.gettempdir()) / f"agent_r1-{os.getuid()}.lock"
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:
@@ -133,21 +164,8 @@ def configure_logging() -> None:
     handler.setFormatter(logging.Formatter(pattern, datefmt="%H:%M:%S"))
     handler.addFilter(_not_a_run_of_prefect)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in ("agent_r1", "flows", "__main__"):
+    for name in ("agent_r1", "flows"):
         logging.getLogger(name).setLevel(logging.INFO)
-
-
-def keep_freed_memory() -> None:
-    """Lets glibc keep freed memory instead of giving it back and faulting it in again at every training step.
-
-    The same as MALLOC_MMAP_MAX_=0 and no trimming, but for a process that runs already; see mallopt(3).
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    libc = ctypes.CDLL(None)
-    libc.mallopt(mmap_max, 0)
-    libc.mallopt(trim_threshold, -1)
 
 
 def server_answers() -> bool:
@@ -175,8 +193,17 @@ def explain(fault: Exception) -> str:
     return f"{fault}\n(raised at {where}; {SHOW_TRACEBACK}=1 shows the whole traceback)"
 
 
-def _terminate(*_: object) -> None:
-    sys.exit(TERMINATED)
+def _keep_freed_memory() -> None:
+    """Lets glibc keep freed memory instead of giving it back and faulting it in again at every training step.
+
+    Has the effect of MALLOC_MMAP_MAX_=0 and no trimming on a process that runs already; see mallopt(3).
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+    libc = ctypes.CDLL(None)
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(trim_threshold, -1)
 
 
 def _not_a_run_of_prefect(record: logging.LogRecord) -> bool:
@@ -184,7 +211,7 @@ def _not_a_run_of_prefect(record: logging.LogRecord) -> bool:
     return not record.name.startswith(("prefect.flow_runs", "prefect.task_runs"))
 
 
-def _run_tracked(stage: Callable[..., None], parameters: dict[str, str | int | None]) -> None:
+def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None:
     from prefect import flow
     from prefect.client.orchestration import get_client
     from prefect.exceptions import TerminationSignal
@@ -195,7 +222,9 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, str | int | N
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(
             tracked,
-            name=" ".join([stage.__name__, *(str(value) for value in parameters.values() if value is not None)]),
+            name=" ".join(
+                [stage.__name__, *(str(value) for value in parameters.values() if value not in (None, "", False))]
+            ),
             parameters=parameters,
             parent_task_run_id=UUID(parent) if parent else None,
         )

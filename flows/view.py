@@ -1,4 +1,4 @@
-"""What an agent did, as a page and as traces: `python -m flows.view --run NAME`."""
+"""What an agent did, as a page and as traces: `python -m flows view --run NAME`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from agent_r1.project import QUESTIONS, evaluate_dir, label, train_dir, view_file
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
@@ -18,7 +19,6 @@ from agent_r1.inspection.stored import Sources, StoredRun
 from agent_r1.inspection.viewer import Decode, Shown, When, page
 from agent_r1.params import TrainParams
 from agent_r1.policy.model import load_tokenizer
-from agent_r1.project import QUESTIONS, evaluate_dir, label, train_dir, view_file
 from agent_r1.records import Question
 from agent_r1.tables import read_rows, write_text
 from agent_r1.tracking import registry

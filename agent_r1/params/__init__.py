@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self, get_args
 import yaml
 from pydantic import BaseModel, Field, model_validator
 
+from agent_r1.params.places import PARAMS, Places, RunId
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.stages import (
     PROTOCOLS,
@@ -66,11 +67,13 @@ __all__ = [
     "MonitorParams",
     "OperateParams",
     "Params",
+    "Places",
     "PrepareParams",
     "PromoteParams",
     "Protocol",
     "RemoteParams",
     "RewardWeights",
+    "RunId",
     "SearchParams",
     "SplitParams",
     "TrainParams",
@@ -101,6 +104,7 @@ class AblationsParams(Section):
 
 
 class Params(Section):
+    places: Places
     prepare: PrepareParams
     search: SearchParams
     model: ModelParams
@@ -132,36 +136,36 @@ class Params(Section):
                 raise ValueError(f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only")
             if name in get_args(Baseline):
                 raise ValueError(f"runs: {name!r} is the name of a baseline; name the run differently")
-            self.run(name)
+            self.run(RunId(name))
         for where, names in (("repro_runs", self.repro_runs), ("ablations.runs", self.ablations.runs)):
             for name in names:
                 if name not in self.runs:
                     raise ValueError(f"{where} names {name!r}, which runs: does not define{nearest(name, self.runs)}")
         for name in self.ablations.runs:
-            self.run(name, sweep=SWEEP)
+            self.run(RunId(name, sweep=SWEEP))
         return self
 
-    def run(self, name: str, seed: int | None = None, sweep: str | None = None) -> TrainParams:
-        """The `train` section with the overrides of one run, and then with those of a seed and of the sweep.
+    def run(self, run: RunId) -> TrainParams:
+        """The `train` section with the overrides of one run, and then with those of its seed and its sweep.
 
         Raises:
             ValueError: no such run or sweep, or an override is unknown, refused or without effect.
         """
-        if name not in self.runs:
-            raise ValueError(f"there is no run {name!r} under runs:{nearest(name, self.runs)}")
-        if sweep not in (None, SWEEP):
-            raise ValueError(f"there is no sweep {sweep!r}; the one that params.yaml defines is {SWEEP!r}")
-        overrides = self.runs[name] or {}
+        if run.run not in self.runs:
+            raise ValueError(f"there is no run {run.run!r} under runs:{nearest(run.run, self.runs)}")
+        if run.sweep not in ("", SWEEP):
+            raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
+        overrides = self.runs[run.run] or {}
         merged = override(self.train.model_dump(), overrides)
-        of_the_seed = {} if seed is None else {"seed": seed}
-        of_the_sweep = {"iterations": self.ablations.iterations} if sweep else {}
-        where = f"{sweep}: runs.{name}" if sweep else f"runs.{name}"
+        of_the_seed = {} if run.seed is None else {"seed": run.seed}
+        of_the_sweep = {"iterations": self.ablations.iterations} if run.sweep else {}
+        where = f"{run.sweep}: runs.{run.run}" if run.sweep else f"runs.{run.run}"
         resolved = validated(TrainParams, merged | of_the_seed | of_the_sweep, where)
         resolved.require_read(overrides, where)
         return resolved
 
 
-def load(path: Path = Path("params.yaml")) -> Params:
+def load(path: Path = Path(PARAMS)) -> Params:
     """Reads and checks a parameter file.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -41,6 +41,14 @@ def override(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         both_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)
         merged[key] = override(base[key], value) if both_mappings else value
     return merged
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, with dots between the keys: {"a": {"b": 1}} is {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def validated(kind: type[S], content: dict[str, Any], where: str) -> S:

@@ -161,6 +161,7 @@ class LoraParams(Section):
 
 class ModelParams(Section):
     path: str
+    threads: Count
     dtype: Literal["auto", "float32", "bfloat16"]
     gradient_checkpointing: bool
     lora: LoraParams

@@ -169,6 +169,7 @@ class UpdateParams(Section):
     value_clip: Positive
     max_grad_norm: Positive
     max_tokens_per_microbatch: Count
+    proved_trajectories: Count
     canary_tolerance: CanaryTolerance
 
     @property

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -28,26 +28,17 @@ class Progress:
 
     iterations: int  # finished ones, which is the index of the next
     policy_version: int  # updates of the policy's weights since the warm start
-    fingerprint: str  # of the parameters it was trained under
     rollbacks: int = 0  # times the run went back to an earlier checkpoint
     stopped: bool = False  # whether the run was ended here, before its last iteration
+    code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
 
 
-def save(
-    folder: Path, learner: Learner, *, iterations: int, fingerprint: str, rollbacks: int = 0, stopped: bool = False
-) -> None:
+def save(folder: Path, learner: Learner, record: Progress) -> None:
     """Writes the checkpoint, whole or not at all.
 
     Raises:
         OSError: the disk is full or not writable; the checkpoint that was there is untouched.
     """
-    record = Progress(
-        iterations=iterations,
-        policy_version=learner.policy_version,
-        fingerprint=fingerprint,
-        rollbacks=rollbacks,
-        stopped=stopped,
-    )
     with _replacing(folder) as fresh:
         try:
             learner.save_policy(fresh / "policy")
@@ -85,7 +76,10 @@ def progress(folder: Path) -> Progress | None:
 def peek(folder: Path) -> Progress | None:
     """The same for one who only reads: a training may be writing the checkpoint, and nothing is cleaned up after it."""
     record = folder / "progress.json"
-    return Progress(**json.loads(record.read_text())) if record.exists() else None
+    if not record.exists():
+        return None
+    known = {each.name for each in fields(Progress)}  # an older version of the project wrote others
+    return Progress(**{name: value for name, value in json.loads(record.read_text()).items() if name in known})
 
 
 def load(folder: Path, learner: Learner) -> Progress:

@@ -55,7 +55,8 @@ class Descriptor:
     passages: str  # sha256 of the passages
     index: str  # hash of the index over them
     prompt: str  # hash of system message, tools and chat template
-    config: str  # fingerprint of the run's configuration, its inputs and the code
+    config: str  # fingerprint of the run's configuration and its inputs
+    code: str = ""  # which code trained which iterations, by short hashes; "" where it was not noted
     dvc_training_hash: str = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
 
 
@@ -189,7 +190,7 @@ def _no_alias(alias: str, known: list[Version]) -> str:
     if alias == CHAMPION:
         return (
             "the registry has no champion; the first becomes one only by "
-            f"`python -m flows.operation.promote {known[-1].reference} --first`"
+            f"`python -m flows promote {known[-1].reference} --first`"
         )
     aliases = sorted({alias for version in known for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from agent_r1.params import Params, TrainParams, fingerprint
-from agent_r1.tracking.store import open_store, project_root
+from agent_r1.params.places import project_root
+from agent_r1.params.sections import flatten
+from agent_r1.tracking.store import open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 
-def provenance(dataset: str, sweep: str | None = None) -> dict[str, str]:
+def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     """The tags dataset, git_commit, data_hash ("" where it is not known), and sweep for a member of one.
 
     The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
@@ -86,14 +88,6 @@ def _untrained_params(variant: str, params: Params, seed: int) -> dict[str, Any]
     return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind}
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dots between the keys: {"a": {"b": 1}} is {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
 IDENTITY_TAG = "identity"
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
 PARAMS_PER_CALL = 100  # MLflow's limit
@@ -121,6 +115,11 @@ class Run:
         if step >= self._steps_logged:
             self._log(metrics, step)
             self._steps_logged = step + 1
+
+    def add(self, metrics: Mapping[str, float], step: int) -> None:
+        """Adds further metrics to an iteration that was logged."""
+        if metrics:
+            self._log(metrics, step)
 
     def rewind(self) -> None:
         """Lets every iteration be logged again: the run goes back to an earlier one.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from filelock import FileLock
+
+from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -85,20 +88,6 @@ class _Client:
         return passing_faults(self._uri)(found) if callable(found) else found
 
 
-def project_root() -> Path:
-    """The nearest folder from the current one upwards that holds params.yaml."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "params.yaml").exists():
-            return folder
-    raise ValueError(f"no params.yaml in {here} or above it; run from inside the project")
-
-
-def tracking_folder() -> Path:
-    """Where MLflow, Prefect and the locks of this project's clone keep their files."""
-    return Path(os.environ.get("DVC_ROOT") or project_root()).absolute() / ".tracking"
-
-
 def store_file() -> Path:
     """The store of a project without a tracking server."""
     return tracking_folder() / "mlflow.db"
@@ -107,10 +96,8 @@ def store_file() -> Path:
 @contextmanager
 def locked(name: str) -> Iterator[None]:
     """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    path = tracking_folder() / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    tracking_folder().mkdir(parents=True, exist_ok=True)
+    with FileLock(tracking_folder() / name):
         yield
 
 

@@ -1,49 +1,132 @@
-"""What a training run keeps on disk, and how it goes on after a kill."""
+"""What a training run keeps on disk, and how it goes on after a kill. Nothing that a run wrote is ever deleted."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Self
 
-from agent_r1.params import KeepParams
+from filelock import FileLock, Timeout
+
+from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
+from agent_r1.params.sections import flatten
 from agent_r1.policy import checkpoint
+from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
 from agent_r1.tables import remove_unfinished, write_text
+
+START = "start.json"
+NAMED = 5  # of what differs, in a message
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What makes a run this one and no other, and the code that trains it."""
+
+    parameters: dict[str, Any]  # dotted name -> value
+    inputs: dict[str, str] = field(default_factory=dict)  # what it is trained on -> hash
+    code: dict[str, str] = field(default_factory=dict)  # file -> hash; other code is no other run
+
+    @classmethod
+    def of(
+        cls,
+        settings: Params,
+        config: TrainParams,
+        inputs: Mapping[str, str] | None = None,
+        code: Mapping[str, str] | None = None,
+    ) -> Self:
+        """The identity of a run; what a complete run keeps (`train.keep`) is no part of it."""
+        sections = {
+            "train": config.model_dump(mode="json", exclude={"keep"}),
+            "env": settings.env.model_dump(mode="json"),
+            "model": settings.model.model_dump(mode="json"),
+            "engine": settings.engine.identity,
+        }
+        return cls(parameters=flatten(sections), inputs=dict(inputs or {}), code=dict(code or {}))
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of parameters and inputs."""
+        return fingerprint(self.parameters, self.inputs)
+
+    @property
+    def code_digest(self) -> str:
+        """A short hash of the code."""
+        return fingerprint(self.code)
+
+    def differences_from(self, earlier: Identity) -> list[str]:
+        """In words, such as `train.credit.lam .99 -> .95`; empty where the run is the same."""
+        return _differences(earlier.parameters, self.parameters) + _differences(earlier.inputs, self.inputs)
+
+    def changed_code(self, earlier: Identity) -> list[str]:
+        """The files that are not as they were."""
+        return sorted(name for name in earlier.code.keys() | self.code if earlier.code.get(name) != self.code.get(name))
+
+
 class RunFolder:
-    """The folder of one training run.
+    """The folder of one training run, for one process at a time.
 
-    DVC keeps it across reruns, also when parameters changed. A checkpoint that was trained under the same
-    configuration, inputs and code is gone on from; with any other, the folder is emptied.
+    A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
+    warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
 
-    One process at a time may open it, under a lock: what a killed one was writing is removed.
-
-    Beside the latest checkpoint there may be a good one, to go back to. A good one is the checkpoint that an iteration
-    without any sign of collapse began with.
+    Beside the latest checkpoint there may be a good one, to go back to: the checkpoint that an iteration without any
+    sign of collapse began with.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
+    def __init__(self, path: Path, identity: Identity) -> None:
         self.path = path
-        self.fingerprint = fingerprint
+        self.identity = identity
         self.checkpoint = path / "checkpoint"
         self.metrics = path / "metrics.jsonl"
         self.mlflow_run_id = path / "mlflow_run_id"
         self.good = path / "good"
-        found = checkpoint.progress(self.checkpoint)
-        self.resumed = found is not None and found.fingerprint == fingerprint
-        self.finished, self.rollbacks, self.stopped = 0, 0, False
-        if found and self.resumed:
-            self.finished, self.rollbacks, self.stopped = found.iterations, found.rollbacks, found.stopped
-            remove_unfinished(path)
-            logger.info("%s: going on after %d finished iterations", path, self.finished)
-        elif path.exists():
-            logger.info("%s: starting over, nothing there can be gone on from", path)
-            shutil.rmtree(path)
+        self.progress = Progress(iterations=0, policy_version=0)
+
+    @contextmanager
+    def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
+        """Takes the folder up: empty, or where an earlier process left it.
+
+        Args:
+            iterations: of the whole run.
+            aside: where a folder that makes room for this run goes, under its name and the time.
+            fresh: starts over whatever is there.
+            replace: starts over where the folder is another run's, which otherwise is refused.
+
+        Raises:
+            ValueError: the folder is another run's, or another process is training in it.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise ValueError(f"another process is training in {self.path}; wait for its end, or end it") from None
+        with lock:
+            self._take_up(iterations, aside, fresh=fresh, replace=replace)
+            yield self
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.checkpoint / "progress.json").exists()
+
+    @property
+    def finished(self) -> int:
+        """Finished iterations, which is the index of the next."""
+        return self.progress.iterations
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the run went back to an earlier checkpoint."""
+        return self.progress.rollbacks
 
     def trajectories(self, iteration: int) -> Path:
         return self.path / "trajectories" / f"{iteration:03d}.parquet"
@@ -54,8 +137,8 @@ class RunFolder:
     def credit(self, iteration: int) -> Path:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
-    def record(self, iteration: int, metrics: dict[str, float]) -> None:
-        """Adds a line to metrics.jsonl, in place of what an interrupted attempt left for this iteration."""
+    def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Adds a line to metrics.jsonl, in place of what is there for this iteration and later ones."""
         lines = self.metrics.read_text().splitlines()[:iteration] if self.metrics.exists() else []
         write_text(self.metrics, "\n".join([*lines, json.dumps({"iteration": iteration, **metrics})]) + "\n")
 
@@ -64,17 +147,17 @@ class RunFolder:
         lines = self.metrics.read_text().splitlines()[: self.finished] if self.finished else []
         return [json.loads(line) for line in lines]
 
-    def save(self, learner: Learner, *, finished: int, stopped: bool = False) -> None:
+    def save(self, learner: Learner, *, finished: int, stopped: bool = False, rollbacks: int | None = None) -> None:
         """Writes the checkpoint, which makes the iterations finished ones; `stopped` makes them the last."""
-        checkpoint.save(
-            self.checkpoint,
-            learner,
+        record = Progress(
             iterations=finished,
-            fingerprint=self.fingerprint,
-            rollbacks=self.rollbacks,
+            policy_version=learner.policy_version,
+            rollbacks=self.rollbacks if rollbacks is None else rollbacks,
             stopped=stopped,
+            code=self._code_until(finished),
         )
-        self.finished, self.stopped = finished, stopped
+        checkpoint.save(self.checkpoint, learner, record)
+        self.progress = record
 
     def set_aside(self) -> None:
         """Makes the latest checkpoint the good one as well."""
@@ -89,12 +172,11 @@ class RunFolder:
         found = checkpoint.load(self.good, learner)
         for iteration in range(found.iterations, self.finished + 1):
             self._remove_rows(iteration)
-        self.rollbacks += 1
-        self.save(learner, finished=found.iterations)
+        self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
 
     def is_complete(self, iterations: int) -> bool:
         """Whether nothing is left to train, of so many iterations."""
-        return self.stopped or self.finished >= iterations
+        return self.progress.stopped or self.finished >= iterations
 
     def tidy(self, keep: KeepParams) -> None:
         """Removes what a complete run has no more use for, the good checkpoint first: it does not go back."""
@@ -105,6 +187,85 @@ class RunFolder:
             if iteration % keep.every:
                 self._remove_rows(iteration)
 
+    def describe_code(self) -> str:
+        """Which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`."""
+        spans = self.progress.code
+        ends = [first for first, _ in spans[1:]] + [self.finished]
+        return ", ".join(f"{first}-{end - 1} {digest}" for (first, digest), end in zip(spans, ends, strict=True))
+
+    def _take_up(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
+        self.progress = checkpoint.progress(self.checkpoint) or self.progress
+        started = read_start(self.path)
+        if self.path.is_dir() and any(self.path.iterdir()):
+            self._make_room(started, iterations, aside, fresh=fresh, replace=replace)
+        if self.path.exists():
+            remove_unfinished(self.path)
+            logger.info("%s: going on after %d finished iterations", self.path, self.finished)
+        write_text(self.path / START, json.dumps(asdict(self.identity), indent=2) + "\n")
+
+    def _make_room(self, started: Identity | None, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
+        """Decides what becomes of a folder that is not empty."""
+        if started is None:
+            reason = "was not written by this version of the project, which cannot tell how it was trained"
+        elif differing := self.identity.differences_from(started):
+            reason = f"is another run's: {_some(differing)}"
+        else:
+            reason = ""
+        if reason and not (fresh or replace):
+            raise ValueError(
+                f"{self.path} {reason}; set the parameters back to go on with it, or start over with --fresh, which "
+                f"moves it to {aside}"
+            )
+        changed = self.identity.changed_code(started) if started else []
+        if changed and not reason:
+            if self.is_complete(iterations):
+                reason = f"was trained by other code: {_some(changed)}"
+            else:
+                logger.warning("%s: going on, though the code has changed: %s", self.path, _some(changed))
+        if fresh or reason:
+            self._move_aside(aside, reason or "is started over")
+
+    def _move_aside(self, aside: Path, reason: str) -> None:
+        target = aside / f"{self.path.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.path.rename(target)
+        self.progress = Progress(iterations=0, policy_version=0)
+        logger.warning("%s %s; it was moved to %s", self.path, reason, target)
+
+    def _code_until(self, finished: int) -> list[tuple[int, str]]:
+        """What the checkpoint says of the code once so many iterations are finished."""
+        spans = [(first, digest) for first, digest in self.progress.code if first < finished]
+        known = spans[-1][1] if spans else None
+        first = min(self.finished, finished)
+        if first == finished or known == self.identity.code_digest:
+            return spans
+        return [*spans, (first, self.identity.code_digest)]
+
     def _remove_rows(self, iteration: int) -> None:
         for rows in (self.trajectories, self.proof, self.credit):
             rows(iteration).unlink(missing_ok=True)
+
+
+def read_start(folder: Path) -> Identity | None:
+    """How the run in a folder was last started; None where the folder does not say."""
+    file = folder / START
+    return Identity(**json.loads(file.read_text())) if file.exists() else None
+
+
+def _differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+    names = [*earlier, *(name for name in later if name not in earlier)]
+    return [
+        f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}"
+        for name in names
+        if earlier.get(name) != later.get(name)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -6,13 +6,42 @@ import enum
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
 from agent_r1.params import TrainParams
 from agent_r1.seeds import derive
-from agent_r1.tracking import Run
 
 logger = logging.getLogger(__name__)
+
+
+class Record(Protocol):
+    """Where a training's numbers and alarms go besides its folder, such as a run of MLflow."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Adds the metrics of an iteration, unless it has them already."""
+        ...
+
+    def add(self, metrics: Mapping[str, float], step: int) -> None:
+        """Adds further metrics to an iteration that was logged."""
+        ...
+
+    def tag(self, name: str, value: str) -> None:
+        """Sets a tag, in place of the value it had."""
+        ...
+
+    def rewind(self) -> None:
+        """Lets every iteration be logged again: the run goes back to an earlier one."""
+        ...
+
+
+class Unrecorded:
+    """A record that keeps nothing: the folder has it all."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+    def add(self, metrics: Mapping[str, float], step: int) -> None: ...
+    def tag(self, name: str, value: str) -> None: ...
+    def rewind(self) -> None: ...
 
 
 class Decision(enum.StrEnum):
@@ -52,17 +81,17 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
     )
 
 
-def announce(verdict: Verdict, tracked: Run, iteration: int) -> None:
-    """Names what was seen, and what was done about it, in the log and in the tags of the MLflow run."""
+def announce(verdict: Verdict, record: Record, iteration: int) -> None:
+    """Names what was seen, and what was done about it, in the log and in the tags of the record."""
     if not verdict.alarms:
         return
     seen = "; ".join(map(str, verdict.alarms))
     logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, verdict.decision, seen)
-    tracked.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
-    tracked.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {seen}")
+    record.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
+    record.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {seen}")
     if verdict.decision is Decision.ROLL_BACK:
-        tracked.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
-        tracked.rewind()
+        record.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
+        record.rewind()
 
 
 def reseeded(seed: int, rollbacks: int) -> int:

@@ -1,4 +1,4 @@
-"""Puts work pool, deployments, crash detection and limits on a Prefect server: `python -m flows.operation.deploy`."""
+"""Puts work pool, deployments, crash detection and limits on a Prefect server: `python -m flows deploy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is this machine fit for the pipeline, and what to do where it is not: `python -m flows.operation.doctor`."""
+"""Is this machine fit for the pipeline, and what to do where it is not: `python -m flows doctor`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def examine(names: Sequence[str] = tuple(EXAMINATIONS)) -> list[Finding]:
 
 def _start(name: str, scratch: Path, stack: ExitStack) -> subprocess.Popen[str]:
     log = stack.enter_context((scratch / f"{name}.log").open("w"))
-    command = [sys.executable, "-m", "flows.operation.doctor", "--examine", name, "--to", str(scratch / f"{name}.json")]
+    command = [sys.executable, "-m", "flows", "doctor", "--examine", name, "--to", str(scratch / f"{name}.json")]
     return stack.enter_context(process_group(command, os.environ, output=log))
 
 
@@ -68,7 +68,7 @@ def _findings(name: str, process: subprocess.Popen[str], scratch: Path, deadline
 
 
 def _unfinished(name: str, message: str) -> Finding:
-    remedy = f"python -m flows.operation.doctor --examine {name} shows all it says"
+    remedy = f"python -m flows doctor --examine {name} shows all it says"
     return Finding(check=name, status=Status.FAILED, message=message, remedy=remedy)
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_r1.project import QUESTIONS
 from prefect import flow
 from prefect.runtime import flow_run
 
@@ -13,7 +14,6 @@ from agent_r1 import params, tracking
 from agent_r1.evaluation.drift import Drift, drift, explain
 from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.params.sections import nearest
-from agent_r1.project import QUESTIONS
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
@@ -99,8 +99,7 @@ def _decide(challengers: Sequence[Version]) -> None:
     """Has the gate decide about each, against the champion of that moment."""
     if challengers and registry.champion() is None:
         logger.warning(
-            "there is no champion to compare with; the first becomes one only by "
-            "`python -m flows.operation.promote %s --first`",
+            "there is no champion to compare with; the first becomes one only by `python -m flows promote %s --first`",
             challengers[0].reference,
         )
         return

@@ -8,15 +8,16 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agent_r1.project import EVALUATIONS, evaluate_dir
+
 from agent_r1.evaluation.comparison import Evaluation, read_evaluation
 from agent_r1.evaluation.drift import same_setting
-from agent_r1.project import EVALUATIONS, evaluate_dir
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import locked
 
 KEPT = 14  # evaluations of one version on one choice of data sets; older ones are removed
 
-Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows.evaluate` with these arguments to its end
+Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` with these arguments to its end
 
 
 def measure(version: Version, dataset: str | None, evaluate: Evaluate) -> Path:

@@ -1,4 +1,4 @@
-"""What a model was made of, and what was made of data: `python -m flows.operation.lineage MODEL|DATA`.
+"""What a model was made of, and what was made of data: `python -m flows lineage MODEL|DATA`.
 
 From the records of MLflow's registry and of DVC alone: nothing is loaded, and nothing is written.
 """
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.project import INDEX, PASSAGES, QUESTIONS, kept_training
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
 from agent_r1.hashes import sha256
-from agent_r1.project import INDEX, PASSAGES, QUESTIONS, kept_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.dvc_files import LOCKS, WORKSPACE, Made, commit_of, history, kept, made_in, members

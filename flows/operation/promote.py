@@ -1,4 +1,4 @@
-"""The promotion gate: `python -m flows.operation.promote models:/agent_r1/3`, and the same as a Prefect flow.
+"""The promotion gate: `python -m flows promote models:/agent_r1/3`, and the same as a Prefect flow.
 
 A challenger takes the champion's place when it answers the same questions better beyond chance. A refusal is a decision
 and no error.
@@ -60,7 +60,7 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
 
     Args:
         challenger: a reference, or the label of a training.
-        evaluate: runs `python -m flows.evaluate` with some arguments to its end.
+        evaluate: runs `python -m flows evaluate` with some arguments to its end.
 
     Returns:
         The decision; None where the challenger is the champion already.
@@ -146,12 +146,12 @@ def _log(decision: Decision, run: tracking.Run) -> None:
 
 
 def _run_evaluate(arguments: Sequence[str]) -> None:
-    """Runs `python -m flows.evaluate` in a process group of its own, its lines on standard error.
+    """Runs `python -m flows evaluate` in a process group of its own, its lines on standard error.
 
     Raises:
         ValueError: it failed, and has said why.
     """
-    command = [sys.executable, "-m", "flows.evaluate", *arguments]
+    command = [sys.executable, "-m", "flows", "evaluate", *arguments]
     with process_group(command, os.environ, output=sys.stderr) as process:
         if code := process.wait():
             raise ValueError(

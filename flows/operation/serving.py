@@ -1,4 +1,4 @@
-"""What serves this machine, started and ended together: `python -m flows.operation.serving`, or `make serve`."""
+"""What serves this machine, started and ended together: `python -m flows serving`, or `make serve`."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _worker(environment: Mapping[str, str], mlflow_url: str) -> Part:
 
 
 def _deploy(environment: Mapping[str, str], *, restarted: bool) -> None:
-    command = [sys.executable, "-m", "flows.operation.deploy", *(["--restarted"] if restarted else [])]
+    command = [sys.executable, "-m", "flows", "deploy", *(["--restarted"] if restarted else [])]
     if code := subprocess.run(command, env=environment, check=False).returncode:
         sys.exit(code)  # its own lines say why
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import psutil
 import pytest
+from agent_r1.project import QUESTIONS, WARM_START
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.inspection.chat_screen import Screen
 from agent_r1.params import EnvParams
-from agent_r1.project import QUESTIONS, WARM_START
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
@@ -58,7 +58,7 @@ def asked(small_project: Path) -> list[str]:
 
 def started(folder: Path, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "flows.chat", *arguments], cwd=folder, env=environment, **streams)
+    return subprocess.Popen([sys.executable, "-m", "flows", "chat", *arguments], cwd=folder, env=environment, **streams)
 
 
 class Terminal:
@@ -251,7 +251,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (
             ["--run", "grpo", "--seed", "7", "--sweep", "ablations"],
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`python -m flows.train --run grpo --seed 7 --sweep ablations`)",
+            "(`python -m flows train --run grpo --seed 7 --sweep ablations`)",
         ),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),

@@ -96,14 +96,14 @@ def test_findings_come_back_as_they_were_found(small_project: Path, monkeypatch:
 
 def test_the_command_fails_where_anything_failed(tmp_path: Path, small_project: Path, start: Start) -> None:
     (tmp_path / "params.yaml").write_text((small_project / "params.yaml").read_text())
-    good = start("-m", "flows.operation.doctor", "--examine", "project", COLUMNS="200")
+    good = start("-m", "flows", "doctor", "--examine", "project", COLUMNS="200")
     output, errors = good.communicate(timeout=60)
     assert good.returncode == 0, errors
     assert "params.yaml is valid" in output
 
     with (tmp_path / "params.yaml").open("a") as file:
         file.write("trian: {}\n")
-    bad = start("-m", "flows.operation.doctor", "--examine", "project", COLUMNS="200")
+    bad = start("-m", "flows", "doctor", "--examine", "project", COLUMNS="200")
     output, _ = bad.communicate(timeout=60)
     assert bad.returncode == 1
     assert "trian" in output
@@ -112,7 +112,7 @@ def test_the_command_fails_where_anything_failed(tmp_path: Path, small_project: 
 
 def test_a_report_is_plain_json(tmp_path: Path, small_project: Path, start: Start) -> None:
     (tmp_path / "params.yaml").write_text((small_project / "params.yaml").read_text())
-    process = start("-m", "flows.operation.doctor", "--examine", "project", "--to", "found.json")
+    process = start("-m", "flows", "doctor", "--examine", "project", "--to", "found.json")
     assert process.wait(60) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert [each["check"] for each in found] == ["versions", "parameters", "tracking folder"]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, train_dir
 from mlflow import MlflowClient
 from rich.console import Console
 from transformers import AutoTokenizer
 
 from agent_r1.params import PROTOCOLS
-from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, train_dir
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.compare import compare, rendered
@@ -151,7 +151,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(
     (cached / "refs/main").write_text(commit)
     shutil.copytree(project / "data", tmp_path / "data")
     shutil.copy(project / "params.yaml", tmp_path)
-    arguments = ("-m", "flows.evaluate", "--model", "org/tiny", "--protocol", "closed_book", "--dataset", "other")
+    arguments = ("-m", "flows", "evaluate", "--model", "org/tiny", "--protocol", "closed_book", "--dataset", "other")
     process = start(*arguments, HF_HUB_CACHE=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
     assert process.wait() == 0, process.communicate()[1]
     assert read_json(tmp_path, "org--tiny-closed_book-other", "hashes.json")["policy"] == commit
@@ -200,7 +200,7 @@ def test_the_command_explains_a_refusal(
     project: Path, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     shutil.copy(project / "params.yaml", tmp_path)
-    process = start("-m", "flows.compare", "a", "b")
+    process = start("-m", "flows", "compare", "a", "b")
     output, errors = process.communicate()
     assert (process.returncode, output) == (1, "")
     assert "there is no evaluation 'a' in outputs/evaluate, and no such folder; evaluate it first" in errors

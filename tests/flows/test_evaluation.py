@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_r1.project import WARM_START, checkpointed_policy, train_dir
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
 from agent_r1.inspection.viewer import Shown, When
 from agent_r1.params import load
-from agent_r1.project import WARM_START, checkpointed_policy, train_dir
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
@@ -39,7 +39,7 @@ stages:
   baseline:
     foreach: [base_tool_call]
     do:
-      cmd: python -m flows.evaluate --name ${item}
+      cmd: python -m flows evaluate --name ${item}
       outs: ["outputs/evaluate/${item}"]
 """
 
@@ -140,9 +140,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
         evaluation(["ppo"], dataset="atlas")
     assert pages == [("--run", "ppo")]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
-    assert (
-        "no champion to compare with; the first becomes one only by `python -m flows.operation.promote" in caplog.text
-    )
+    assert "no champion to compare with; the first becomes one only by `python -m flows promote" in caplog.text
     assert registry.champion() is None
     assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
     assert "ppo has no new page of its trajectories: stage view failed" in caplog.text

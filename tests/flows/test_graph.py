@@ -39,7 +39,7 @@ def definitions() -> dict[str, dict[str, Any]]:
 
 
 def flow_file(stage: str) -> Path:
-    """`python -m flows.train --run x` -> flows/train.py"""
+    """`python -m flows train --run x` -> flows/train.py"""
     python, option, module, *_ = definitions()[stage]["cmd"].split()
     assert (python, option) == ("python", "-m")
     return Path(*module.split(".")).with_suffix(".py")

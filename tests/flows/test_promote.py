@@ -86,7 +86,7 @@ def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) 
 
 
 class Evaluations:
-    """Stands where `python -m flows.evaluate` does: writes what an agent that answers so many right would."""
+    """Stands where `python -m flows evaluate` does: writes what an agent that answers so many right would."""
 
     def __init__(self, right: dict[int, int]) -> None:
         self.right, self.asked = right, list[list[str]]()

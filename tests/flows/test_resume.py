@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from agent_r1.project import train_dir
 from mlflow import MlflowClient
 
-from agent_r1.project import train_dir
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
 
-TRAIN = ("-m", "flows.train", "--run", "ppo")
+TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
 
 

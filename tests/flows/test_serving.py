@@ -132,7 +132,7 @@ def served(project: Path, prefect_api: str) -> Iterator[Served]:
     ports = ["--prefect-port", str(prefect_port), "--mlflow-port", str(mlflow_port)]
     with (project / "said").open("w") as said_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.operation.serving", *ports],
+            [sys.executable, "-m", "flows", "serving", *ports],
             cwd=project,
             env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(project), "PREFECT_WORKER_QUERY_SECONDS": "1"},
             stderr=said_file,
@@ -195,7 +195,7 @@ def test_a_cron_schedule_fires_again_and_again(served: Served) -> None:
     assert '"0 3 * * *"' in nightly
     path.write_text(nightly.replace("0 3 * * *", "* * * * * */10"))
     environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value(), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "flows.operation.deploy"], check=True, cwd=served.folder, env=environment)
+    subprocess.run([sys.executable, "-m", "flows", "deploy"], check=True, cwd=served.folder, env=environment)
     wait_for(lambda: len(served.runs_of("evaluation/nightly")) >= 2)
     assert all(run.auto_scheduled for run in served.runs_of("evaluation/nightly"))
     deployment = served.client.read_deployment_by_name("evaluation/nightly")

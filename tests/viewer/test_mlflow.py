@@ -47,7 +47,7 @@ def run_id(project: Path, make_shown: Callable[..., Shown], words: Any) -> str:
 def mlflow_ui(project: Path, run_id: str, free_port: Callable[[], int]) -> Iterator[str]:
     """Where `make serve` would show MLflow, of a store that has the run."""
     port = free_port()
-    command = [sys.executable, "-m", "flows.operation.serving", "--only-mlflow", "--mlflow-port", str(port)]
+    command = [sys.executable, "-m", "flows", "serving", "--only-mlflow", "--mlflow-port", str(port)]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, text=True)
     try:
         await_health(process, f"http://127.0.0.1:{port}/health", project / ".tracking/prefect/mlflow.log")

@@ -35,7 +35,7 @@ def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monke
     folder = tmp_path / "project"
     (folder / ".dvc").mkdir(parents=True)
     (folder / ".dvc" / "config").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path / 'site'}\n")
-    (folder / "dvc.yaml").write_text("stages: {prepare: {cmd: python -m flows.prepare}}\n")
+    (folder / "dvc.yaml").write_text("stages: {prepare: {cmd: python -m flows prepare}}\n")
     write_params(folder, {})
     monkeypatch.chdir(folder)
     for name in ("DVC_ROOT", "AWS_ACCESS_KEY_ID"):

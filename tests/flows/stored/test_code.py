@@ -15,7 +15,7 @@ stages:
   train:
     foreach: ${repro_runs}
     do:
-      cmd: python -m flows.train --run ${item}
+      cmd: python -m flows train --run ${item}
       deps: [agent_r1/policy, agent_r1/tables.py, flows/train.py, data/index]
 """
 

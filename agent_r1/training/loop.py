@@ -1,0 +1,233 @@
+"""The training loop: collect, assign credit, update, judge, log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.credit.assign import assign, groups_to_refill
+from agent_r1.credit.masks import loss_mask
+from agent_r1.data.draw import draw, draw_further
+from agent_r1.params import Params, TrainParams
+from agent_r1.policy import checkpoint
+from agent_r1.policy.learner import Learner, reference_of
+from agent_r1.records import Credit, Proof, Question, Trajectory
+from agent_r1.rollout.attempts import tool_attempts
+from agent_r1.rollout.canary import prove
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episodes import collect
+from agent_r1.search.base import Search
+from agent_r1.tables import read_rows, write_rows
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, reseeded
+
+Metrics = dict[str, float]
+Verb = Callable[..., Metrics]
+
+
+def iterate(
+    training: Training, record: Record | None = None, as_task: Callable[[Verb], Verb] = lambda verb: verb
+) -> None:
+    """The main loop, up to the run's last iteration; goes on where an earlier process was interrupted.
+
+    A run that its collapse monitor stops is a finished run with fewer iterations.
+
+    Args:
+        training: an open one.
+        record: where metrics and alarms go, besides the run's folder.
+        as_task: wraps each verb, to show it elsewhere.
+    """
+    config, folder, record = training.config, training.folder, record or Unrecorded()
+    verbs = (training.rollout, training.credit, training.update, training.conclude)
+    rollout, credit, update, conclude = (as_task(timed(verb)) for verb in verbs)
+    while not folder.is_complete(config.iterations):
+        iteration = folder.finished
+        metrics = rollout(iteration) | credit(iteration) | update(iteration)
+        verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
+        metrics |= verdict.metrics
+        folder.record(iteration, metrics)
+        record.log(metrics, step=iteration)
+        announce(verdict, record, iteration)
+        concluded = conclude(iteration, verdict)  # makes the iteration a finished one
+        folder.record(iteration, metrics | concluded)
+        record.add(concluded, step=iteration)
+
+
+class Training:
+    """The verbs of an iteration. They meet in the run's folder: each reads what the one before has written."""
+
+    def __init__(
+        self,
+        settings: Params,
+        config: TrainParams,
+        *,
+        questions: Sequence[Question],
+        index: Search,
+        model: str | Path,
+        folder: RunFolder,
+    ) -> None:
+        """Loads the model into learner and engine, where an earlier process left them.
+
+        Args:
+            settings: its sections `env`, `model` and `engine`.
+            config: of the run, `settings.run(...)`.
+            questions: those that iterations draw from.
+            index: what the search tool searches.
+            model: the Hugging Face folder or hub id that the run starts from.
+            folder: opened for this run.
+
+        Raises:
+            ValueError: the model cannot be loaded, or needs more memory than there is.
+        """
+        self.env, self.config, self.folder = settings.env, config, folder
+        self.questions, self.index = list(questions), index
+        self.learner = Learner(
+            model,
+            config.update,
+            with_critic=config.credit.needs_critic,
+            seed=self.seed,
+            dtype=settings.model.dtype,
+            adapter=settings.model.adapter,
+            gradient_checkpointing=settings.model.gradient_checkpointing,
+        )
+        self.reference = reference_of(self.learner, model) if config.needs_reference else None
+        if folder.resumed:
+            checkpoint.load(folder.checkpoint, self.learner)
+        elif self._may_roll_back:
+            folder.save(self.learner, finished=0)
+        self.chat = Chat(self.learner.tokenizer)
+        self.engine = open_engine(
+            settings.engine,
+            model,  # `rollout` loads what was learned since: adapters run beside what they were trained on
+            end_id=self.chat.end_id,
+            max_tokens=self.env.max_tokens,
+            temperature=config.rollout.temperature,
+            dtype=settings.model.dtype,
+            adapter_rank=settings.model.lora.rank,
+        )
+
+    def rollout(self, iteration: int) -> Metrics:
+        """Collects trajectories with the current policy, and proves that the sampler ran it."""
+        if self.engine.version != self.learner.policy_version:
+            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
+        questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
+        trajectories = self._collect(questions, iteration)
+        gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
+        refilled = self._refill(trajectories, iteration)
+        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
+        hit_share = self.index.take_hit_share()
+        return {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
+
+    def credit(self, iteration: int) -> Metrics:
+        """Turns the rewards of the trajectories into returns, advantages and value targets."""
+        trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+        values = self.learner.values(trajectories) if self.learner.critic else None
+        credits_, metrics = assign(
+            trajectories,
+            values,
+            self.config.credit,
+            reference=self._reference_logprobs(trajectories),
+            questions=self.config.rollout.questions,
+        )
+        write_rows(self.folder.credit(iteration), credits_, Credit)
+        return metrics
+
+    def update(self, iteration: int) -> Metrics:
+        """Improves the policy and the critic."""
+        trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+        credits_ = read_rows(self.folder.credit(iteration), Credit)
+        return self.learner.update(trajectories, credits_, iteration, rate=self.config.rate(iteration))
+
+    def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
+        """Writes the checkpoint, which makes the iteration a finished one, or goes back to the last good one."""
+        if verdict.decision is Decision.ROLL_BACK:
+            self.folder.go_back(self.learner)
+            self.learner.seed = self.seed
+            return {}
+        if self._may_roll_back and verdict.clean:
+            self.folder.set_aside()
+        self.folder.save(self.learner, finished=iteration + 1, stopped=verdict.decision is Decision.STOP)
+        return {}
+
+    @property
+    def seed(self) -> int:
+        """Of every draw: another one after each rollback."""
+        return reseeded(self.config.seed, self.folder.rollbacks)
+
+    @property
+    def _may_roll_back(self) -> bool:
+        return self.config.monitor.on_collapse == "rollback"
+
+    def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
+        samples = self.config.rollout.samples
+        return collect(
+            self.engine,
+            self.chat,
+            tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group),
+            max_tokens=self.env.max_tokens,
+            max_action_tokens=self.env.max_action_tokens,
+            seed=self.seed,
+            iteration=iteration,
+            policy_version=self.learner.policy_version,
+        )
+
+    def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:
+        """Adds the trajectories of further questions in place of those whose returns are all equal."""
+        rounds, added = self.config.credit.filter.refill, 0
+        for refill in range(rounds):
+            missing = groups_to_refill(trajectories, self.config.rollout.questions, self.config.credit)
+            asked = {trajectory.question_id for trajectory in trajectories}
+            further = draw_further(
+                self.questions, missing, besides=asked, iteration=iteration, refill=refill, seed=self.seed
+            )
+            if further:
+                trajectories += self._collect(further, iteration, first_group=len(asked))
+                added += len(further)
+        return {"filter/refilled_groups": added} if rounds else {}
+
+    def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
+        """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""
+        if self.reference is None:
+            return None
+        masks = [loss_mask(each.source, self.config.credit.loss_mask) for each in trajectories]
+        return self.reference.logprobs(trajectories, masks)
+
+    def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
+        """How far apart sampler and learner are about the tokens that the sampler drew."""
+        learners = self.learner.logprobs(trajectories)
+        proofs = [
+            Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs)
+            for each, logprobs in zip(trajectories, learners, strict=True)
+        ]
+        write_rows(self.folder.proof(iteration), proofs, Proof)
+        return prove(
+            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
+            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
+            dtype=self.learner.compute.dtype,
+            tolerance=self.config.update.canary_tolerance,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+
+def timed(verb: Verb) -> Verb:
+    """Adds the seconds that a verb takes to its metrics."""
+
+    @wraps(verb)
+    def timed_verb(*arguments: object) -> Metrics:
+        started = time.perf_counter()
+        metrics = verb(*arguments)
+        return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
+
+    return timed_verb
