@@ -13,7 +13,7 @@ from typing import TypeVar
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Source
-from agent_r1.rollout.encoding import Encoder, Piece, Tokens
+from agent_r1.rollout.encoding import Codec, Encoded, Piece
 from agent_r1.rollout.template import OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
 
 S = TypeVar("S", str, Sequence[int])
@@ -42,8 +42,8 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.template = Template(tokenizer)
-        self.encoder = Encoder(tokenizer)
-        end = self.encoder.mark_at_start(self.template.after_action)
+        self.codec = Codec(tokenizer)
+        end = self.codec.mark_at_start(self.template.after_action)
         if end is None:
             raise ValueError(
                 "the chat template has no end token: the assistant's text is followed by "
@@ -66,7 +66,7 @@ class Chat:
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
-        return [*self.encoder.encode_sampled(text), self.end_id]
+        return [*self.codec.encode_sampled(text), self.end_id]
 
     def opened(self, context: Sequence[int]) -> str:
         """What a context has written of the next action: a thought's opening tag and blanks, "" as a rule."""
@@ -75,7 +75,7 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
-        return self.encoder.decode(ids)
+        return self.codec.decode(ids)
 
     def prompt_hash(self, system: str, tools: Tools = ()) -> str:
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
@@ -90,7 +90,7 @@ class Chat:
         rewritten: list[str] = []
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
             action = self.encode_action(text, context)
-            before = dialogue.text + self.encoder.write(action[:-1]) + self.end_mark
+            before = dialogue.text + self.codec.write(action[:-1]) + self.end_mark
             reply = dialogue.reply(action, observation, closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))
@@ -104,7 +104,7 @@ class Chat:
             )
 
     def _compare(self, found: Sequence[int], rendered: str) -> None:
-        expected = self.encoder.encode_sampled(rendered)
+        expected = self.codec.encode_sampled(rendered)
         if list(found) != expected:
             theirs, ours = _first_difference(expected, found)
             raise ValueError(
@@ -125,7 +125,7 @@ def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
 class Reply:
     """What follows an action."""
 
-    tokens: Tokens
+    tokens: Encoded
     restarts: bool  # a context of its own; else appended to the action
 
 
@@ -138,12 +138,12 @@ class Dialogue:
     """
 
     def __init__(self, chat: Chat, system: str, user: str, tools: Tools) -> None:
-        escape = chat.encoder.escape
+        escape = chat.codec.escape
         self._chat = chat
         self._tools = tools
         self._messages: list[Message] = [("system", escape(system)), ("user", escape(user))]
         self.text = chat.template.render(self._messages, tools)  # of the current context, escaped
-        self.opening = chat.encoder.encode([Piece(self.text, Source.PROMPT)])
+        self.opening = chat.codec.encode([Piece(self.text, Source.PROMPT)])
 
     def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Reply:
         """The tokens between an action and the next one: OBSERVATION, and TEMPLATE around it.
@@ -156,18 +156,18 @@ class Dialogue:
             closed: whether the action ends with the end token; if not, the end token comes first, as TEMPLATE.
         """
         chat = self._chat
-        said = chat.encoder.write(action[:-1] if closed else action)
-        self._messages += [("assistant", said), ("tool", chat.encoder.escape(observation))]
+        said = chat.codec.write(action[:-1] if closed else action)
+        self._messages += [("assistant", said), ("tool", chat.codec.escape(observation))]
         before = self.text + said + chat.end_mark
         self.text = chat.template.render(self._messages, self._tools)
         if not self.text.startswith(before):
             start = self.text.rfind(chat.before_observation, 0, len(self.text) - len(chat.after_observation))
             history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-            return Reply(chat.encoder.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
-        tokens = chat.encoder.encode(self._framed(self.text[len(before) :]))
+            return Reply(chat.codec.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
+        tokens = chat.codec.encode(self._framed(self.text[len(before) :]))
         if closed:
             return Reply(tokens, restarts=False)
-        return Reply(Tokens([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source]), restarts=False)
+        return Reply(Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source]), restarts=False)
 
     def _framed(self, text: str) -> list[Piece]:
         """An observation and the template's text around it."""

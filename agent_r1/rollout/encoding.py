@@ -17,7 +17,7 @@ FIRST_ESCAPE = 0x10FF00  # private use, and the last of it: a text that holds th
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class Encoded:
     """Token ids and where each came from."""
 
     ids: list[int]  # [T]
@@ -32,8 +32,8 @@ class Piece:
     source: Source
 
 
-class Encoder:
-    """Encodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
+class Codec:
+    """Encodes and decodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
 
     Marks become their tokens, and what lies between two of them is encoded as one by a copy of the tokenizer without
     added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
@@ -58,7 +58,7 @@ class Encoder:
         return text
 
     def write(self, ids: Sequence[int]) -> str:
-        """What sampled tokens say: marks where added tokens were sampled, and where they were spelled out, escaped."""
+        """The text of sampled tokens: added tokens as marks, and marks that were spelled out escaped."""
         runs = groupby(ids, key=self._mark_of.get)
         return "".join(
             self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
@@ -69,18 +69,22 @@ class Encoder:
         found = self._mark.match(text)
         return None if found is None else (found[0], self._id_of[found[0]])
 
-    def encode(self, pieces: Sequence[Piece]) -> Tokens:
+    def encode(self, pieces: Sequence[Piece]) -> Encoded:
         """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
         ids: list[int] = []
         source: list[int] = []
         for stretch in self._stretches(pieces):
-            tokens = self._encode_plain(stretch) if isinstance(stretch, list) else self._encode_mark(stretch)
-            ids += tokens.ids
-            source += tokens.source
-        return Tokens(ids, source)
+            if isinstance(stretch, Piece):
+                ids.append(self._id_of[stretch.text])
+                source.append(stretch.source)
+            else:
+                plain = self._encode_plain(stretch)
+                ids += plain.ids
+                source += plain.source
+        return Encoded(ids, source)
 
     def encode_sampled(self, text: str) -> list[int]:
-        """What a policy that writes `text` would sample, marks as added tokens."""
+        """The token ids that a policy would sample to write `text`, marks as added tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -100,15 +104,12 @@ class Encoder:
             plain.append(Piece(piece.text[position:], piece.source))
         yield plain
 
-    def _encode_mark(self, mark: Piece) -> Tokens:
-        return Tokens([self._id_of[mark.text]], [mark.source])
-
-    def _encode_plain(self, pieces: Sequence[Piece]) -> Tokens:
+    def _encode_plain(self, pieces: Sequence[Piece]) -> Encoded:
         text = "".join(piece.text for piece in pieces).translate(self._unescaped)
         encoding = self._plain.encode(text, add_special_tokens=False)
         assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        return Tokens(encoding.ids, [_of_token(source[start:stop] or source[:1]) for start, stop in encoding.offsets])
+        return Encoded(encoding.ids, [_of_token(source[start:stop] or source[:1]) for start, stop in encoding.offsets])
 
 
 def _of_token(characters: Sequence[Source]) -> Source:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
+from agent_r1.params.stages import TransformersParams
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 
 
 def draws(seed: int, count: int) -> NDArray[np.float64]:
@@ -53,7 +54,7 @@ def left_padded(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def decode(
+def generate(
     model: PreTrainedModel,
     contexts: Sequence[Sequence[int]],
     uniforms: Sequence[NDArray[np.float64]],
@@ -109,37 +110,26 @@ class TransformersEngine(Engine):
     for bit, on a CPU. In other company a request gives the same but for the rounding of matrix products.
     """
 
-    def __init__(
-        self,
-        model: Path | str,
-        *,
-        end_id: int,
-        max_tokens: int,
-        temperature: float = 1.0,
-        dtype: str = "auto",
-        batch_size: int = 64,
-        version: int = 0,
-    ) -> None:
+    def __init__(self, settings: TransformersParams, actor: Actor) -> None:
         """Loads the model.
 
-        Args, besides those of `agent_r1.rollout.engines.open_engine`:
-            batch_size: actions sampled at the same time; each holds keys and values of its whole context.
-
         Raises:
-            EngineError: there is no model at `model`, some of its weights are missing, or it reads fewer tokens.
+            EngineError: there is no such model, some of its weights are missing, or it reads fewer tokens.
         """
         cuda = torch.cuda.is_available()
         self._device = torch.device("cuda" if cuda else "cpu")
-        self._dtype = torch.bfloat16 if dtype == "bfloat16" or (dtype == "auto" and cuda) else torch.float32
-        self._end_id, self._temperature, self._batch_size = end_id, temperature, batch_size
-        self._model = self._load(model)
-        self.version = version
+        self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
+        self._actor, self._batch_size = actor, settings.batch_size
+        self._model = self._load(actor.model)
+        self.version = actor.version
         window = self._model.config.get_text_config().max_position_embeddings
-        if window < max_tokens:
-            raise EngineError(f"{model} reads {window} tokens at most; lower env.max_tokens, which is {max_tokens}")
+        if window < actor.max_tokens:
+            raise EngineError(
+                f"{actor.model} reads {window} tokens at most; lower env.max_tokens, which is {actor.max_tokens}"
+            )
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order; none ends later than its `max_tokens`."""
+        """One action per request, in their order."""
         by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].context))  # little padding
         found: dict[int, Action] = {}
         for start in range(0, len(requests), self._batch_size):
@@ -157,14 +147,11 @@ class TransformersEngine(Engine):
         """There is nothing but memory to give back, and that goes with the engine."""
 
     def _act(self, requests: Sequence[Request]) -> list[Action]:
-        actions = decode(
-            self._model,
-            [request.context for request in requests],
-            [draws(request.seed, request.max_tokens) for request in requests],
-            end_id=self._end_id,
-            temperature=self._temperature,
-        )
-        return [action(ids, logprobs, self._end_id) for ids, logprobs in actions]
+        contexts = [request.context for request in requests]
+        uniforms = [draws(request.seed, request.max_tokens) for request in requests]
+        end_id, temperature = self._actor.end_id, self._actor.temperature
+        actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
+        return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:
