@@ -60,7 +60,7 @@ class Chat:
         return Dialogue(self, system, user, tools)
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
-        """What a policy that writes `text` would sample: tags are added tokens and the end token comes last.
+        """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
 
         Where the context has opened a thought the policy goes on behind its tag, or, without a thought, closes it.
         """
@@ -69,7 +69,7 @@ class Chat:
         return [*self.codec.encode_sampled(text), self.end_id]
 
     def opened(self, context: Sequence[int]) -> str:
-        """What a context has written of the next action: a thought's opening tag and blanks, "" as a rule."""
+        """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""
         found = _OPENED.search(self.decode(context[-_TAIL:]))
         return found[0] if found else ""
 
@@ -123,7 +123,7 @@ def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What follows an action."""
+    """The tokens that follow an action."""
 
     tokens: Encoded
     restarts: bool  # a context of its own; else appended to the action
@@ -146,14 +146,10 @@ class Dialogue:
         self.opening = chat.codec.encode([Piece(self.text, Source.PROMPT)])
 
     def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Reply:
-        """The tokens between an action and the next one: OBSERVATION, and TEMPLATE around it.
+        """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around it.
 
-        In a new context the history before them is PROMPT: none of its tokens was sampled here.
-
-        Args:
-            action: its token ids as sampled.
-            observation: what the environment answered.
-            closed: whether the action ends with the end token; if not, the end token comes first, as TEMPLATE.
+        Where the action is not `closed` by the end token, that comes first, as TEMPLATE. In a new context the history
+        before them is PROMPT: none of its tokens was sampled here.
         """
         chat = self._chat
         said = chat.codec.write(action[:-1] if closed else action)

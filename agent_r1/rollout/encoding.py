@@ -46,7 +46,8 @@ class Codec:
         self._plain = _without_added_tokens(tokenizer)
         self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
         self._id_of = {mark: index for index, mark in self._mark_of.items()}
-        self._mark = re.compile("|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True))) or r"(?!)")
+        marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
+        self._mark = re.compile(f"({marks or '(?!)'})")  # in a group: a split text then has the marks at odd places
         heads = sorted({mark[0] for mark in self._id_of})
         self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
         self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
@@ -71,17 +72,8 @@ class Codec:
 
     def encode(self, pieces: Sequence[Piece]) -> Encoded:
         """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
-        ids: list[int] = []
-        source: list[int] = []
-        for stretch in self._stretches(pieces):
-            if isinstance(stretch, Piece):
-                ids.append(self._id_of[stretch.text])
-                source.append(stretch.source)
-            else:
-                plain = self._encode_plain(stretch)
-                ids += plain.ids
-                source += plain.source
-        return Encoded(ids, source)
+        tokens = list(self._tokens(pieces))
+        return Encoded([index for index, _ in tokens], [source for _, source in tokens])
 
     def encode_sampled(self, text: str) -> list[int]:
         """The token ids that a policy would sample to write `text`, marks as added tokens."""
@@ -92,28 +84,26 @@ class Codec:
         """Token ids as text, special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _stretches(self, pieces: Sequence[Piece]) -> Iterator[list[Piece] | Piece]:
-        """The marks, and the pieces of plain text between them."""
-        plain: list[Piece] = []
+    def _tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+        plain: list[Piece] = []  # since the last mark
         for piece in pieces:
-            position = 0
-            for mark in self._mark.finditer(piece.text):
-                yield [*plain, Piece(piece.text[position : mark.start()], piece.source)]
-                yield Piece(mark.group(), piece.source)
-                plain, position = [], mark.end()
-            plain.append(Piece(piece.text[position:], piece.source))
-        yield plain
+            for number, text in enumerate(self._mark.split(piece.text)):
+                if number % 2 == 0:
+                    plain.append(Piece(text, piece.source))
+                    continue
+                yield from self._plain_tokens(plain)
+                yield self._id_of[text], piece.source
+                plain = []
+        yield from self._plain_tokens(plain)
 
-    def _encode_plain(self, pieces: Sequence[Piece]) -> Encoded:
+    def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
         text = "".join(piece.text for piece in pieces).translate(self._unescaped)
         encoding = self._plain.encode(text, add_special_tokens=False)
         assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        return Encoded(encoding.ids, [_of_token(source[start:stop] or source[:1]) for start, stop in encoding.offsets])
-
-
-def _of_token(characters: Sequence[Source]) -> Source:
-    return Source.OBSERVATION if Source.OBSERVATION in characters else characters[0]
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            touched = source[start:stop] or source[:1]
+            yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:

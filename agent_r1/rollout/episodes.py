@@ -101,9 +101,7 @@ class _Episode:
     """The state of one running episode."""
 
     def __init__(self, attempt: Attempt, chat: Chat, max_tokens: int, seed: tuple[int, int]) -> None:
-        self._attempt = attempt
-        self._chat = chat
-        self._max_tokens = max_tokens
+        self._attempt, self._chat, self._max_tokens = attempt, chat, max_tokens
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
         self._dialogue = chat.begin(attempt.env.system, attempt.env.user, attempt.env.tools)
         self._context_starts = [0]
@@ -136,7 +134,7 @@ class _Episode:
         start = len(self._ids)
         self._ids += action.token_ids
         self._source += [Source.ACTION] * len(action.token_ids)
-        self._logprobs += [float(logprob) for logprob in action.logprobs]
+        self._logprobs += action.logprobs.tolist()
         closed = action.stop_reason is StopReason.END
         assert closed == (action.token_ids[-1] == self._chat.end_id), action
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
@@ -209,15 +207,11 @@ class _Episode:
 
 
 class ScriptedSampler:
-    """Plays given action texts; its logprobs are 0.
-
-    An action that is longer than the request allows is cut, as a policy's would be.
-    """
+    """Plays given action texts with logprobs of 0; one that is too long for its request is cut, as a policy's is."""
 
     def __init__(self, scripts: Sequence[Sequence[str]], chat: Chat) -> None:
         """`scripts[episode][step]` is an action's text, without the end token."""
-        self._scripts = scripts
-        self._chat = chat
+        self._scripts, self._chat = scripts, chat
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """The next action of each request's script; a script must last as long as its episode."""

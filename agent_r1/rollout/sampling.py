@@ -61,18 +61,15 @@ class Actor:
 
 
 class Engine(Sampler, Protocol):
-    """A sampler with a model of its own, whose weights can be replaced; `agent_r1.rollout.engines` opens one.
-
-    Use it as a context manager, or call `close`.
-    """
+    """A sampler with a model of its own, whose weights can be replaced; a context manager that closes itself."""
 
     version: int  # of the weights: what the last `load_weights` said
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
 
-        An engine that runs adapters takes those in the folder `adapter` in it, and leaves the model beneath them as it
-        is, so that nothing of them is lost in rounding.
+        An engine with adapters takes those in its folder `adapter`, and leaves the model beneath as it is, so that
+        nothing of them is lost in rounding.
         """
         ...
 

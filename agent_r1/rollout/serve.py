@@ -32,7 +32,7 @@ def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
 
 
 def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
-    """What vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
+    """The variables that vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
     on_cpu = {"OMP_NUM_THREADS": str(settings.engine.vllm.threads), "TORCHDYNAMO_DISABLE": "1"}
     return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if cuda else on_cpu)}
 

@@ -43,11 +43,7 @@ class VllmServer:
         return described
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> dict[str, Any]:
-        """vLLM's answer to token ids.
-
-        Args:
-            sampling: vLLM's `SamplingParams`.
-            weights: the label of `load_weights` under which every token must have been sampled.
+        """vLLM's answer to token ids, sampled under the label `weights` of `load_weights` and no other.
 
         Raises:
             EngineUnavailable: no answer.
@@ -141,7 +137,6 @@ class ServerEngine(Engine):
             raise
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order."""
         futures = [self._pool.submit(self._act, request) for request in requests]
         try:
             for future in as_completed(futures):

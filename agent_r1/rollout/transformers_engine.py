@@ -22,18 +22,11 @@ def draws(seed: int, count: int) -> NDArray[np.float64]:
 
 
 def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """A token per row, and what the model itself thinks of it.
+    """Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
 
-    The token is where the cumulated probabilities pass the row's uniform number, so that a logit which is off by a
-    rounding error changes it once in many thousand draws. Nothing depends on the other rows.
-
-    Args:
-        logits: [B, V]
-        uniforms: [B] float64 in [0, 1)
-        temperature: 0 takes the likeliest token.
-
-    Returns:
-        Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
+    A row's token is where the cumulated probabilities of its logits [B, V] pass its uniform number [B] in [0, 1), so
+    that a logit which is off by a rounding error changes it once in many thousand draws. Nothing depends on the other
+    rows. At temperature 0 it is the likeliest token.
     """
     logprobs = logits.float().log_softmax(-1)
     if temperature == 0:
@@ -74,7 +67,11 @@ def generate(
         for index, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
             actions[index][0].append(token)
             actions[index][1].append(logprob)
-        going = [row for row, index in enumerate(running) if _goes_on(actions[index][0], uniforms[index], end_id)]
+        going = [
+            row
+            for row, index in enumerate(running)
+            if actions[index][0][-1] != end_id and len(actions[index][0]) < len(uniforms[index])
+        ]
         if len(going) < len(running):
             rows = torch.tensor(going, dtype=torch.long, device=model.device)
             cache.batch_select_indices(rows)
@@ -99,10 +96,6 @@ def _next_logits(model: PreTrainedModel, unread: Tensor, mask: Tensor, cache: Dy
     return logits
 
 
-def _goes_on(ids: Sequence[int], uniforms: NDArray[np.float64], end_id: int) -> bool:
-    return ids[-1] != end_id and len(ids) < len(uniforms)
-
-
 class TransformersEngine(Engine):
     """Samples actions in batches, on CUDA where there is one and else on the CPU, with the threads of this process.
 
@@ -120,8 +113,7 @@ class TransformersEngine(Engine):
         self._device = torch.device("cuda" if cuda else "cpu")
         self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
         self._actor, self._batch_size = actor, settings.batch_size
-        self._model = self._load(actor.model)
-        self.version = actor.version
+        self._model, self.version = self._load(actor.model), actor.version
         window = self._model.config.get_text_config().max_position_embeddings
         if window < actor.max_tokens:
             raise EngineError(
@@ -129,7 +121,6 @@ class TransformersEngine(Engine):
             )
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order."""
         by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].context))  # little padding
         found: dict[int, Action] = {}
         for start in range(0, len(requests), self._batch_size):

@@ -145,12 +145,10 @@ class VllmEngine(Engine):
         return self._process.pid
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order."""
         asked = [(request.context, request.seed, request.max_tokens) for request in requests]
         return [Action.of(ids, logprobs, self._end_id) for ids, logprobs in self._exchange(("sample", asked))]
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the weights, or with an `adapter_rank` the adapters, and drops every cache of the old ones."""
         self._exchange(("load_weights", str(folder)))
         self.version = version
 
