@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +24,8 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.encoding import Encoded
 from agent_r1.rollout.template import Dialect
 
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Finds.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
 STYLES = ("qwen2_5", "qwen3", "qwen3_thinking", "llama3", "mistral")
 THOUGHT = "<think>Who?</think>Tesk."
 
@@ -150,32 +143,6 @@ def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: 
     assert text in chat.decode(observed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One action in a style: what the policy says, and whether the template lets it stand as it was said."""
-
-    style: str
-    action: str
-    restarts: bool
-    closed: bool = True
-
-
-CASES = [
-    Case(style="qwen2_5", action=THOUGHT, restarts=False),
-    Case(style="qwen2_5", action=" padded \n", restarts=False),
-    Case(style="qwen3", action=THOUGHT, restarts=True),
-    Case(style="qwen3", action="Tesk.", restarts=False),
-    Case(style="qwen3", action=THOUGHT, restarts=True, closed=False),
-    Case(style="qwen3_thinking", action="Who?\n</think>\n\nTesk.", restarts=False),  # it opens the thought
-    Case(style="qwen3_thinking", action="Who?</think>Tesk.", restarts=True),
-    Case(style="qwen3_thinking", action="Tesk.", restarts=True),
-    Case(style="llama3", action=THOUGHT, restarts=False),
-    Case(style="llama3", action="Tesk.\n", restarts=True),
-    Case(style="mistral", action=" Tesk.", restarts=False),  # the template puts a space before the assistant's text
-    Case(style="mistral", action="Tesk.", restarts=True),
-]
-
-
 def messages_as_put(style: str, action: str, observation: str) -> list[dict[str, str]]:
     """By hand what the style's template must be given: only Mistral's takes less than all of it."""
     if style == "mistral":
@@ -186,20 +153,38 @@ def messages_as_put(style: str, action: str, observation: str) -> list[dict[str,
     return [{"role": role, "content": content} for role, content in contents]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.style}-{case.action!r}-{case.closed}")
-def test_a_context_is_what_the_template_renders(case: Case, tokenizer_of: TokenizerOf) -> None:
+@pytest.mark.parametrize(
+    ("style", "action", "restarts", "closed"),  # does the template let it stand as it was said, is it closed
+    [
+        ("qwen2_5", THOUGHT, False, True),
+        ("qwen2_5", " padded \n", False, True),
+        ("qwen3", THOUGHT, True, True),
+        ("qwen3", "Tesk.", False, True),
+        ("qwen3", THOUGHT, True, False),
+        ("qwen3_thinking", "Who?\n</think>\n\nTesk.", False, True),  # it opens the thought
+        ("qwen3_thinking", "Who?</think>Tesk.", True, True),
+        ("qwen3_thinking", "Tesk.", True, True),
+        ("llama3", THOUGHT, False, True),
+        ("llama3", "Tesk.\n", True, True),
+        ("mistral", " Tesk.", False, True),  # the template puts a space before the assistant's text
+        ("mistral", "Tesk.", True, True),
+    ],
+)
+def test_a_context_is_what_the_template_renders(
+    style: str, action: str, restarts: bool, closed: bool, tokenizer_of: TokenizerOf
+) -> None:
     """After a step, and after another one: appended or anew, the tokens are those of the template's own text."""
-    tokenizer = tokenizer_of(case.style)
+    tokenizer = tokenizer_of(style)
     chat = Chat(tokenizer)
     dialogue = chat.begin("Be brief.", "Who?")
     context = dialogue.opening.ids
-    said = chat.encode_action(case.action)[: None if case.closed else -1]
+    said = chat.encode_action(action)[: None if closed else -1]
     messages: list[dict[str, str]] = []
     for observation in ('A "quote".\nB.', "é"):
-        reply = dialogue.reply(said, observation, closed=case.closed)
-        assert reply.restarts is case.restarts
+        reply = dialogue.reply(said, observation, closed=closed)
+        assert reply.restarts is restarts
         context = reply.tokens.ids if reply.restarts else [*context, *said, *reply.tokens.ids]
-        put = messages_as_put(case.style, case.action, observation)
+        put = messages_as_put(style, action, observation)
         messages += put[len(put) - 2 :] if messages else put
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert chat.decode(context) == rendered
@@ -235,7 +220,7 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
         Source.PROMPT: f"{history}<|im_end|>",
         Source.ACTION: "",
         Source.OBSERVATION: "seen",
-        Source.TEMPLATE: ("\n<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        Source.TEMPLATE: "\n<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
     }
 
 
@@ -269,13 +254,8 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
 def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     chat = Chat(tiny_tokenizer)
     other = with_template(tiny_tokenizer, str(tiny_tokenizer.chat_template).replace("\\nTools:", "\\nYou have:"))
-    hashes = {
-        chat.prompt_hash("a"),
-        chat.prompt_hash("b"),
-        chat.prompt_hash("a", [SEARCH]),
-        Chat(other).prompt_hash("a", [SEARCH]),
-    }
-    assert len(hashes) == 4
+    hashes = [chat.prompt_hash("a"), chat.prompt_hash("b"), chat.prompt_hash("a", [SEARCH])]
+    assert len({*hashes, Chat(other).prompt_hash("a", [SEARCH])}) == 4
     assert chat.prompt_hash("a") == Chat(tiny_tokenizer).prompt_hash("a")
 
 
@@ -284,11 +264,6 @@ def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedT
     [
         ("message.content + ", "message.content + '\\n' + ", "no end token.*'\\\\n<|im_end|>"),
         ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
-        (
-            "if add_generation_prompt",
-            "if false",
-            r"no generation prompt: it writes '<\|im_start\|>assistant\\n' before",
-        ),
         ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
         ('message.role == "tool"', "loop.index > 2 and raise_exception('two at most')", "refuses .*: two at most"),
     ],
@@ -307,9 +282,8 @@ def test_a_tokenizer_without_a_template(tiny_tokenizer: PreTrainedTokenizerFast)
         Chat(with_template(tiny_tokenizer, None))
 
 
-@pytest.mark.parametrize("style", ["qwen2_5", "qwen3", "llama3"])
-def test_a_template_without_a_generation_prompt_is_refused(style: str, tokenizer_of: TokenizerOf) -> None:
-    tokenizer = tokenizer_of(style)
+@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5", "qwen3", "llama3"], indirect=True)
+def test_a_template_without_a_generation_prompt_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     template = str(tokenizer.chat_template).replace("if add_generation_prompt", "if false")
     with pytest.raises(ValueError, match=r"no generation prompt: it writes .*assistant.* before the assistant's text"):
         Chat(with_template(tokenizer, template))

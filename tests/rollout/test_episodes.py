@@ -82,9 +82,12 @@ def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], **limits: int) -> lis
     return collect(sampler, chat, attempts(envs), **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits)
 
 
-def test_one_episode_by_hand(chat: Chat) -> None:
+def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
     env = Echo("seen", steps=1)
-    [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
+    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
+        [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"collected 1 trajectories, {len(trajectory.token_ids)} tokens in ")
     dialogue = chat.begin("Be brief.", "Who?")
     opening = dialogue.opening.ids
     first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
@@ -229,13 +232,6 @@ def test_demonstrations_come_out_of_the_same_loop(
     assert int(marks.sum()) == 5 + 5 + 1
     assert int((marks & trajectory.action_mask).sum()) == 2
     assert not (marks & (trajectory.source == Source.OBSERVATION)).any()
-
-
-def test_one_line_of_log(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
-        [trajectory] = run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)])
-    [record] = caplog.records
-    assert record.getMessage().startswith(f"collected 1 trajectories, {len(trajectory.token_ids)} tokens in ")
 
 
 def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
