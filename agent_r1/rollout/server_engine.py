@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
-from agent_r1.rollout.vllm_engine import sampling_options, shape
+from agent_r1.rollout.vllm_engine import read_shape, sampling_options
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class ServerEngine(Engine):
 
 def _shape_of(model: str) -> dict[str, Any]:
     try:
-        return shape(AutoConfig.from_pretrained(model).get_text_config())
+        return read_shape(AutoConfig.from_pretrained(model).get_text_config())
     except (OSError, ValueError) as error:
         raise EngineError(f"no model can be read from {model!r}: {error}") from error
 

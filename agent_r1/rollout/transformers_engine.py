@@ -16,7 +16,7 @@ from agent_r1.params.stages import TransformersParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 
 
-def draws(seed: int, count: int) -> NDArray[np.float64]:
+def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
     """[count] uniform in [0, 1): all the randomness of one action, a number per token."""
     return np.random.default_rng(seed).random(count)
 
@@ -38,7 +38,7 @@ def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def left_padded(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad_left(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids [B, T] with 0 before the shorter contexts, and the mask [B, T] that is 1 where there is a token."""
     width = max(map(len, contexts))
     ids = torch.tensor([[0] * (width - len(context)) + list(context) for context in contexts])
@@ -59,7 +59,7 @@ def generate(
     actions: list[tuple[list[int], list[float]]] = [([], []) for _ in contexts]
     running = list(range(len(contexts)))  # [B] indexes into the contexts
     cache = DynamicCache(config=model.config)
-    unread, mask = (tensor.to(model.device) for tensor in left_padded(contexts))
+    unread, mask = (tensor.to(model.device) for tensor in pad_left(contexts))
     while running:
         logits = _next_logits(model, unread, mask, cache)
         now = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
@@ -139,7 +139,7 @@ class TransformersEngine(Engine):
 
     def _act(self, requests: Sequence[Request]) -> list[Action]:
         contexts = [request.context for request in requests]
-        uniforms = [draws(request.seed, request.max_tokens) for request in requests]
+        uniforms = [draw_uniforms(request.seed, request.max_tokens) for request in requests]
         end_id, temperature = self._actor.end_id, self._actor.temperature
         actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
         return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]

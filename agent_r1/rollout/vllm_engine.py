@@ -74,7 +74,7 @@ def sampling_options(actor: Actor) -> dict[str, Any]:
     }
 
 
-def shape(config: Any) -> dict[str, Any]:
+def read_shape(config: Any) -> dict[str, Any]:
     """The fields of a Hugging Face text configuration that size a model, and tell it from another one."""
     return {
         name: config.to_dict().get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")

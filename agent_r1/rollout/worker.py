@@ -18,7 +18,7 @@ from typing import Any
 
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Actor
-from agent_r1.rollout.vllm_engine import adapter_options, model_options, sampling_options, shape
+from agent_r1.rollout.vllm_engine import adapter_options, model_options, read_shape, sampling_options
 
 
 class WorkerExtension:
@@ -36,9 +36,9 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
     def describe(self) -> dict[str, Any]:
-        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.vllm_engine.shape`."""
+        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.vllm_engine.read_shape`."""
         return {
-            **shape(self.model_config.hf_text_config),
+            **read_shape(self.model_config.hf_text_config),
             "max_tokens": self.model_config.max_model_len,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
         }

@@ -19,7 +19,7 @@ from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, Request
 from agent_r1.rollout.serve import command, environment
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.vllm_engine import shape
+from agent_r1.rollout.vllm_engine import read_shape
 
 Answer = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -56,7 +56,7 @@ class Echo:
     """Speaks as a vLLM server does; an action is the context's first id and the end token, 9."""
 
     def __init__(self, model: Path) -> None:
-        self.shape = shape(AutoConfig.from_pretrained(model))
+        self.shape = read_shape(AutoConfig.from_pretrained(model))
         self.weights = "default"
         self.loaded: list[str] = []
         self.asked: list[int] = []

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.rollout.sampling import Engine, EngineError
-from agent_r1.rollout.transformers_engine import choose, draws, generate, left_padded
+from agent_r1.rollout.transformers_engine import choose, draw_uniforms, generate, pad_left
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 
@@ -53,13 +53,13 @@ def test_what_is_impossible_is_never_chosen(possible: int, uniform: float, tempe
 
 
 def test_draws_belong_to_a_seed() -> None:
-    assert draws(3, 8).tolist() == draws(3, 8).tolist()
-    assert draws(3, 4).tolist() == draws(3, 8)[:4].tolist()
-    assert not np.isin(draws(3, 8), draws(4, 8)).any()
+    assert draw_uniforms(3, 8).tolist() == draw_uniforms(3, 8).tolist()
+    assert draw_uniforms(3, 4).tolist() == draw_uniforms(3, 8)[:4].tolist()
+    assert not np.isin(draw_uniforms(3, 8), draw_uniforms(4, 8)).any()
 
 
 def test_padding_is_on_the_left() -> None:
-    ids, mask = left_padded([[5, 6, 7], [8]])
+    ids, mask = pad_left([[5, 6, 7], [8]])
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
@@ -76,7 +76,7 @@ LIMITS = [1, 6, 3, 9]
 
 def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
     """Rows leave after 1, 3, 6 and 9 tokens, so that the cache is cut down three times."""
-    uniforms = [draws(seed, limit) for seed, limit in enumerate(LIMITS)]
+    uniforms = [draw_uniforms(seed, limit) for seed, limit in enumerate(LIMITS)]
     together = generate(model, CONTEXTS, uniforms, end_id=-1, temperature=1.0)
     assert [len(ids) for ids, _ in together] == LIMITS
     for context, uniform, (ids, logprobs) in zip(CONTEXTS, uniforms, together, strict=True):
@@ -87,7 +87,7 @@ def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
 
 def test_an_action_ends_with_the_end_token(model: PreTrainedModel) -> None:
     """Whatever comes third without an end token is one: the action has three tokens at most."""
-    uniform = draws(0, 6)
+    uniform = draw_uniforms(0, 6)
     [(ids, _)] = generate(model, [[1, 2]], [uniform], end_id=-1, temperature=1.0)
     [(ended, _)] = generate(model, [[1, 2]], [uniform], end_id=ids[2], temperature=1.0)
     assert ended == ids[: ids.index(ids[2]) + 1]
