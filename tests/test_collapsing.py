@@ -17,10 +17,12 @@ from agent_r1.credit.collapse import Row, alarms
 from agent_r1.params import load
 from agent_r1.policy.learner import Learner
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.transformers_engine import TransformersEngine
 
-TRAIN = load(Path(__file__).parents[1] / "params.yaml").train
+PARAMS = load(Path(__file__).parents[1] / "params.yaml")
+TRAIN = PARAMS.train
+ENGINE = PARAMS.engine.model_copy(update={"kind": "transformers"})
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
 NAMES = "ABCDEFGH"
 SAMPLES = 8
@@ -58,7 +60,7 @@ def history(
     """The metrics of a GRPO run, as `flows.train` makes them."""
     update = TRAIN.update.model_copy(update={"learning_rate": learning_rate, "minibatches": 4})
     learner = Learner(model, update, with_critic=False, seed=0)
-    engine = TransformersEngine(model, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"])
+    engine = open_engine(ENGINE, model, end_id=chat.end_id, max_tokens=128, temperature=1.0, dtype="auto")
     rows: list[Row] = []
     for iteration in range(iterations):
         trajectories = collect(engine, chat, attempts(iteration), **LIMITS, seed=0, iteration=iteration)

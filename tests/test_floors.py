@@ -36,7 +36,7 @@ ROOMS = {
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {
-    "vllm": ("agent_r1.rollout.vllm_engine", "agent_r1.rollout.worker"),
+    "vllm": ("agent_r1.rollout.worker",),
     "mlflow": ("agent_r1.tracking",),
     "prefect": ("flows",),
     "dvc": (),

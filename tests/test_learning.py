@@ -19,8 +19,9 @@ from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.rollout.canary import StaleWeightsError, prove
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.rollout.vllm_engine import VllmEngine
+from agent_r1.rollout.sampling import Engine
 
 PARAMS = load(Path(__file__).parents[1] / "params.yaml")
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
@@ -52,8 +53,10 @@ def update_params() -> UpdateParams:
 
 
 @pytest.fixture(scope="module")
-def engine(undecided: Path, chat: Chat) -> Iterator[VllmEngine]:
-    with VllmEngine(undecided, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"]) as engine:
+def engine(undecided: Path, chat: Chat) -> Iterator[Engine]:
+    with open_engine(
+        PARAMS.engine, undecided, end_id=chat.end_id, max_tokens=128, temperature=1.0, dtype="auto"
+    ) as engine:
         yield engine
 
 
@@ -61,7 +64,7 @@ class Loop:
     """What `flows.train` does in an iteration, without the files."""
 
     def __init__(
-        self, engine: VllmEngine, chat: Chat, attempts: Attempts, model: Path, folder: Path, estimator: str
+        self, engine: Engine, chat: Chat, attempts: Attempts, model: Path, folder: Path, estimator: str
     ) -> None:
         self.engine, self.chat, self.attempts, self.folder = engine, chat, attempts, folder
         self.credit = PARAMS.train.credit.model_copy(update={"estimator": estimator})
@@ -94,7 +97,7 @@ class Loop:
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_what_is_rewarded_is_done_more_often(
-    engine: VllmEngine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path, estimator: str
+    engine: Engine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path, estimator: str
 ) -> None:
     """From about .5 to above .9; with the sign of the advantage flipped it falls to 0."""
     loop, shares = Loop(engine, chat, attempts, undecided, tmp_path, estimator), []
@@ -108,7 +111,7 @@ def test_what_is_rewarded_is_done_more_often(
 
 
 def test_weights_that_were_not_transferred_are_noticed(
-    engine: VllmEngine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path
+    engine: Engine, undecided: Path, chat: Chat, attempts: Attempts, tmp_path: Path
 ) -> None:
     loop = Loop(engine, chat, attempts, undecided, tmp_path, "grpo")
     loop.learn(loop.collect(0), 0)

@@ -22,15 +22,10 @@ def prove(
     dtype: torch.dtype,
     tolerance: CanaryTolerance,
 ) -> float:
-    """The gap in nats between the logprobs that two models gave to the same tokens.
+    """The gap in nats between the logprobs that two models, in products of `dtype`, gave to the same tokens.
 
     In float32 it is the largest difference, and one update of the weights shows. In bfloat16 it is the mean difference,
     because the largest of many tokens is rounding alone (logits near 32 lie .125 apart); what shows is another model.
-
-    Args:
-        samplers, learners: logprobs of the same tokens.
-        dtype: of the matrix products of either.
-        tolerance: the largest gap that passes.
 
     Raises:
         StaleWeightsError: the gap is above the tolerance, or not a number.

@@ -471,7 +471,9 @@ def _sample(settings: EngineParams) -> Action:
         new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=TINY_TOKENS, seed=0).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         end_id = int(tokenizer.eos_token_id)
-        with open_engine(settings, folder, end_id=end_id, max_tokens=TINY_TOKENS) as tiny:
+        with open_engine(
+            settings, folder, end_id=end_id, max_tokens=TINY_TOKENS, temperature=1.0, dtype="auto"
+        ) as tiny:
             context = tokenizer.encode("Who is the mayor?")
             [action] = tiny.sample([Request(episode=0, step=0, context=context, seed=0, max_tokens=8)])
     return action
