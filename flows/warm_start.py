@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
-from agent_r1.data.prepare import plans
+from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
 from agent_r1.params import Params
 from agent_r1.policy import builtin, memory
@@ -60,7 +60,7 @@ def _check_memory(settings: Params, path: str) -> None:
 def _train(settings: Params) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     index = open_index(settings.search, PASSAGES, INDEX)
     questions = [row for row in read_rows(QUESTIONS, Question) if row.split == "train"]
-    plan_of, facts = plans(settings.prepare, questions)
+    plan_of, facts = make_plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:

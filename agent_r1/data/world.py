@@ -72,7 +72,7 @@ POOLS: dict[str, tuple[list[str], list[str]]] = {  # first and second words; one
 }
 
 
-def draw(kind: str, count: int, rng: random.Random) -> list[str]:
+def draw_names(kind: str, count: int, rng: random.Random) -> list[str]:
     """`count` different names of one kind, in which every word is used about equally often.
 
     Raises:
@@ -109,7 +109,7 @@ class World:
         return [entity for entity, its_kind in self.kinds.items() if its_kind == kind]
 
 
-def build(params: AtlasParams, seed: int) -> World:
+def build_world(params: AtlasParams, seed: int) -> World:
     """The world of a seed.
 
     Raises:
@@ -121,9 +121,9 @@ def build(params: AtlasParams, seed: int) -> World:
             f"raise cities to {params.countries} or more"
         )
     rng = random.Random(derive(seed, "atlas", "world"))
-    people, films = draw("person", params.people, rng), draw("film", params.films, rng)
-    companies, cities = draw("company", params.companies, rng), draw("city", params.cities, rng)
-    countries = draw("country", params.countries, rng)
+    people, films = draw_names("person", params.people, rng), draw_names("film", params.films, rng)
+    companies, cities = draw_names("company", params.companies, rng), draw_names("city", params.cities, rng)
+    countries = draw_names("country", params.countries, rng)
     facts = {
         "person": _people(people, companies, cities, rng),
         "film": _films(films, people, companies, rng),
@@ -135,16 +135,16 @@ def build(params: AtlasParams, seed: int) -> World:
     return World(kinds, {entity: known for entities in facts.values() for entity, known in entities.items()})
 
 
-def passages(world: World, seed: int) -> list[Passage]:
+def tell(world: World, seed: int) -> list[Passage]:
     """One passage per entity, titled with its name."""
     rng = random.Random(derive(seed, "atlas", "passages"))
     return [
-        Passage(passage_id=f"atlas-{i:05d}", title=name, text=_tell(name, kind, world.facts[name], rng))
+        Passage(passage_id=f"atlas-{i:05d}", title=name, text=_tell_of(name, kind, world.facts[name], rng))
         for i, (name, kind) in enumerate(world.kinds.items())
     ]
 
 
-def _tell(name: str, kind: str, facts: dict[str, str], rng: random.Random) -> str:
+def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) -> str:
     *most, last = (f"the {relation} {value}" for relation, value in rng.sample(list(facts.items()), len(facts)))
     told = f"{', '.join(most)} and {last}"
     return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=told)
@@ -198,8 +198,8 @@ def _cities(cities: list[str], people: list[str], countries: list[str], rng: ran
 
 
 def _countries(countries: list[str], cities: list[str], rng: random.Random) -> Entities:
-    currencies = draw("currency", len(countries), rng)
-    languages = draw("language", len(countries), rng)
+    currencies = draw_names("currency", len(countries), rng)
+    languages = draw_names("language", len(countries), rng)
     capitals = cities[: len(countries)]
     return {
         name: {"capital": capital, "currency": currency, "language": language}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data import formats
-from agent_r1.data.mixture import passages
+from agent_r1.data.mixture import read_passages
 from agent_r1.data.sources import read
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
@@ -140,7 +140,7 @@ def test_recall_on_real_questions(name: str, bm25_index: Callable[[Sequence[Pass
     read_question, least = RECALL[name]
     [dev] = (REAL / name).glob("*dev*")
     questions = [read_question(row, name, "test") for row in read(dev)]
-    corpus = [passage for _, passage in passages(REAL / name / "corpus.jsonl.gz")]
+    corpus = [passage for _, passage in read_passages(REAL / name / "corpus.jsonl.gz")]
     found = bm25_index(corpus).search([question.text for question in questions], k=10)
     for k, share in zip((2, 5, 10), least, strict=True):
         assert recall(questions, found, k) >= share, k
