@@ -66,20 +66,18 @@ def write(params: PrepareParams, directory: Path) -> None:
         for where, passage in _searchable(params, generated.passages if generated else []):
             if distinct.is_new(passage, where):
                 add_passage(passage)
-    _check_passages(passages)
+    if not pq.read_metadata(passages).num_rows:
+        raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     _warn_of_missing_gold(questions, passages)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
 
 
 def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[Entry]:
     for split in SPLITS:
-        portions = [_portion(params, name, split, generated) for name in params.datasets if _has(params, name, split)]
+        named = [name for name in params.datasets if name == BUILT_IN or split in params.files[name].splits]
+        portions = [_portion(params, name, split, generated) for name in named]
         total = sum(portion.size for portion in portions)
         yield from progress(interleave(portions), f"{split} questions", total)
-
-
-def _has(params: PrepareParams, name: str, split: str) -> bool:
-    return name == BUILT_IN or split in params.files[name].splits
 
 
 def _portion(params: PrepareParams, name: str, split: str, generated: Sequence[Question]) -> Portion[Entry]:
@@ -95,11 +93,6 @@ def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator
     named = (params.files[name].corpus for name in params.datasets if name != BUILT_IN)
     for corpus in dict.fromkeys(path for path in named if path is not None):
         yield from progress(read_passages(corpus), f"passages of {corpus.name}")
-
-
-def _check_passages(path: Path) -> None:
-    if not pq.read_metadata(path).num_rows:
-        raise ValueError("there are no passages to search; check the corpus files under prepare.files")
 
 
 def _warn_of_missing_gold(questions: Path, passages: Path) -> None:

@@ -39,9 +39,7 @@ _FIRM = _words("""
 Orlen Brix Calder Dynex Eltor Fenwick Gravon Helix Indra Jaspen Kelvar Lumen Magnar Nexal Optor Pyrex Quanta
 Rivon Solex Tavor Ultra Vortex Wexel Xanor Zenith Argon Boreal Cobalt Delphi Ember
 """)
-_FIRM_KIND = _words("""
-Group Forge Media Labs Trust Lines
-""")
+_FIRM_KIND = _words("Group Forge Media Labs Trust Lines")
 _CITY = _words("""
 Tesk Arvik Belmar Corden Dravo Elsin Farrow Gorda Hestia Ilmar Jorval Kestan Lorne Mirov Nantel Ostra Pravo
 Quirra Rovena Selbar Torvald Ursk Vardo Wexdale Ystal Zadrin Almar Brask Cadmor Doven Estero Fontan Gallin Hovik
@@ -89,6 +87,8 @@ def draw_names(kind: str, count: int, rng: random.Random) -> list[str]:
     return [f"{first[i % len(first)]} {second[(i + i // lap) % len(second)]}".strip() for i in range(count)]
 
 
+Entities = dict[str, dict[str, str]]  # entity -> relation -> value
+
 YEARS = [str(year) for year in range(1950, 2000)]
 
 # Two ways to tell an entity's facts, in any order. The value comes right after its relation and follows a space: a
@@ -102,7 +102,7 @@ class World:
     """Who and what there is, and what is true of it."""
 
     kinds: dict[str, str]  # entity -> person, film, company, city or country
-    facts: dict[str, dict[str, str]]  # entity -> relation -> value
+    facts: Entities
 
     def of_kind(self, kind: str) -> list[str]:
         """The entities of one kind, in their order."""
@@ -150,9 +150,6 @@ def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) ->
     return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=told)
 
 
-Entities = dict[str, dict[str, str]]
-
-
 def _people(people: list[str], companies: list[str], cities: list[str], rng: random.Random) -> Entities:
     spouses = dict(zip(people[::2], people[1::2], strict=False))  # of an odd number the last stays unmarried
     spouses |= {wed: to for to, wed in spouses.items()}
@@ -182,11 +179,7 @@ def _films(films: list[str], people: list[str], companies: list[str], rng: rando
 
 def _companies(companies: list[str], people: list[str], cities: list[str], rng: random.Random) -> Entities:
     return {
-        name: {
-            "founder": rng.choice(people),
-            "headquarters": rng.choice(cities),
-            "founding year": rng.choice(YEARS),
-        }
+        name: {"founder": rng.choice(people), "headquarters": rng.choice(cities), "founding year": rng.choice(YEARS)}
         for name in companies
     }
 

@@ -121,7 +121,8 @@ def test_nothing_to_index_is_refused(tmp_path: Path, write_passages: Write) -> N
 def test_the_same_passages_give_the_same_bytes_in_another_process(stored: Path, tmp_path: Path) -> None:
     bm25.build(stored, tmp_path / "here", PARAMS)
     script = (
-        "import sys; from pathlib import Path\nfrom agent_r1.params import BM25Params\nfrom agent_r1.search import bm25\n"
+        "import sys; from pathlib import Path\n"
+        "from agent_r1.params import BM25Params; from agent_r1.search import bm25\n"
         "bm25.build(Path(sys.argv[1]), Path(sys.argv[2]), BM25Params(k1=1.2, b=0.75))"
     )
     subprocess.run(
