@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from agent_r1.answers import exact_match
+from agent_r1.envs.actions import split_action
 from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
 
 WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
-THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-OPENED = re.compile(r"(?:(?!<think>).)*</think>", re.DOTALL)  # the prompt wrote the thought's tag
 
 
 def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
@@ -54,14 +52,15 @@ def _step(trajectory: Trajectory, index: int, step: Step, decode: Decode) -> lis
 
 def _action(text: str, step: Step) -> list[str]:
     """Thought and call where the action is well formed; the action as it is otherwise."""
-    text = f"<think>{text}" if OPENED.match(text) else text
-    thoughts = [thought.strip() for thought in THOUGHT.findall(text)]
-    lines = _field("thought", "\n".join(thoughts)) if thoughts else []
+    pieces = split_action(text)
+    thoughts = [piece for piece in pieces if piece.kind == "thought" and piece.text.endswith("</think>")]
+    said = "".join(piece.text for piece in pieces if piece not in thoughts).strip()
+    lines = _field("thought", "\n".join(piece.inside for piece in thoughts)) if thoughts else []
     if step.call_status is CallStatus.OK:
         return lines + _field(step.tool, shown_arguments(step.arguments))
     if step.call_status is CallStatus.NONE:
-        return lines + _field("says", THOUGHT.sub("", text).strip())
-    return lines + _field("call", f"{THOUGHT.sub('', text).strip()} ({step.call_status})")
+        return lines + _field("says", said)
+    return lines + _field("call", f"{said} ({step.call_status})")
 
 
 def shown_arguments(arguments: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby, islice
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,15 +10,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.envs.actions import split_action
 from agent_r1.inspection.viewer import Decode, Shown
 from agent_r1.records import Question, Step, StopReason
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
 LONGEST = 8  # tokens that one text may take to become whole; more are no character
-OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
-TAGGED = re.compile(rf"{OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
-PARTS = {"think": "thought", "tool_call": "call", "answer": "answer"}
-OTHER = "text"
 
 
 class Pieces:
@@ -56,7 +52,7 @@ def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]
     A token belongs to the part in which its first letter is. White space, and the end token where the action `ended`
     with it, belong to what they follow.
     """
-    kinds = _kinds("".join(pieces))
+    kinds = [kind for kind, text in split_action("".join(pieces)) for _ in text]  # of every character
     found: list[str | None] = []  # None: as the one before
     offset = 0
     for piece in pieces:
@@ -64,17 +60,9 @@ def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]
         offset += len(piece)
     if ended and found:
         found[-1] = None
-    first = next(filter(None, found), OTHER)
+    first = next(filter(None, found), "text")
     filled = accumulate(found, lambda before, kind: kind or before, initial=first)
     return [(str(kind), len(list(tokens))) for kind, tokens in groupby(islice(filled, 1, None))]
-
-
-def _kinds(text: str) -> list[str]:
-    """The part to which every character belongs."""
-    kinds = [OTHER] * len(text)
-    for match in TAGGED.finditer(text):
-        kinds[match.start() : match.end()] = [PARTS[match[1] or "think"]] * (match.end() - match.start())
-    return kinds
 
 
 DIGITS = 3

@@ -21,6 +21,9 @@ from agent_r1.search.bm25 import BM25
 from agent_r1.search.passages import Passages, store
 from agent_r1.search.remote import Health, Remote
 
+META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
+_REMEDY = "run the index stage (`dvc repro index`)"
+
 
 class Cached(Search):
     """Remembers the latest searches of an index, by its hash, the query and k; a search that fails is not remembered.
@@ -65,15 +68,14 @@ class Cached(Search):
 class Hybrid(Ranker):
     """Reciprocal rank fusion of several rankers."""
 
-    def __init__(self, rankers: Sequence[Ranker], *, constant: int, candidates: int) -> None:
+    def __init__(self, rankers: Sequence[Ranker], params: HybridParams) -> None:
         """Fuses the best `candidates` of each ranker, or `k` of them where more are asked for."""
         self._rankers = rankers
-        self._constant = constant
-        self._candidates = candidates
+        self._params = params
 
     def rank(self, query: str, k: int) -> Positions:
-        depth = max(k, self._candidates)
-        return fuse([ranker.rank(query, depth) for ranker in self._rankers], self._constant)[:k]
+        depth = max(k, self._params.candidates)
+        return fuse([ranker.rank(query, depth) for ranker in self._rankers], self._params.rrf_constant)[:k]
 
 
 def fuse(rankings: Sequence[Positions], constant: int) -> Positions:
@@ -89,11 +91,8 @@ def fuse(rankings: Sequence[Positions], constant: int) -> Positions:
     return np.array(sorted(sums, key=lambda position: (-sums[position], position)), np.int64)
 
 
-META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
-
-
 class Meta(BaseModel):
-    """What an index is."""
+    """How an index was built: the file `meta.json` beside it."""
 
     kind: SearchKind
     size: int  # passages
@@ -177,13 +176,10 @@ def open_local(folder: Path) -> Index:
 
 
 def describe(folder: Path) -> Health:
-    """What the index in a folder is; a remote index has the hash that it has where it is served."""
+    """Kind, hashes and size of the index in a folder; a remote index has the hash that it has where it is served."""
     meta = _read_meta(folder)
     index_hash = meta.served_hash or sha256(folder)
     return Health(kind=meta.kind, index_hash=index_hash, passages_hash=meta.passages_hash, size=meta.size)
-
-
-_REMEDY = "run the index stage (`dvc repro index`)"
 
 
 def _meta(params: SearchParams, size: int, passages_hash: str, *, encoder: str = "", served: str = "") -> Meta:
@@ -209,7 +205,7 @@ def _build_local(params: SearchParams, passages: Path, unfinished: Path, folder:
     encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
     meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages), encoder=encoder)
     if meta.bm25:
-        bm25.build(passages, unfinished / BM25_FOLDER, k1=meta.bm25.k1, b=meta.bm25.b)
+        bm25.build(passages, unfinished / BM25_FOLDER, meta.bm25)
     if meta.dense:
         from agent_r1.search import dense
 
@@ -225,10 +221,7 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
         from agent_r1.search.dense import Dense
 
         rankers.append(Dense(folder / DENSE_FOLDER, meta.dense))
-    if meta.hybrid:
-        return Hybrid(rankers, constant=meta.hybrid.rrf_constant, candidates=meta.hybrid.candidates)
-    [ranker] = rankers
-    return ranker
+    return Hybrid(rankers, meta.hybrid) if meta.hybrid else rankers[0]
 
 
 def _pin(params: SearchParams, passages: Path) -> Meta:
