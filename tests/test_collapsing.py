@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.collapse import Row, alarms
+from agent_r1.credit.collapse import Metrics, alarms
 from agent_r1.params import load
 from agent_r1.policy.learner import Learner
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import Attempt, collect
 from agent_r1.rollout.transformers_engine import TransformersEngine
 
-TRAIN = load(Path(__file__).parents[1] / "params.yaml").train
+PARAMS = load(Path(__file__).parents[1] / "params.yaml")
+TRAIN = PARAMS.train
 LIMITS = {"max_tokens": 128, "max_action_tokens": 16}
 NAMES = "ABCDEFGH"
 SAMPLES = 8
@@ -54,12 +55,12 @@ def history(
     *,
     learning_rate: float,
     iterations: int,
-) -> list[Row]:
+) -> list[Metrics]:
     """The metrics of a GRPO run, as `flows.train` makes them."""
     update = TRAIN.update.model_copy(update={"learning_rate": learning_rate, "minibatches": 4})
-    learner = Learner(model, update, with_critic=False, seed=0)
+    learner = Learner(model, update, PARAMS.model, with_critic=False, seed=0)
     engine = TransformersEngine(model, end_id=chat.end_id, max_tokens=LIMITS["max_tokens"])
-    rows: list[Row] = []
+    rows: list[Metrics] = []
     for iteration in range(iterations):
         trajectories = collect(engine, chat, attempts(iteration), **LIMITS, seed=0, iteration=iteration)
         credits_, metrics = assign(trajectories, None, TRAIN.credit.model_copy(update={"estimator": "grpo"}))
@@ -69,7 +70,7 @@ def history(
     return rows
 
 
-def seen(rows: list[Row]) -> list[set[str]]:
+def seen(rows: list[Metrics]) -> list[set[str]]:
     """The signs that are alarms after each iteration, under the project's own thresholds."""
     return [
         {alarm.sign for alarm in alarms(rows[:count], TRAIN.monitor, samples=SAMPLES)}
