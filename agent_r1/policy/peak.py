@@ -65,6 +65,8 @@ def _taken_back(learner: Learner) -> Iterator[None]:
         }
         for each in optimizers
     ]
+    for weight in trained:
+        weight.grad = None
     if learner.compute.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(learner.compute.device)
     try:
