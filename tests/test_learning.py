@@ -68,7 +68,7 @@ class Loop:
     ) -> None:
         self.engine, self.chat, self.attempts, self.folder = engine, chat, attempts, folder
         self.credit = PARAMS.train.credit.model_copy(update={"estimator": estimator})
-        self.learner = Learner(model, update_params(), with_critic=estimator == "gae", seed=0)
+        self.learner = Learner(model, update_params(), PARAMS.model, with_critic=estimator == "gae", seed=0)
         engine.load_weights(model, 0)
 
     def collect(self, iteration: int) -> list[Trajectory]:

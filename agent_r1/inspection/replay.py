@@ -17,7 +17,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.masks import loss_mask
+from agent_r1.credit.masks import select_tokens
 from agent_r1.inspection.gradients import (
     PolicyGradient,
     advantage_comparison,
@@ -28,9 +28,9 @@ from agent_r1.inspection.gradients import (
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.params import CreditParams, Params, TrainParams
 from agent_r1.params.sections import override, validated
-from agent_r1.policy.batching import Compute
+from agent_r1.policy.batching import Compute, compute_of
 from agent_r1.policy.learner import frozen
-from agent_r1.policy.model import compute_dtype, default_device, load_policy
+from agent_r1.policy.model import default_device, load_policy
 from agent_r1.project import WARM_START
 from agent_r1.records import Credit, Trajectory
 
@@ -143,7 +143,7 @@ class Replayer:
         self, stored: StoredRun, compared: Sequence[Configuration], settings: Params, *, with_gradient: bool
     ) -> None:
         self.stored, self.compared, self.with_gradient = stored, list(compared), with_gradient
-        self.dtype, self.device = settings.model.dtype, default_device()
+        self.model, self.device = settings.model, default_device()
         self.policies: dict[Path, PreTrainedModel] = {}
         self.reference = (
             frozen(WARM_START, self._compute(compared[0].train))
@@ -189,7 +189,7 @@ class Replayer:
         values = [row.values for row in stored] if credit.needs_critic else None
         reference = None
         if self.reference is not None and configuration.train.needs_reference:
-            masks = [loss_mask(each.source, credit.loss_mask) for each in trajectories]
+            masks = [select_tokens(each.source, credit.loss_mask) for each in trajectories]
             reference = self.reference.logprobs(trajectories, masks)
         questions = configuration.train.rollout.questions
         credits_, metrics = assign(trajectories, values, credit, reference=reference, questions=questions)
@@ -201,8 +201,7 @@ class Replayer:
         return credits_, metrics
 
     def _compute(self, config: TrainParams) -> Compute:
-        dtype = compute_dtype(self.dtype, self.device)
-        return Compute(device=self.device, dtype=dtype, max_tokens=config.update.max_tokens_per_microbatch)
+        return compute_of(self.model, config.update, self.device)
 
     def _gradient(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill
-from agent_r1.credit.masks import loss_mask
+from agent_r1.credit.masks import select_tokens
 from agent_r1.data.draw import draw, draw_further
 from agent_r1.params import Params, TrainParams
 from agent_r1.policy import checkpoint
@@ -91,11 +91,9 @@ class Training:
         self.learner = Learner(
             model,
             config.update,
+            settings.model,
             with_critic=config.credit.needs_critic,
             seed=self.seed,
-            dtype=settings.model.dtype,
-            adapter=settings.model.adapter,
-            gradient_checkpointing=settings.model.gradient_checkpointing,
         )
         self.reference = reference_of(self.learner, model) if config.needs_reference else None
         if folder.resumed:
@@ -196,7 +194,7 @@ class Training:
         """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""
         if self.reference is None:
             return None
-        masks = [loss_mask(each.source, self.config.credit.loss_mask) for each in trajectories]
+        masks = [select_tokens(each.source, self.config.credit.loss_mask) for each in trajectories]
         return self.reference.logprobs(trajectories, masks)
 
     def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:

@@ -483,8 +483,8 @@ def _demands(settings: Params) -> list[Demand]:
     """What each run of the main graph asks for; none before there is a model to start from."""
     if not WARM_START.is_dir():
         return []
-    runs = [settings.run(run) for run in settings.repro_runs]
-    return memory.demands(AutoConfig.from_pretrained(WARM_START), settings, runs)
+    config, device = AutoConfig.from_pretrained(WARM_START), default_device()
+    return [memory.demand_of(config, settings, settings.run(run), device) for run in settings.repro_runs]
 
 
 def _is_installed(distribution: str) -> bool:

@@ -88,7 +88,7 @@ def shown(project: Path) -> Run:
 
 
 def verdict(decision: Decision, *signs: str) -> Verdict:
-    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, reference=0.3, limit=0.03) for sign in signs]
+    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, standard=0.3, limit=0.03) for sign in signs]
     return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
 
 

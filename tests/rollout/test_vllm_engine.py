@@ -264,9 +264,10 @@ ADAPTED = [
 def make(tiny_model: Path) -> Callable[[], Learner]:
     """Learners over the tiny model with fresh adapters of rank 4."""
     adapter = LoraParams(rank=4, alpha=8, targets=["all-linear"])
-    update = load(ROOT / "params.yaml").train.update
+    settings = load(ROOT / "params.yaml")
+    model = settings.model.model_copy(update={"lora": adapter})
     cpu = torch.device("cpu")
-    return lambda: Learner(tiny_model, update, with_critic=False, seed=0, device=cpu, adapter=adapter)
+    return lambda: Learner(tiny_model, settings.train.update, model, with_critic=False, seed=0, device=cpu)
 
 
 def move(learner: Learner) -> None:

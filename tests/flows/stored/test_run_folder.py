@@ -91,8 +91,8 @@ def test_files_sort_by_iteration(tmp_path: Path) -> None:
 
 @pytest.fixture
 def learner(tiny_model: Path) -> Learner:
-    update = load(Path(__file__).parents[3] / "params.yaml").train.update
-    return Learner(tiny_model, update, with_critic=False, seed=3, device=torch.device("cpu"))
+    settings, cpu = load(Path(__file__).parents[3] / "params.yaml"), torch.device("cpu")
+    return Learner(tiny_model, settings.train.update, settings.model, with_critic=False, seed=3, device=cpu)
 
 
 def change(learner: Learner) -> None:
