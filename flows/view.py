@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.predictions import BASE_TOOL_CALL
+from agent_r1.files import write_text
 from agent_r1.hashes import sha256
 from agent_r1.inspection.stored import Sources, StoredRun
 from agent_r1.inspection.viewer import Decode, Shown, When, page
 from agent_r1.params import TrainParams
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
-from agent_r1.tables import read_rows, write_text
+from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from flows.operation.history import latest_folder
 

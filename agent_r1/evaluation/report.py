@@ -13,8 +13,8 @@ from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.evaluation.transcript import Decode, examples
+from agent_r1.files import write_text
 from agent_r1.records import Question
-from agent_r1.tables import write_text
 
 CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
 REFERENCES = ("ppo", BASE_TOOL_CALL)  # every other agent is compared with these

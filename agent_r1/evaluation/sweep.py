@@ -14,8 +14,8 @@ from agent_r1.evaluation.comparison import Evaluation, warning
 from agent_r1.evaluation.plots import Curve, final_scores, seed_curves
 from agent_r1.evaluation.report import CURVES_PNG, FINAL_PNG, METRICS, PAGE
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds
+from agent_r1.files import write_text
 from agent_r1.records import Question
-from agent_r1.tables import write_text
 
 AT_THE_END = 3  # iterations
 

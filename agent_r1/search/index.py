@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
+from agent_r1.files import replaced_folder
 from agent_r1.hashes import model_hash, sha256
 from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
 from agent_r1.params.stages import SearchKind
@@ -34,13 +33,13 @@ class Cached(Search):
     def __init__(self, index: Search, index_hash: str, entries: int) -> None:
         """Remembers at most so many searches; with 0 every search goes to the index."""
         self._index = index
-        self._index_hash = index_hash
+        self.index_hash = index_hash
         self._entries = entries
         self._known: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
         self._asked = self._hits = 0
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        keys = [(self._index_hash, query, k) for query in queries]
+        keys = [(self.index_hash, query, k) for query in queries]
         found = {key: self._known[key] for key in keys if key in self._known}
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         self._asked += len(keys)
@@ -126,16 +125,10 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
         ValueError: there is nothing to index, or the server has other passages.
         SearchUnavailable: there is no server.
     """
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    try:
-        meta = _pin(params, passages) if params.kind == "remote" else _build_local(params, passages, unfinished, folder)
-        (unfinished / META).write_text(meta.model_dump_json(indent=2) + "\n")
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with replaced_folder(folder) as fresh:
+        fresh.mkdir()
+        meta = _pin(params, passages) if params.kind == "remote" else _build_local(params, passages, fresh, folder)
+        (fresh / META).write_text(meta.model_dump_json(indent=2) + "\n")
 
 
 def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
@@ -201,15 +194,15 @@ def _read_meta(folder: Path) -> Meta:
     return Meta.model_validate_json((folder / META).read_text())
 
 
-def _build_local(params: SearchParams, passages: Path, unfinished: Path, folder: Path) -> Meta:
+def _build_local(params: SearchParams, passages: Path, fresh: Path, folder: Path) -> Meta:
     encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
-    meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages), encoder=encoder)
+    meta = _meta(params, store(passages, fresh / PASSAGES), sha256(passages), encoder=encoder)
     if meta.bm25:
-        bm25.build(passages, unfinished / BM25_FOLDER, meta.bm25)
+        bm25.build(passages, fresh / BM25_FOLDER, meta.bm25)
     if meta.dense:
         from agent_r1.search import dense
 
-        dense.build(passages, unfinished / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
+        dense.build(passages, fresh / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
     return meta
 
 

@@ -18,13 +18,14 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import params, tracking
+from agent_r1.files import write_text
 from agent_r1.hashes import sha256
 from agent_r1.params import Params, RunId
 from agent_r1.params.places import policy_in, registered_policy, registered_training
 from agent_r1.policy import checkpoint
-from agent_r1.tables import write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor
+from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.folder import read_start
 from flows.dvc_files import kept, run_dvc
 from flows.stage import add_run_arguments, run_stage
@@ -90,7 +91,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         index=started.inputs["index"],
         prompt=started.inputs["prompt"],
         config=started.fingerprint,
-        code=tags.get("code", ""),
+        code=tags.get(CODE_TAG, ""),
         dvc_training_hash=keep(training, registered_training(dvc_file)),
     )
 

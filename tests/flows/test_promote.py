@@ -16,8 +16,9 @@ from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 
 from agent_r1 import tracking
+from agent_r1.files import write_text
 from agent_r1.records import Prediction, Trajectory
-from agent_r1.tables import write_rows, write_text
+from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
 from flows.operation.history import KEPT, latest, measure, previous

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import (
     FalconConfig,
     Gemma3Config,
@@ -23,7 +24,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from agent_r1.params import LoraParams, load
+from agent_r1.params import LoraParams, Params, load
+from agent_r1.params.sections import override
 from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.learner import Learner
@@ -223,8 +225,9 @@ def test_a_machine_has_memory() -> None:
 def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters with a critic fit, all weights with a critic do not."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
-    settings = load(PARAMS.with_name("params.qwen2.5-3b.yaml"))
-    demand = demand_of(QWEN_3B, settings, settings.run("ppo"), torch.device("cuda"))
+    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
+    settings = Params.model_validate(override(base, changes))
+    demand = demand_of(QWEN_3B, settings, settings.run(RunId("ppo")), torch.device("cuda"))
     assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, True, 8192)
     parts = estimate(demand)
     assert sum(parts.values()) == pytest.approx(75, abs=1)  # as docs/data_and_models.md says

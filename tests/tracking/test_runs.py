@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -17,8 +18,9 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy import TextClause
 
 from agent_r1 import tracking
-from agent_r1.params import load
-from agent_r1.tracking.runs import flatten
+from agent_r1.params import RunId, load
+from agent_r1.params.sections import flatten
+from agent_r1.tracking.store import passing_fault
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
@@ -172,8 +174,9 @@ def test_final_scores_do_not_hide_the_iterations_to_come(project: Path) -> None:
 
 def test_an_illegal_metric_name_is_refused(project: Path) -> None:
     run = tracking.start("illegal-seed0", {}, TAGS)
-    with pytest.raises(MlflowException, match="pass@1"):
+    with pytest.raises(MlflowException, match="pass@1") as refusal:
         run.log({"pass@1": 1.0}, step=0)
+    assert passing_fault(refusal.value) is None
 
 
 @pytest.mark.parametrize(
@@ -189,8 +192,11 @@ def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException],
 def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(ConnectionError, match=r"MLflow's store http://127\.0\.0\.1:9 cannot be used for now"):
+    with pytest.raises(MlflowException) as refusal:
         tracking.start("lost", {}, {})
+    passing = passing_fault(refusal.value)
+    assert isinstance(passing, ConnectionError)
+    assert "MLflow's store http://127.0.0.1:9 cannot be used for now" in str(passing)
 
 
 def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,8 +205,9 @@ def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: py
     monkeypatch.setattr("sqlalchemy.sql.text", lambda text: TextClause(text.replace("20000", "10")))
     with closing(sqlite3.connect(project / ".tracking/mlflow.db")) as other:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(ConnectionError, match=r"cannot be used for now \(.*database is locked\)"):
+        with pytest.raises(MlflowException) as refusal:
             run.log({"rollout/em": 0.5}, step=0)
+    assert re.search(r"cannot be used for now \(.*database is locked\)", str(passing_fault(refusal.value)))
     run.log({"rollout/em": 0.5}, step=0)
 
 
@@ -236,7 +243,7 @@ def test_outside_a_project_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_run_params_name_the_ablation() -> None:
     params = load(ROOT / "params.yaml")
-    shown = {name: tracking.run_params(name, params, params.run(name)) for name in params.runs}
+    shown = {name: tracking.run_params(name, params, params.run(RunId(name))) for name in params.runs}
     columns = {name: (row["algorithm"], row["loss_mask"], row["advantage_mask"]) for name, row in shown.items()}
     assert (
         columns.items()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from agent_r1.files import replacing
 from agent_r1.params import KeepParams, load
 from agent_r1.policy.learner import Learner
-from agent_r1.tables import replacing
 from agent_r1.training.folder import RunFolder
 
 
