@@ -73,8 +73,11 @@ def main() -> None:
     graph = {name: imports_of(source, set(house)) - {name} for name, source in house.items()}
     importers = Counter(imported for names in graph.values() for imported in names)
     lengths = sorted(
-        ((lines, f"{name}.{function}") for name, source in house.items()
-         for function, lines in function_lengths(source).items()),
+        (
+            (lines, f"{name}.{function}")
+            for name, source in house.items()
+            for function, lines in function_lengths(source).items()
+        ),
         reverse=True,
     )
     print(f"\nagent_r1 and flows: {sum(s.count(chr(10)) for s in house.values())} lines, {len(house)} modules")

@@ -17,6 +17,7 @@ from agent_r1.data.draw import draw, draw_further
 from agent_r1.params import Params, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
+from agent_r1.policy.peak import measure
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
@@ -213,6 +214,13 @@ class Training:
         )
 
     def __enter__(self) -> Self:
+        """Measures on a GPU whether the largest update fits beside the sampler, which only a GPU survives finding out."""
+        if self.learner.compute.device.type == "cuda":
+            try:
+                measure(self.learner, self.env)
+            except BaseException:
+                self.engine.close()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from agent_r1.project import WARM_START
 from packaging.requirements import Requirement
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -35,7 +36,6 @@ from agent_r1.policy import memory
 from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.policy.memory import Demand
 from agent_r1.policy.model import default_device
-from agent_r1.project import WARM_START
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Action, EngineError, Request
 from agent_r1.tracking import store

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from agent_r1.project import label, train_dir
 from prefect import flow
 from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.events import emit_event
 from prefect.runtime import flow_run
 
 from agent_r1 import params, tracking
-from agent_r1.project import label, train_dir
 from agent_r1.tracking.registry import MODEL, VERSION_TAG, reference_to
 from flows.commands import expendable, reproduce, run_command
 from flows.server import mlflow_ui

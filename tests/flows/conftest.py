@@ -20,10 +20,10 @@ import httpx
 import pytest
 import torch
 import yaml
+from agent_r1.project import train_dir
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from agent_r1.project import train_dir
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train

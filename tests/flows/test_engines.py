@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_r1.project import WARM_START, evaluate_dir, train_dir
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.policy.builtin import new_model
-from agent_r1.project import WARM_START, evaluate_dir, train_dir
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agent_r1.project import QUESTIONS, evaluate_dir, report_dir, train_dir
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
-from agent_r1.project import QUESTIONS, evaluate_dir, report_dir, train_dir
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate

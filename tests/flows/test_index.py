@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from agent_r1.project import INDEX, PASSAGES, evaluate_dir
+
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agent_r1.project import WARM_START, checkpointed_policy, evaluate_dir, train_dir
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,7 +23,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.project import WARM_START, checkpointed_policy, evaluate_dir, train_dir
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_r1.project import WARM_START, evaluate_dir, view_file
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.policy.builtin import new_model
-from agent_r1.project import WARM_START, evaluate_dir, view_file
 
 ROOT = Path(__file__).parents[2]
 # What keeps tools quiet from outside; the stages have to be quiet by themselves.

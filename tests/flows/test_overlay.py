@@ -130,9 +130,7 @@ def test_parameters_that_were_edited_under_an_overlay_are_kept(project: Path, to
     switch("small")
     edited = (project / "params.yaml").read_text().replace("iterations: 7\n", "iterations: 9\n")
     (project / "params.yaml").write_text(edited)
-    with pytest.raises(
-        ValueError, match=r"under an overlay: train\.iterations 7 -> 9; edit overlays/base\.yaml"
-    ):
+    with pytest.raises(ValueError, match=r"under an overlay: train\.iterations 7 -> 9; edit overlays/base\.yaml"):
         switch(to)
     assert (project / "params.yaml").read_text() == edited
 
@@ -150,9 +148,7 @@ def test_a_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Pa
     (project / "params.yaml").write_text(own)  # as git does
     switch("small")
     (project / "params.yaml").write_text(own.replace("top_k: 2 ", "top_k: 3 "))
-    with pytest.raises(
-        ValueError, match=r"no composition, but overlays/base\.yaml waits: env\.top_k 2 -> 3; remove"
-    ):
+    with pytest.raises(ValueError, match=r"no composition, but overlays/base\.yaml waits: env\.top_k 2 -> 3; remove"):
         switch("base")
     (project / "params.yaml").write_text(own)
     switch("small")

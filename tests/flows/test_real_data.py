@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from agent_r1.project import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
+
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from agent_r1.project import evaluate_dir, report_dir, train_dir
 from mlflow import MlflowClient
 
-from agent_r1.project import evaluate_dir, report_dir, train_dir
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate

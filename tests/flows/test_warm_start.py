@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from agent_r1.project import WARM_START
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agent_r1.policy import memory
 from agent_r1.policy.model import load_tokenizer
-from agent_r1.project import WARM_START
 from flows.warm_start import warm_start
 
 Inside = Callable[[Path], AbstractContextManager[None]]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_r1.project import WARM_START, train_dir
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import PreTrainedTokenizerFast
@@ -20,7 +21,6 @@ from agent_r1.credit.collapse import Alarm
 from agent_r1.params import TrainParams
 from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
-from agent_r1.project import WARM_START, train_dir
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import start

@@ -24,7 +24,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from agent_r1.params import LoraParams, Params, load
+from agent_r1.params import LoraParams, Params, RunId, load
 from agent_r1.params.sections import override
 from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import attach
