@@ -214,7 +214,7 @@ class Training:
         )
 
     def __enter__(self) -> Self:
-        """Measures on a GPU whether the largest update fits beside the sampler, which only a GPU survives finding out."""
+        """On a GPU, measures whether the largest update fits beside the sampler."""
         if self.learner.compute.device.type == "cuda":
             try:
                 measure(self.learner, self.env)
