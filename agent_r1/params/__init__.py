@@ -58,6 +58,7 @@ __all__ = [
     "DenseParams",
     "EngineParams",
     "EnvParams",
+    "EvaluateParams",
     "FilesParams",
     "FilterParams",
     "HybridParams",

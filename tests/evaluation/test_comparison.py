@@ -9,9 +9,12 @@ import pytest
 
 from agent_r1.evaluation.comparison import Comparison, Evaluation, compare
 from agent_r1.evaluation.predictions import predict
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
+
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200)
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def evaluation(questions: list[Question], make_trajectory: Any) -> Any:
 
 
 def compared(a: Evaluation, b: Evaluation, questions: list[Question], anyway: bool = False) -> Comparison:
-    return compare(a, b, questions, samples=200, seed=0, anyway=anyway)
+    return compare(a, b, questions, DRAWS, anyway=anyway)
 
 
 def ids(pairs: Any) -> list[str]:

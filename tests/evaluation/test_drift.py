@@ -10,6 +10,7 @@ import pytest
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.drift import Drift, drift, explain, same_setting
 from agent_r1.evaluation.predictions import predict
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 
 HASHES = {
@@ -21,6 +22,8 @@ HASHES = {
     "limits": "l",
     "policy": "w",
 }
+
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=500)
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ def evaluation(questions: list[Question], make_trajectory: Any) -> Any:
 
 
 def drifted(current: Evaluation, previous: Evaluation, questions: list[Question]) -> Drift:
-    return drift(current, previous, questions, samples=500, seed=0)
+    return drift(current, previous, questions, DRAWS)
 
 
 def changed(found: Drift) -> list[str]:

@@ -12,11 +12,14 @@ import pytest
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
 from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.report import render
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "limits": "l"}
 CURVES = {"ppo": [{"iteration": i, "rollout/em": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
+
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200)
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def evaluations(questions: list[Question], make_trajectory: Any) -> list[Evaluat
 
 @pytest.fixture
 def page(evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path) -> str:
-    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
+    render(evaluations, CURVES, questions, decode, tmp_path, DRAWS)
     return (tmp_path / "report.md").read_text()
 
 
@@ -67,7 +70,7 @@ def test_the_summary_is_about_the_runs_where_an_upper_bound_is_higher(
     evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
 ) -> None:
     trained = {"base_tool_call": CURVES["ppo"]}
-    render(evaluations, trained, questions, decode, tmp_path, samples=200, seed=0)
+    render(evaluations, trained, questions, decode, tmp_path, DRAWS)
     assert "Highest exact match: `base_tool_call`, 0.250 [" in (tmp_path / "report.md").read_text()
 
 
@@ -111,7 +114,7 @@ def test_other_hashes_are_said_on_the_page(
 ) -> None:
     evaluations[2] = dataclasses.replace(evaluations[2], hashes={**HASHES, "prompt": "other", "policy": "x"})
     assert differences_of_setting(evaluations) == {"prompt": [["ppo", "base_tool_call"], ["naive_rag"]]}
-    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
+    render(evaluations, CURVES, questions, decode, tmp_path, DRAWS)
     page = (tmp_path / "report.md").read_text()
     assert "> **Not measured alike.**" in page
     assert "> - prompt: `ppo`, `base_tool_call` / `naive_rag`" in page
@@ -121,7 +124,7 @@ def test_other_questions_are_not_compared(
     evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
 ) -> None:
     evaluations[1] = dataclasses.replace(evaluations[1], predictions=evaluations[1].predictions[:2])
-    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
+    render(evaluations, CURVES, questions, decode, tmp_path, DRAWS)
     page = (tmp_path / "report.md").read_text()
     assert "> - questions asked: `ppo`, `naive_rag` / `base_tool_call`" in page
     assert "| `base_tool_call` | n/a | n/a |" in page

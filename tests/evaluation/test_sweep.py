@@ -14,9 +14,12 @@ import pytest
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.sweep import exact_matches, render
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "limits": "l"}
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=500)
+TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
 
 
@@ -41,10 +44,7 @@ def evaluate(questions: list[Question], make_trajectory: Any) -> Evaluate:
 
 
 def curve(alarm_in: int | None) -> list[dict[str, float]]:
-    return [
-        {"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), "time/update_s": 30.0}
-        for i in range(4)
-    ]
+    return [{"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)]
 
 
 @pytest.fixture
@@ -55,8 +55,7 @@ def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path) -> str:
         {"ppo": [curve(None), curve(2)], "grpo": [curve(None), curve(None)]},
         questions,
         tmp_path,
-        samples=500,
-        seed=0,
+        DRAWS,
     )
     return (tmp_path / "report.md").read_text()
 
@@ -85,7 +84,7 @@ def test_differences_by_hand(page: str) -> None:
 
 
 def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
-    # Four iterations of 30 s are two minutes; the last three have exact match .1, .2 and .3.
+    # Four iterations of 20 and 10 s are two minutes, and a share is no time; the last three have exact match .1, .2 and .3.
     assert "| `ppo` | 4 | 0.200 | none, 2 | 2.0 |" in page
     assert "| `grpo` | 4 | 0.200 | none, none | 2.0 |" in page
 
