@@ -23,7 +23,7 @@ from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
-from agent_r1.search.base import Search
+from agent_r1.search.index import Cached
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, reseeded
@@ -69,7 +69,7 @@ class Training:
         config: TrainParams,
         *,
         questions: Sequence[Question],
-        index: Search,
+        index: Cached,
         model: str | Path,
         folder: RunFolder,
     ) -> None:
