@@ -72,7 +72,7 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
-    dashed = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
+    dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
     colour = colours(list(curves))
     for place, (panel, (run, seeds)) in enumerate(zip(panels, curves.items(), strict=False)):
         if run != reference:
@@ -109,7 +109,7 @@ def final_scores(
         axes.plot(found.mean, row, color=ink, **MEAN)
         of_seeds = seeds.get(name, [])
         axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, **SEED)
-        text = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
+        text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
         axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
     axes.set_yticks(range(len(scores)), list(scores))
     _titles(axes, "Exact match on the test questions", "greedy; baselines in grey")
