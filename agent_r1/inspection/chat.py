@@ -166,9 +166,9 @@ class Screen:
         """Why there is no answer, where there is none, and what the episode took."""
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
-            self._labelled("none", f"no answer: {why(last, self._limits)}", FAULT)
+            self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)
         calls = sum(bool(view.step.tool) for view in views)
-        parts = [counted(len(views), "step"), counted(calls, "call"), f"{last.tokens} tokens", f"{seconds:.1f} s"]
+        parts = [_counted(len(views), "step"), _counted(calls, "call"), f"{last.tokens} tokens", f"{seconds:.1f} s"]
         self._put(Text(", ".join(parts), QUIET))
         self.console.print()
 
@@ -211,7 +211,7 @@ def passage(line: str) -> Text:
     return Text.assemble((title, "bold" if colon else ""), colon, rest)
 
 
-def why(last: StepView, limits: EnvParams) -> str:
+def _why(last: StepView, limits: EnvParams) -> str:
     """What ended an episode that has no answer."""
     match last.outcome:
         case Outcome.TURN_LIMIT:
@@ -223,7 +223,7 @@ def why(last: StepView, limits: EnvParams) -> str:
     return f"the episode ended as {last.outcome}"
 
 
-def counted(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

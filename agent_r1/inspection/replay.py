@@ -32,7 +32,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import frozen
 from agent_r1.policy.losses import Metrics
-from agent_r1.policy.model import compute_dtype, default_device, load_policy
+from agent_r1.policy.model import DtypeName, compute_dtype, default_device, load_policy
 from agent_r1.records import Credit, Trajectory
 from agent_r1.rollout.canary import accepted_gap
 
@@ -163,7 +163,7 @@ def replay(
     places = settings.places
     stored = StoredRun(run.run, folder or places.training(run), places.warm_start)
     chosen = stored.choose(iterations)
-    replayer = Replayer(stored, compared, settings, with_gradient=with_gradient)
+    replayer = Replayer(stored, compared, settings.model.dtype, with_gradient=with_gradient)
     return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
 
 
@@ -171,16 +171,14 @@ class Replayer:
     """Replays the iterations of a stored run; loads a model when it is first needed."""
 
     def __init__(
-        self, stored: StoredRun, compared: list[Configuration], settings: Params, *, with_gradient: bool
+        self, stored: StoredRun, compared: list[Configuration], dtype: DtypeName, *, with_gradient: bool
     ) -> None:
         self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
-        self.dtype, self.device = settings.model.dtype, default_device()
+        self.device = default_device()
+        self.dtype = compute_dtype(dtype, self.device)
         self.policies: dict[Path, PreTrainedModel] = {}
-        self.reference = (
-            frozen(stored.warm_start, self._compute(compared[0].train))
-            if any(each.train.needs_reference for each in compared)
-            else None
-        )
+        needed = any(each.train.needs_reference for each in compared)
+        self.reference = frozen(stored.warm_start, self._compute(compared[0].train)) if needed else None
 
     def replay(self, number: int) -> Replayed:
         """One iteration under every configuration.
@@ -199,9 +197,9 @@ class Replayer:
             compared = advantage_comparison(trajectories, credits_, assigned[0][0])
             angles = gradient_metrics(gradient, own) if gradient and own else {}
             replays.append(Replay(configuration=each, metrics=metrics | compared | angles))
-        return Replayed(
-            iteration=number, policy=policy, replays=replays, values=self._value_errors(trajectories, stored)
-        )
+        credit = self.compared[0].train.credit
+        values = value_errors(trajectories, stored, credit.rewards) if credit.needs_critic else {}
+        return Replayed(iteration=number, policy=policy, replays=replays, values=values)
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
@@ -223,8 +221,7 @@ class Replayer:
         return credits_, metrics
 
     def _compute(self, config: TrainParams) -> Compute:
-        dtype = compute_dtype(self.dtype, self.device)
-        return Compute(device=self.device, dtype=dtype, max_tokens=config.update.max_tokens_per_microbatch)
+        return Compute(device=self.device, dtype=self.dtype, max_tokens=config.update.max_tokens_per_microbatch)
 
     def _gradient(
         self,
@@ -248,10 +245,6 @@ class Replayer:
                 f"by {gap:.2g} nats ({measure}); bring its outputs back (dvc checkout), or compare without gradients"
             )
         return gradient
-
-    def _value_errors(self, trajectories: list[Trajectory], stored: list[Credit]) -> Metrics:
-        own = self.compared[0].train.credit
-        return value_errors(trajectories, stored, own.rewards) if own.needs_critic else {}
 
     def _compare_with_stored(self, number: int, credits_: list[Credit], stored: list[Credit]) -> None:
         gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(credits_, stored, strict=True))

@@ -146,7 +146,7 @@ def test_predictions_of_other_questions_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["questions", "passages", "index", "prompt", "protocol", "limits"])
+@pytest.mark.parametrize("what", ["questions", "protocol"])
 def test_evaluations_of_other_data_index_or_prompt_are_refused(what: str) -> None:
     found = decided(evaluation("challenger", [1] * 300, **{what: "other"}), evaluation("champion", [0] * 300))
     assert not found.promoted
