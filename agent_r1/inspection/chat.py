@@ -152,7 +152,7 @@ class Screen:
             yield view
 
     def step(self, view: StepView) -> None:
-        """What the policy thought and did, and what came back."""
+        """Shows the thought and the call or answer of a step, and the reply to it."""
         self._action(view)
         if view.step.stop_reason is StopReason.LENGTH:
             self._labelled("", f"(cut after {view.step.action_stop - view.step.action_start} tokens)", FAULT)
@@ -212,7 +212,7 @@ def passage(line: str) -> Text:
 
 
 def _why(last: StepView, limits: EnvParams) -> str:
-    """What ended an episode that has no answer."""
+    """The reason why an episode ended without an answer."""
     match last.outcome:
         case Outcome.TURN_LIMIT:
             return f"all {limits.max_steps} steps are used (env.max_steps)"

@@ -165,7 +165,7 @@ def gradient_metrics(gradient: PolicyGradient, other: PolicyGradient) -> Metrics
 
 
 def _only(tokens: Tokens, part: Tensor) -> Tokens:
-    """The same tokens with a graph at those of `part` [N] alone: tokens of one span share a ratio, not a gradient."""
+    """Cuts the graph at all tokens but `part` [N]: tokens of one span share a ratio, not a gradient."""
     return replace(
         tokens,
         logprobs=torch.where(part, tokens.logprobs, tokens.logprobs.detach()),
