@@ -112,7 +112,7 @@ def _ask(
         trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
     hashes = _hashes(subject, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
     predictions = predict(trajectories, questions, subject.name, subject.seed)
-    scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
+    scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)

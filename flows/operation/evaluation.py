@@ -74,14 +74,7 @@ def _evaluated(version: Version, dataset: str | None) -> Drift | None:
     if before is None:
         logger.info("%s: there is no earlier evaluation that was measured alike", version.reference)
         return None
-    evaluate = params.load().evaluate
-    found = drift(
-        read(folder),
-        before,
-        read_rows(QUESTIONS, Question),
-        samples=evaluate.bootstrap_samples,
-        seed=evaluate.seed,
-    )
+    found = drift(read(folder), before, read_rows(QUESTIONS, Question), params.load().evaluate)
     (logger.warning if found.changed else logger.info)("%s", explain(found, SHOWN))
     _log(found, folder)
     return found

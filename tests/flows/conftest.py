@@ -20,7 +20,6 @@ import httpx
 import pytest
 import torch
 import yaml
-from agent_r1.project import train_dir
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
@@ -197,7 +196,7 @@ def ppo(small_project: Path, inside: Inside) -> Path:
     """The folder of a run of 3 iterations, the first of which trains the critic alone."""
     with inside(small_project):
         train("ppo")
-    return small_project / train_dir("ppo")
+    return small_project / "outputs/train/ppo"
 
 
 @pytest.fixture(scope="session")
@@ -205,4 +204,4 @@ def grpo(small_project: Path, inside: Inside) -> Path:
     """The folder of a run of 2 iterations with 4 groups of 4."""
     with inside(small_project):
         train("grpo")
-    return small_project / train_dir("grpo")
+    return small_project / "outputs/train/grpo"

@@ -17,7 +17,7 @@ from agent_r1.project import WARM_START, checkpointed_policy, train_dir
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
-from agent_r1.inspection.viewer import Shown, When
+from agent_r1.inspection.selection import Shown, When
 from agent_r1.params import load
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
@@ -156,7 +156,7 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
         shown.extend(groups)
         return ""
 
-    monkeypatch.setattr("flows.view.page", page)
+    monkeypatch.setattr("agent_r1.inspection.viewer.page", page)
     shutil.copytree(ppo, train_dir("ppo"))
     with tracking.start("ppo-seed0", {}, tracking.provenance("atlas")) as tracked:
         (train_dir("ppo") / "mlflow_run_id").write_text(tracked.run_id)
