@@ -110,7 +110,7 @@ def grpo(batch: Batch, params: CreditParams) -> Estimate:
     Source: Shao et al. 2024 (arXiv 2402.03300), §4.1.2.
     """
     deviations, stds, _ = _compare_returns(batch)
-    return _without_critic(_broadcast(deviations / (stds + GROUP_EPSILON), batch))
+    return without_critic(broadcast(deviations / (stds + GROUP_EPSILON), batch))
 
 
 def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
@@ -119,7 +119,7 @@ def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
     Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783), §3.2.
     """
     deviations, _, _ = _compare_returns(batch)
-    return _without_critic(_broadcast(deviations, batch))
+    return without_critic(broadcast(deviations, batch))
 
 
 def rloo(batch: Batch, params: CreditParams) -> Estimate:
@@ -128,7 +128,7 @@ def rloo(batch: Batch, params: CreditParams) -> Estimate:
     Source: Kool et al. 2019; Ahmadian et al. 2024 (arXiv 2402.14740), Eq. 9.
     """
     deviations, _, sizes = _compare_returns(batch)
-    return _without_critic(_broadcast(deviations * sizes / np.maximum(sizes - 1, 1), batch))
+    return without_critic(broadcast(deviations * sizes / np.maximum(sizes - 1, 1), batch))
 
 
 def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
@@ -141,7 +141,7 @@ def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
     """
     rewards, lengths = _rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
     returns = _scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
-    return _without_critic(whitened(returns, batch))
+    return without_critic(whitened(returns, batch))
 
 
 def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
@@ -150,7 +150,7 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
     Source: REINFORCE++ with baseline, Hu et al. 2025 (arXiv 2501.03262).
     """
     deviations, _, _ = _compare_returns(batch)
-    return _without_critic(whitened(_broadcast(deviations, batch), batch))
+    return without_critic(whitened(broadcast(deviations, batch), batch))
 
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
@@ -275,7 +275,7 @@ def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
     return deviations, stds, sizes
 
 
-def _broadcast(advantages: Floats, batch: Batch) -> Floats:
+def broadcast(advantages: Floats, batch: Batch) -> Floats:
     """[B, L] a trajectory's advantage [B] at each of its time steps, exactly 0 elsewhere."""
     return np.where(batch.time_steps, advantages[:, None], 0.0)
 
@@ -287,6 +287,7 @@ def _scatter(entries: Floats, mask: Mask) -> Floats:
     return tokens
 
 
-def _without_critic(advantages: Floats) -> Estimate:
+def without_critic(advantages: Floats) -> Estimate:
+    """The estimate of an estimator that trains no critic."""
     nowhere = np.zeros(advantages.shape, np.bool_)
     return Estimate(advantages=advantages, value_targets=np.zeros_like(advantages), critic_mask=nowhere)
