@@ -193,6 +193,25 @@ def test_a_model_that_reads_too_few_tokens_is_told(open_kind: Open, tiny_model: 
         open_kind(tiny_model, max_tokens=2048)
 
 
+def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that sleeps, after its parent has let go; killed, it loses the folder at the next claim."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, claim = claim_scratch()
+    (folder / "left").touch()
+    owner = subprocess.Popen(["sleep", "600"], pass_fds=[claim])
+    os.close(claim)
+    others = [claim_scratch()]
+    assert set(tmp_path.iterdir()) == {folder, others[0][0]}
+    owner.kill()
+    owner.wait()
+    others.append(claim_scratch())
+    assert set(tmp_path.iterdir()) == {other for other, _ in others}
+    for _, descriptor in others:
+        os.close(descriptor)
+
+
 OPEN = """
 import sys
 from pathlib import Path
