@@ -276,6 +276,7 @@ class EvaluateParams(Section):
     seed: Natural
     questions: Natural
     bootstrap_samples: Annotated[int, Field(ge=100)]
+    history_kept: Count
 
 
 class PromoteParams(Section):
@@ -290,6 +291,7 @@ class TimeoutsParams(Section):
     index: Positive
     warm_start: Positive
     train: Positive
+    register: Positive
     evaluate: Positive
     baseline: Positive
     report: Positive
