@@ -291,7 +291,7 @@ class TimeoutsParams(Section):
     index: Positive
     warm_start: Positive
     train: Positive
-    register: Positive
+    registering: Annotated[Positive, Field(alias="register")]  # a name that pydantic's models have taken
     evaluate: Positive
     baseline: Positive
     report: Positive
@@ -305,5 +305,5 @@ class OperateParams(Section):
 
     def timeout_s(self, stage: str) -> float:
         """Of a stage by its name: `train`."""
-        timeouts: dict[str, float] = dict(self.timeouts_s)
+        timeouts: dict[str, float] = self.timeouts_s.model_dump(by_alias=True)
         return timeouts[stage]
