@@ -135,11 +135,11 @@ def accelerator() -> Iterator[None]:
     path = accelerator_lock()
     lock = FileLock(path)
     try:
-        lock.acquire(blocking=False)
+        held = lock.acquire(blocking=False)
     except Timeout:
         logger.info("waiting for the accelerator, held by process %s", path.read_text())
-        lock.acquire()
-    with lock:
+        held = lock.acquire()
+    with held:
         path.write_text(str(os.getpid()))
         yield
 

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 
-from agent_r1.policy.learner import Learner
+if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
+    from agent_r1.policy.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,7 @@ class Identity:
         return fingerprint(self.code)
 
     def differences_from(self, earlier: Identity) -> list[str]:
-        """In words, such as `train.credit.lam .99 -> .95`; empty where the run is the same."""
+        """In words, such as `train.credit.lam 0.99 -> 0.95`; empty where the run is the same."""
         return _differences(earlier.parameters, self.parameters) + _differences(earlier.inputs, self.inputs)
 
     def changed_code(self, earlier: Identity) -> list[str]:
@@ -106,10 +106,10 @@ class RunFolder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), blocking=False)
         try:
-            lock.acquire()
+            held = lock.acquire()
         except Timeout:
             raise ValueError(f"another process is training in {self.path}; wait for its end, or end it") from None
-        with lock:
+        with held:
             self._take_up(iterations, aside, fresh=fresh, replace=replace)
             yield self
 
@@ -194,36 +194,30 @@ class RunFolder:
         return ", ".join(f"{first}-{end - 1} {digest}" for (first, digest), end in zip(spans, ends, strict=True))
 
     def _take_up(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
+        remove_unfinished(self.path)
         self.progress = checkpoint.progress(self.checkpoint) or self.progress
-        started = read_start(self.path)
         if self.path.is_dir() and any(self.path.iterdir()):
-            self._make_room(started, iterations, aside, fresh=fresh, replace=replace)
+            self._make_room(read_start(self.path), iterations, aside, fresh=fresh, replace=replace)
         if self.path.exists():
-            remove_unfinished(self.path)
             logger.info("%s: going on after %d finished iterations", self.path, self.finished)
         write_text(self.path / START, json.dumps(asdict(self.identity), indent=2) + "\n")
 
     def _make_room(self, started: Identity | None, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         """Decides what becomes of a folder that is not empty."""
+        reason = remedy = ""
         if started is None:
-            reason = "was not written by this version of the project, which cannot tell how it was trained"
+            reason = "is of an older version of the project, which did not write down what was trained in it"
         elif differing := self.identity.differences_from(started):
-            reason = f"is another run's: {_some(differing)}"
-        else:
-            reason = ""
+            reason, remedy = f"is another run's: {_some(differing)}", "set it back to go on, or "
         if reason and not (fresh or replace):
-            raise ValueError(
-                f"{self.path} {reason}; set the parameters back to go on with it, or start over with --fresh, which "
-                f"moves it to {aside}"
-            )
-        changed = self.identity.changed_code(started) if started else []
-        if changed and not reason:
-            if self.is_complete(iterations):
-                reason = f"was trained by other code: {_some(changed)}"
-            else:
-                logger.warning("%s: going on, though the code has changed: %s", self.path, _some(changed))
+            raise ValueError(f"{self.path} {reason}; {remedy}start over with --fresh, which moves it to {aside}")
+        changed = [] if reason or started is None else self.identity.changed_code(started)
+        if changed and self.is_complete(iterations):
+            reason = f"was trained by other code: {_some(changed)}"
         if fresh or reason:
             self._move_aside(aside, reason or "is started over")
+        elif changed:
+            logger.warning("%s: going on, though the code has changed: %s", self.path, _some(changed))
 
     def _move_aside(self, aside: Path, reason: str) -> None:
         target = aside / f"{self.path.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
