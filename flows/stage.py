@@ -30,6 +30,7 @@ from flows.processes import end_with_parent
 P = ParamSpec("P")
 R = TypeVar("R")
 
+EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
 OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
@@ -104,7 +105,10 @@ def clean_end() -> Iterator[None]:
         if mendable is None or os.environ.get(SHOW_TRACEBACK):
             raise
         logger.error("%s", explain(mendable.with_traceback(fault.__traceback__)))
-        sys.exit(UNAVAILABLE if is_transient(mendable) else 1)
+        code = UNAVAILABLE if is_transient(mendable) else 1
+        if EXIT_CODE_FILE in os.environ:
+            Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
+        sys.exit(code)
 
 
 def prepare_process() -> None:

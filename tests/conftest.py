@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
@@ -39,10 +41,55 @@ TEXTS = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
+# Fixtures that take seconds: what uses one of them is marked as slow.
+SLOW = {
+    "browser",
+    "engine_server",
+    "grpo",
+    "ppo",
+    "prefect_api",
+    "serve_engine",
+    "serve_index",
+    "small_project",
+    "start",
+    "vllm_engine",
+    "warm_started",
+}
+
 ServeEngine = Callable[[Path, str], contextlib.AbstractContextManager[str]]
 
 # A shell starts what it puts into the background with interrupts ignored, and that would reach the tests' processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what takes long, by what it is made of."""
+    for item in items:
+        needed = set(item.fixturenames) if isinstance(item, pytest.Function) else set[str]()
+        if needed & SLOW and not item.get_closest_marker("walk"):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def build_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Fills a folder once for all processes of the suite; they only read it."""
+    shared = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        shared = shared.parent
+
+    def build(name: str, fill: Callable[[Path], None]) -> Path:
+        folder = shared / "built" / name
+        done = folder.with_suffix(".done")
+        folder.parent.mkdir(exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # what is left of an attempt that failed
+                folder.mkdir()
+                fill(folder)
+                done.touch()
+        return folder
+
+    return build
 
 
 @pytest.fixture(scope="session")

@@ -259,6 +259,7 @@ class EvaluateParams(Section):
     seed: Natural
     questions: Natural
     bootstrap_samples: Annotated[int, Field(ge=100)]
+    history_kept: Count
 
 
 class PromoteParams(Section):

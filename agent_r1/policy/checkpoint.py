@@ -13,12 +13,15 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 
 from agent_r1.files import finish_swap, replaced_folder
-from agent_r1.policy.learner import Learner
+
+if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
+    from agent_r1.policy.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from agent_r1.files import locked, remove_unfinished, write_text
 from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
-from agent_r1.params.sections import differences, flatten
+from agent_r1.params.sections import flatten
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
@@ -61,7 +61,7 @@ class Identity:
         return fingerprint(self.code)
 
     def differences_from(self, earlier: Identity) -> list[str]:
-        """In words, such as `train.credit.lam .99 -> .95`; empty where the run is the same."""
+        """In words, such as `train.credit.lam 0.99 -> 0.95`; empty where the run is the same."""
         return differences(earlier.parameters, self.parameters) + differences(earlier.inputs, self.inputs)
 
     def changed_code(self, earlier: Identity) -> list[str]:
@@ -189,36 +189,30 @@ class RunFolder:
         raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")
 
     def _take_up(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
+        remove_unfinished(self.path)
         self.progress = checkpoint.progress(self.checkpoint) or self.progress
-        started = read_start(self.path)
         if self.path.is_dir() and any(self.path.iterdir()):
-            self._make_room(started, iterations, aside, fresh=fresh, replace=replace)
+            self._make_room(read_start(self.path), iterations, aside, fresh=fresh, replace=replace)
         if self.path.exists():
-            remove_unfinished(self.path)
             logger.info("%s: going on after %d finished iterations", self.path, self.finished)
         write_text(self.path / START, json.dumps(asdict(self.identity), indent=2) + "\n")
 
     def _make_room(self, started: Identity | None, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         """Decides what becomes of a folder that is not empty."""
+        reason = remedy = ""
         if started is None:
-            reason = "was not written by this version of the project, which cannot tell how it was trained"
+            reason = "is of an older version of the project, which did not write down what was trained in it"
         elif differing := self.identity.differences_from(started):
-            reason = f"is another run's: {_some(differing)}"
-        else:
-            reason = ""
+            reason, remedy = f"is another run's: {_some(differing)}", "set it back to go on, or "
         if reason and not (fresh or replace):
-            raise ValueError(
-                f"{self.path} {reason}; set the parameters back to go on with it, or start over with --fresh, which "
-                f"moves it to {aside}"
-            )
-        changed = self.identity.changed_code(started) if started else []
-        if changed and not reason:
-            if self.is_complete(iterations):
-                reason = f"was trained by other code: {_some(changed)}"
-            else:
-                logger.warning("%s: going on, though the code has changed: %s", self.path, _some(changed))
+            raise ValueError(f"{self.path} {reason}; {remedy}start over with --fresh, which moves it to {aside}")
+        changed = [] if reason or started is None else self.identity.changed_code(started)
+        if changed and self.is_complete(iterations):
+            reason = f"was trained by other code: {_some(changed)}"
         if fresh or reason:
             self._move_aside(aside, reason or "is started over")
+        elif changed:
+            logger.warning("%s: going on, though the code has changed: %s", self.path, _some(changed))
 
     def _move_aside(self, aside: Path, reason: str) -> None:
         target = aside / f"{self.path.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"

@@ -1,12 +1,13 @@
-"""A real Prefect server, started once, small scripts that are whole processes, and a small project that is trained.
+"""A real Prefect server, small scripts that are whole processes, and a small project that is trained.
 
 A stage runs in its project's folder. The tests give every stage one thread: at this size more are slower, and the bits
-of two processes are compared.
+of two processes are compared. Actions are sampled in the stage's process, except where a test is about vLLM.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,17 +24,20 @@ import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
+from agent_r1.params import RunId, load
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
 from flows.warm_start import warm_start
 
 ROOT = Path(__file__).parents[2]
+PLACES = load(ROOT / "params.yaml").places
 
 Start = Callable[..., subprocess.Popen[str]]
 Inside = Callable[[Path], AbstractContextManager[None]]
 ServeIndex = Callable[[Path], str]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 PATIENCE_S = 300.0
 
 # What differs from the project's own params.yaml: minutes become seconds.
@@ -50,6 +54,8 @@ SMALL = {
             "test_questions": 24,
         }
     },
+    "model": {"threads": 1},
+    "engine": {"kind": "transformers"},
     "warm_start": {
         "vocab_size": 640,
         "hidden_size": 64,
@@ -180,23 +186,31 @@ def write_params() -> WriteParams:
 
 
 @pytest.fixture(scope="session")
-def small_project(tmp_path_factory: pytest.TempPathFactory, inside: Inside, write_params: WriteParams) -> Path:
-    """A project with prepared data and a warm-started model of 70,000 parameters."""
+def small_project(
+    tmp_path_factory: pytest.TempPathFactory, build_once: BuildOnce, inside: Inside, write_params: WriteParams
+) -> Path:
+    """A project with prepared data, a warm-started model of 70,000 parameters, and `ppo` trained; this process's own.
+
+    The run has 3 iterations, the first of which trains the critic alone.
+    """
+
+    def build(folder: Path) -> None:
+        write_params(folder, {})
+        with inside(folder):
+            prepare()
+            index()
+            warm_start()
+            train("ppo")
+
     folder = tmp_path_factory.mktemp("small_project")
-    write_params(folder, {})
-    with inside(folder):
-        prepare()
-        index()
-        warm_start()
+    shutil.copytree(build_once("small_project", build), folder, dirs_exist_ok=True)
     return folder
 
 
 @pytest.fixture(scope="session")
-def ppo(small_project: Path, inside: Inside) -> Path:
-    """The folder of a run of 3 iterations, the first of which trains the critic alone."""
-    with inside(small_project):
-        train("ppo")
-    return small_project / "outputs/train/ppo"
+def ppo(small_project: Path) -> Path:
+    """The folder of the small project's run."""
+    return small_project / PLACES.training(RunId("ppo"))
 
 
 @pytest.fixture(scope="session")
@@ -204,4 +218,4 @@ def grpo(small_project: Path, inside: Inside) -> Path:
     """The folder of a run of 2 iterations with 4 groups of 4."""
     with inside(small_project):
         train("grpo")
-    return small_project / "outputs/train/grpo"
+    return small_project / PLACES.training(RunId("grpo"))

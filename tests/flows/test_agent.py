@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from agent_r1 import params
-from flows.evaluate import Agent, Choice, chosen
+from agent_r1.params import Params
+from flows import evaluate as evaluate_module
+from flows.evaluate import Subject, evaluate
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
+
+
+class Asked(Exception):
+    """The subject, and the folder of its results."""
 
 
 @pytest.fixture
@@ -20,8 +25,9 @@ def choose(
     tmp_path: Path,
     inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
-    """The agent of a choice, in a project with a warm start, two trainings of `ppo` and another model."""
+    """Who is evaluated, and into which folder, in a project with a warm start, two trainings of `ppo` and a model."""
     write_params(tmp_path, {})
     for policy in (*POLICIES, "others/mine"):
         (tmp_path / policy).mkdir(parents=True)
@@ -30,9 +36,18 @@ def choose(
     for policy in POLICIES[1:]:
         (tmp_path / policy).with_name("progress.json").write_text('{"iterations": 3, "policy_version": 2}')
 
-    def make(**choice: Any) -> Agent:
+    def ask(_: Params, subject: Subject, folder: Path, *__: Any, **___: Any) -> None:
+        raise Asked(subject, folder)
+
+    monkeypatch.setattr(evaluate_module, "_ask", ask)
+
+    def make(**choice: Any) -> Any:
         with inside(tmp_path):
-            return chosen(params.load(), Choice(**choice))
+            try:
+                evaluate(**choice)
+            except Asked as asked:
+                return asked.args
+        raise AssertionError("nobody was asked")
 
     return make
 
@@ -40,14 +55,14 @@ def choose(
 @pytest.mark.parametrize(
     ("choice", "label", "policy", "protocol"),
     [
-        ({"name": "ppo"}, "ppo", POLICIES[1], "tool_call"),
-        ({"name": "ppo", "seed": 3}, "ppo-seed3", POLICIES[2], "tool_call"),
-        ({"name": "ppo", "seed": 3, "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
-        ({"name": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
-        ({"name": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
-        ({"name": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
-        ({"name": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
-        ({"name": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
+        ({"run": "ppo"}, "ppo", POLICIES[1], "tool_call"),
+        ({"run": "ppo", "seed": 3}, "ppo-seed3", POLICIES[2], "tool_call"),
+        ({"run": "ppo", "seed": 3, "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
+        ({"run": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
+        ({"run": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),
+        ({"baseline": "base_tool_call"}, "base_tool_call", POLICIES[0], "tool_call"),
+        ({"baseline": "gold_passages"}, "gold_passages", POLICIES[0], "gold_passages"),
+        ({"baseline": "closed_book", "dataset": "atlas"}, "closed_book-atlas", POLICIES[0], "closed_book"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "Qwen--Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-3B-Instruct", "tool_call"),
         (
             {"model": "others/mine/", "protocol": "closed_book"},
@@ -61,20 +76,22 @@ def choose(
 def test_a_label_says_what_is_evaluated(
     choose: Any, choice: dict[str, Any], label: str, policy: str, protocol: str
 ) -> None:
-    agent = choose(**choice)
-    assert (agent.folder, agent.policy.path, agent.protocol) == (Path("outputs/evaluate") / label, policy, protocol)
+    subject, folder = choose(**choice)
+    assert (subject.label, subject.policy.path, subject.protocol) == (label, policy, protocol)
+    assert folder == Path("outputs/evaluate") / label
 
 
 def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
-    assert (choose(name="ppo").training, choose(name="ppo").name) == (Path("outputs/train/ppo"), "ppo")
+    plain, _ = choose(run="ppo")
+    assert (plain.training, plain.name) == (Path("outputs/train/ppo"), "ppo")
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
-        agent = choose(name="ppo", **changed)
-        assert (agent.training, agent.name) == (None, agent.folder.name)
-        assert agent.shown["variant"] == agent.name
+        subject, folder = choose(run="ppo", **changed)
+        assert (subject.training, subject.name) == (None, folder.name)
+        assert subject.shown["variant"] == subject.name
 
 
 def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
-    shown = choose(model="org/tiny").shown
+    shown = choose(model="org/tiny")[0].shown
     assert (shown["variant"], shown["model.path"], shown["algorithm"]) == ("org--tiny", "org/tiny", "none")
     assert not [key for key in shown if key.startswith("warm_start")]
 
@@ -82,21 +99,24 @@ def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({}, "say what to evaluate: either --name, a run or a baseline, or --model"),
-        ({"name": "ppo", "model": "org/tiny"}, "say what to evaluate"),
-        ({"name": "ppoo"}, "no run 'ppoo' under runs:; did you mean 'ppo'"),
-        ({"name": "ppo", "protocol": "naive"}, "no protocol 'naive'; did you mean 'naive_rag'"),
-        ({"name": "ppo", "dataset": "musique"}, "no data set is prepared called 'musique'; valid names: atlas"),
+        ({}, "say what to evaluate: one of --run, --baseline and --model"),
+        ({"run": "ppo", "model": "org/tiny"}, "say what to evaluate"),
+        ({"run": "ppoo"}, "no run 'ppoo' under runs:; did you mean 'ppo'"),
+        ({"run": "ppo", "protocol": "naive"}, "no protocol 'naive'; did you mean 'naive_rag'"),
+        ({"run": "ppo", "dataset": "musique"}, "no data set is prepared called 'musique'; valid names: atlas"),
         (
-            {"name": "naive_rag", "protocol": "tool_call"},
-            "under a protocol of its own; leave out --seed, --sweep and --pr",
+            {"baseline": "naive_rag", "protocol": "tool_call"},
+            "the warm-started model under a protocol of its own; leave out --protocol, or",
         ),
-        ({"name": "naive_rag", "seed": 1}, "naive_rag is the warm-started model, which has no seed or sweep"),
-        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep choose a run; leave them out with --model"),
+        (
+            {"baseline": "naive_rag", "seed": 1},
+            "--seed and --sweep choose a training; leave them out",
+        ),
+        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep choose a training; leave them out"),
         ({"model": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
         ({"model": "org/tiny", "as_label": "ppo-seed7"}, "'ppo-seed7' is the label of ppo's own evaluation"),
         (
-            {"name": "ppo", "protocol": "naive_rag", "as_label": "naive_rag"},
+            {"run": "ppo", "protocol": "naive_rag", "as_label": "naive_rag"},
             "'naive_rag' is the label of naive_rag's own",
         ),
         ({"model": "org/tiny", "as_label": "../up"}, "'../up' is to be a folder; give --as a name of letters"),
@@ -110,14 +130,14 @@ def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], me
 
 
 def test_results_go_where_they_are_wanted(choose: Any) -> None:
-    agent = choose(name="ppo", into="elsewhere/now")
-    assert (agent.folder, agent.name, agent.training) == (Path("elsewhere/now"), "ppo", Path("outputs/train/ppo"))
+    subject, folder = choose(run="ppo", into="elsewhere/now")
+    assert (folder, subject.name, subject.training) == (Path("elsewhere/now"), "ppo", Path("outputs/train/ppo"))
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"name": "ppo", "seed": 4}, "no checkpoint at outputs/train/ppo-seed4/checkpoint; train it first"),
+        ({"run": "ppo", "seed": 4}, "no checkpoint at outputs/train/ppo-seed4/checkpoint; train it first"),
         ({"model": "."}, ". has no config.json; save a model and its tokenizer into one folder"),
         ({"model": "./nowhere"}, "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
     ],

@@ -1,4 +1,4 @@
-"""The evaluate and report stages on the small project: a trained run, both baselines, and the page about them."""
+"""The whole graph on the small project, in one process: a trained run, its version, both baselines, and the page."""
 
 from __future__ import annotations
 
@@ -11,47 +11,53 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent_r1.project import QUESTIONS, evaluate_dir, report_dir, train_dir
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
+from agent_r1.params import RunId, load
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.report import report
 
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+
 Inside = Callable[[Path], AbstractContextManager[None]]
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
 ASKED = 12
+pytestmark = pytest.mark.walk
 
 
 @pytest.fixture(scope="module")
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `dvc repro` does."""
     with inside(small_project):
-        for name in NAMES:
-            evaluate(name)
+        evaluate(run="ppo")
+        for baseline in NAMES[1:]:
+            evaluate(baseline=baseline)
         report()
     return small_project
 
 
 def predictions(project: Path, name: str) -> list[Prediction]:
-    return read_rows(project / evaluate_dir(name) / "predictions.parquet", Prediction)
+    return read_rows(project / PLACES.evaluation(name) / "predictions.parquet", Prediction)
 
 
 def trajectories(project: Path, name: str) -> list[Trajectory]:
-    return read_rows(project / evaluate_dir(name) / "trajectories.parquet", Trajectory)
+    return read_rows(project / PLACES.evaluation(name) / "trajectories.parquet", Trajectory)
 
 
 def content(project: Path, name: str, file: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project / evaluate_dir(name) / file).read_text())
+    found: dict[str, Any] = json.loads((project / PLACES.evaluation(name) / file).read_text())
     return found
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) -> None:
-    questions = {row.question_id: row for row in read_rows(evaluated / QUESTIONS, Question) if row.split == "test"}
+    questions = {
+        row.question_id: row for row in read_rows(evaluated / PLACES.questions, Question) if row.split == "test"
+    }
     rows = predictions(evaluated, name)
     assert len({row.question_id for row in rows}) == len(rows) == ASKED
     for row, trajectory in zip(rows, trajectories(evaluated, name), strict=True):
@@ -77,13 +83,13 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
 
 
 def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
-    limits = "top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, dtype auto, engine vllm"
+    limits = "top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, dtype auto, engine transformers"
     assert content(evaluated, "ppo", "hashes.json")["limits"] == limits
 
 
 def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(evaluated / "outputs/warm_start")
-    questions = {row.question_id: row for row in read_rows(evaluated / QUESTIONS, Question)}
+    questions = {row.question_id: row for row in read_rows(evaluated / PLACES.questions, Question)}
     for row in trajectories(evaluated, "naive_rag"):
         assert len(row.steps) == 1
         assert set(row.source.tolist()) == {Source.PROMPT, Source.ACTION}
@@ -91,7 +97,7 @@ def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Pa
         assert f"\n\n{questions[row.question_id].text}" in prompt
 
 
-@pytest.mark.parametrize("model", [train_dir("ppo") / "checkpoint/policy", Path("outputs/warm_start")])
+@pytest.mark.parametrize("model", [PLACES.training(RunId("ppo")) / "checkpoint/policy", Path("outputs/warm_start")])
 def test_plain_transformers_act_as_the_agent_did(evaluated: Path, model: Path) -> None:
     """Greedy, from the prompt that the chat template itself renders, with a search between question and answer."""
     name = "ppo" if "ppo" in str(model) else "base_tool_call"
@@ -112,7 +118,7 @@ def test_plain_transformers_act_as_the_agent_did(evaluated: Path, model: Path) -
 
 
 def prompt_ids(project: Path, tokenizer: Any, episode: Trajectory) -> list[int]:
-    questions = {row.question_id: row for row in read_rows(project / QUESTIONS, Question)}
+    questions = {row.question_id: row for row in read_rows(project / PLACES.questions, Question)}
     messages = [
         {"role": "system", "content": "Answer the question. Search when facts are missing."},
         {"role": "user", "content": questions[episode.question_id].text},
@@ -128,24 +134,24 @@ def test_mlflow_has_the_final_scores_beside_the_training(evaluated: Path, inside
     with inside(evaluated):
         client = MlflowClient(f"sqlite:///{evaluated}/.tracking/mlflow.db")
         for name in NAMES:
-            shown = client.get_run((evaluated / evaluate_dir(name) / "mlflow_run_id").read_text())
+            shown = client.get_run((evaluated / PLACES.evaluation(name) / "mlflow_run_id").read_text())
             assert shown.data.params["variant"] == name
             assert shown.data.metrics["final/em"] == content(evaluated, name, "scores.json")["em"]
             assert ("policy/loss" in shown.data.metrics) == (name == "ppo")
             assert "report/report.md" in [file.path for file in client.list_artifacts(shown.info.run_id, "report")]
             assert client.list_artifacts(shown.info.run_id, "examples")
-        trained = (evaluated / train_dir("ppo") / "mlflow_run_id").read_text()
-        assert (evaluated / evaluate_dir("ppo") / "mlflow_run_id").read_text() == trained
+        trained = (evaluated / PLACES.training(RunId("ppo")) / "mlflow_run_id").read_text()
+        assert (evaluated / PLACES.evaluation("ppo") / "mlflow_run_id").read_text() == trained
 
 
 def test_the_report_names_everyone(evaluated: Path) -> None:
-    page = (evaluated / report_dir() / "report.md").read_text()
+    page = (evaluated / PLACES.report() / "report.md").read_text()
     for name in NAMES:
         assert page.count(f"| `{name}` |") >= 4  # exact match by hops and by kind, F1, tool calls
-    assert json.loads((evaluated / report_dir() / "metrics.json").read_text()).keys() == set(NAMES)
+    assert json.loads((evaluated / PLACES.report() / "metrics.json").read_text()).keys() == set(NAMES)
     for picture in ("learning_curves.png", "final_scores.png"):
         assert f"]({picture})" in page
-        assert (evaluated / report_dir() / picture).read_bytes().startswith(b"\x89PNG")
+        assert (evaluated / PLACES.report() / picture).read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_agent_that_is_not_there_is_named(
@@ -153,9 +159,7 @@ def test_an_agent_that_is_not_there_is_named(
 ) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path):
-        with pytest.raises(ValueError, match="no run 'ppoo' under runs:; did you mean 'ppo'"):
-            evaluate("ppoo")
         with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
-            evaluate("ppo")
+            evaluate(run="ppo")
         with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
-            evaluate("naive_rag")
+            evaluate(baseline="naive_rag")

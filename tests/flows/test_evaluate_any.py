@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, train_dir
 from mlflow import MlflowClient
 from rich.console import Console
 from transformers import AutoTokenizer
 
 from agent_r1.inspection.side_by_side import rendered
-from agent_r1.params import PROTOCOLS
+from agent_r1.params import PROTOCOLS, RunId, load
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.compare import compare
 from flows.evaluate import evaluate
 
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 CHANGES: dict[str, Any] = {
-    "engine": {"kind": "transformers"},
     "prepare": {
         "datasets": ["atlas", "other"],
         "files": {"other": {"format": "musique", "test": {"file": "x", "questions": 0}}},
@@ -44,14 +44,14 @@ def project(
     """The small project with every second question in another data set, and a run whose policy is the warm start."""
     folder = tmp_path_factory.mktemp("any_policy")
     write_params(folder, CHANGES)
-    for part in ("data", WARM_START):
+    for part in ("data", PLACES.warm_start):
         shutil.copytree(small_project / part, folder / part)
-    policy = folder / train_dir("ppo") / "checkpoint/policy"
-    shutil.copytree(small_project / WARM_START, policy)
+    policy = folder / PLACES.training(RunId("ppo")) / "checkpoint/policy"
+    shutil.copytree(small_project / PLACES.warm_start, policy)
     (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
-    rows = read_rows(folder / QUESTIONS, Question)
+    rows = read_rows(folder / PLACES.questions, Question)
     write_rows(
-        folder / QUESTIONS,
+        folder / PLACES.questions,
         [dataclasses.replace(row, dataset="other") if i % 2 else row for i, row in enumerate(rows)],
         Question,
     )
@@ -63,20 +63,20 @@ def evaluated(project: Path, inside: Inside) -> dict[str, list[Trajectory]]:
     """The episodes of the warm start under each protocol."""
     with inside(project):
         for protocol in PROTOCOLS:
-            evaluate(model=str(WARM_START), protocol=protocol, as_label=f"of_{protocol}")
+            evaluate(model=str(PLACES.warm_start), protocol=protocol, as_label=f"of_{protocol}")
         return {
-            protocol: read_rows(evaluate_dir(f"of_{protocol}") / "trajectories.parquet", Trajectory)
+            protocol: read_rows(PLACES.evaluation(f"of_{protocol}") / "trajectories.parquet", Trajectory)
             for protocol in PROTOCOLS
         }
 
 
 def read_json(project: Path, label: str, file: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project / evaluate_dir(label) / file).read_text())
+    found: dict[str, Any] = json.loads((project / PLACES.evaluation(label) / file).read_text())
     return found
 
 
 def prompts(project: Path, trajectories: list[Trajectory]) -> dict[str, str]:
-    tokenizer = AutoTokenizer.from_pretrained(project / WARM_START)
+    tokenizer = AutoTokenizer.from_pretrained(project / PLACES.warm_start)
     return {
         row.question_id: tokenizer.decode(row.token_ids[row.source == Source.PROMPT].tolist()) for row in trajectories
     }
@@ -96,7 +96,7 @@ def test_every_protocol_asks_the_same_questions_and_is_told_apart(
 def test_a_closed_book_shows_no_passage_and_gold_passages_show_all(
     project: Path, evaluated: dict[str, list[Trajectory]]
 ) -> None:
-    questions = {row.question_id: row for row in read_rows(project / QUESTIONS, Question)}
+    questions = {row.question_id: row for row in read_rows(project / PLACES.questions, Question)}
     for question_id, prompt in prompts(project, evaluated["closed_book"]).items():
         assert f"user\n{questions[question_id].text}" in prompt
     for question_id, prompt in prompts(project, evaluated["gold_passages"]).items():
@@ -121,24 +121,24 @@ def test_a_baseline_is_the_warm_start_under_its_protocol(
     project: Path, evaluated: dict[str, list[Trajectory]], inside: Inside
 ) -> None:
     with inside(project):
-        evaluate("gold_passages")
-        rows = read_rows(evaluate_dir("gold_passages") / "trajectories.parquet", Trajectory)
+        evaluate(baseline="gold_passages")
+        rows = read_rows(PLACES.evaluation("gold_passages") / "trajectories.parquet", Trajectory)
     assert [row.token_ids.tolist() for row in rows] == [row.token_ids.tolist() for row in evaluated["gold_passages"]]
 
 
 def test_a_run_on_one_data_set_under_another_protocol(project: Path, inside: Inside) -> None:
     with inside(project):
-        evaluate("ppo", protocol="closed_book", dataset="other")
-        rows = read_rows(evaluate_dir("ppo-closed_book-other") / "predictions.parquet", Prediction)
+        evaluate(run="ppo", protocol="closed_book", dataset="other")
+        rows = read_rows(PLACES.evaluation("ppo-closed_book-other") / "predictions.parquet", Prediction)
         client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
-        shown = client.get_run((evaluate_dir("ppo-closed_book-other") / "mlflow_run_id").read_text())
-    datasets = {row.question_id: row.dataset for row in read_rows(project / QUESTIONS, Question)}
+        shown = client.get_run((PLACES.evaluation("ppo-closed_book-other") / "mlflow_run_id").read_text())
+    datasets = {row.question_id: row.dataset for row in read_rows(project / PLACES.questions, Question)}
     assert [datasets[row.question_id] for row in rows] == ["other"] * 6
     assert {(row.run, row.policy_version) for row in rows} == {("ppo-closed_book-other", 7)}
     assert shown.info.run_name == shown.data.params["variant"] == "ppo-closed_book-other"
     assert (shown.data.params["protocol"], shown.data.tags["dataset"]) == ("closed_book", "other")
     assert {"final/tokens_read", "final/tokens_sampled", "final/contains"} <= set(shown.data.metrics)
-    assert not (project / evaluate_dir("ppo")).exists()
+    assert not (project / PLACES.evaluation("ppo")).exists()
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit(
@@ -147,7 +147,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(
     """From a cache as the Hub's client keeps it, without a network."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub/models--org--tiny"
-    shutil.copytree(project / WARM_START, cached / "snapshots" / commit)
+    shutil.copytree(project / PLACES.warm_start, cached / "snapshots" / commit)
     (cached / "refs").mkdir()
     (cached / "refs/main").write_text(commit)
     shutil.copytree(project / "data", tmp_path / "data")
@@ -161,7 +161,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(
 def test_a_model_without_a_tokenizer_is_named(project: Path, tmp_path: Path, inside: Inside) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
-    shutil.copy(project / WARM_START / "config.json", bare)
+    shutil.copy(project / PLACES.warm_start / "config.json", bare)
     with (
         inside(project),
         pytest.raises(FileNotFoundError, match=f"{bare} has no tokenizer_config.json; save a model and its tokenizer"),
@@ -175,14 +175,14 @@ def test_two_evaluations_are_compared(project: Path, evaluated: dict[str, list[T
             ValueError, match="of_gold_passages and of_closed_book were not measured alike: they differ in "
         ):
             compare("of_gold_passages", "of_closed_book")
-        found = compare("of_gold_passages", str(evaluate_dir("of_closed_book")), anyway=True)
+        found = compare("of_gold_passages", str(PLACES.evaluation("of_closed_book")), anyway=True)
         scores = [read_json(project, f"of_{name}", "scores.json") for name in ("gold_passages", "closed_book")]
         with pytest.raises(
             FileNotFoundError, match=r"no evaluation 'of_gold' in outputs/evaluate, .* mean 'of_gold_passages'"
         ):
             compare("of_gold", "of_closed_book")
         with pytest.raises(ValueError, match="are the same evaluation; name two"):
-            compare("of_closed_book", str(evaluate_dir("of_closed_book")))
+            compare("of_closed_book", str(PLACES.evaluation("of_closed_book")))
     assert found.differing == ["prompt", "protocol"]
     for row in found.measured:
         assert (row.a.mean, row.b.mean) == pytest.approx([each[row.measure] for each in scores], abs=1e-4)

@@ -11,23 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.project import INDEX, PASSAGES, evaluate_dir
 
+from agent_r1.params import load
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.index import index
 
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 
 
 def test_it_reports_size_and_time(small_project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
-    before = describe(small_project / INDEX)
+    before = describe(small_project / PLACES.index)
     with inside(small_project), caplog.at_level(logging.INFO):
         index()
-    assert describe(small_project / INDEX) == before
+    assert describe(small_project / PLACES.index) == before
     assert f"built the bm25 index of {before.size} passages: 0." in caplog.text
     assert caplog.text.rstrip().endswith(" s")
 
@@ -39,21 +41,21 @@ def test_an_agent_searches_on_a_server(
     inside: Inside,
     write_params: WriteParams,
 ) -> None:
-    served = serve_index(small_project / INDEX)
+    served = serve_index(small_project / PLACES.index)
     write_params(tmp_path, {"search": {"kind": "remote", "remote": {"url": served}}})
     for part in ("data/prepared", "outputs/warm_start"):
         shutil.copytree(small_project / part, tmp_path / part)
     with inside(tmp_path):
         index()
-        evaluate("base_tool_call")
-    folder = tmp_path / evaluate_dir("base_tool_call")
+        evaluate(baseline="base_tool_call")
+    folder = tmp_path / PLACES.evaluation("base_tool_call")
     episodes = read_rows(folder / "trajectories.parquet", Trajectory)
     statuses = {step.call_status for episode in episodes for step in episode.steps}
     assert CallStatus.OK in statuses
     assert not statuses & {CallStatus.FAILED, CallStatus.TIMEOUT}
     hashes = json.loads((folder / "hashes.json").read_text())
-    assert hashes["index"] == describe(small_project / INDEX).index_hash, "the index's hash, wherever it is"
+    assert hashes["index"] == describe(small_project / PLACES.index).index_hash, "the index's hash, wherever it is"
 
-    (tmp_path / PASSAGES).write_bytes((tmp_path / PASSAGES).read_bytes() + b" ")
+    (tmp_path / PLACES.passages).write_bytes((tmp_path / PLACES.passages).read_bytes() + b" ")
     with inside(tmp_path), pytest.raises(ValueError, match="was built from other passages"):
-        evaluate("base_tool_call")
+        evaluate(baseline="base_tool_call")

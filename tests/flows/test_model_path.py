@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent_r1.project import WARM_START, checkpointed_policy, evaluate_dir, train_dir
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,6 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agent_r1.params import RunId, load
+from agent_r1.params.places import policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
@@ -30,6 +31,8 @@ from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
 from flows.warm_start import warm_start
+
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 TEMPLATES = Path(__file__).parents[1] / "rollout/templates"
 CHANGES: dict[str, Any] = {
@@ -110,28 +113,28 @@ def test_a_foreign_model_is_trained_with_adapters(
         index()
         warm_start()
         train("ppo")
-        evaluate("ppo")
+        evaluate(run="ppo")
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
-        for folder in (path, tmp_path / WARM_START)
+        for folder in (path, tmp_path / PLACES.warm_start)
     )
     assert all(torch.equal(weight, taken[name]) for name, weight in given.items()) is not fine_tune
 
-    run = tmp_path / train_dir("ppo")
+    run = tmp_path / PLACES.training(RunId("ppo"))
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     gaps = [max(row["rollout/canary_gap"], row["policy/mismatch_max"]) for row in metrics]
     assert [gap <= TOLERANCE[dtype] for gap in gaps] == [True, True]
     rows = read_rows(run / "trajectories/001.parquet", Trajectory)
     assert {row.policy_version for row in rows} == {1}
     proofs = {proof.trajectory_id: proof.learner_logprobs for proof in read_rows(run / "proof/001.parquet", Proof)}
-    before = logprobs(tmp_path / WARM_START, rows[0])
+    before = logprobs(tmp_path / PLACES.warm_start, rows[0])
     assert np.abs(proofs[rows[0].trajectory_id] - before).max() > 0.3, "adapters that change nothing prove nothing"
 
-    policy = tmp_path / checkpointed_policy(train_dir("ppo"))
+    policy = tmp_path / policy_in(PLACES.training(RunId("ppo")))
     assert not (policy / "adapter_config.json").exists()
-    episodes = read_rows(tmp_path / evaluate_dir("ppo") / "trajectories.parquet", Trajectory)
+    episodes = read_rows(tmp_path / PLACES.evaluation("ppo") / "trajectories.parquet", Trajectory)
     for episode in episodes:
         said = logprobs(policy, episode)[episode.action_mask]
         np.testing.assert_allclose(said, episode.logprobs[episode.action_mask], atol=TOLERANCE[dtype])
-    predictions = read_rows(tmp_path / evaluate_dir("ppo") / "predictions.parquet", Prediction)
+    predictions = read_rows(tmp_path / PLACES.evaluation("ppo") / "predictions.parquet", Prediction)
     assert [row.policy_version for row in predictions] == [2] * 6

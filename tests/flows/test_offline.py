@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.project import WARM_START, evaluate_dir, view_file
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.params import RunId, load
 from agent_r1.policy.builtin import new_model
 
 ROOT = Path(__file__).parents[2]
 # What keeps tools quiet from outside; the stages have to be quiet by themselves.
 QUIET = ("CI", "DO_NOT_TRACK", "DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+PLACES = load(ROOT / "params.yaml").places
 STAGES = """
 from flows.evaluate import evaluate
 from flows.index import index
@@ -26,10 +27,12 @@ from flows.prepare import prepare
 from flows.train import train
 from flows.view import view
 
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+
 prepare()
 index()
 train("ppo")
-evaluate("ppo")
+evaluate(run="ppo")
 view("ppo")
 """
 
@@ -77,8 +80,8 @@ def test_no_stage_reaches_for_a_network(
     }
     write_params(tmp_path, changes)
     model = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=0)
-    model.save_pretrained(tmp_path / WARM_START)
-    tiny_tokenizer.save_pretrained(tmp_path / WARM_START)
+    model.save_pretrained(tmp_path / PLACES.warm_start)
+    tiny_tokenizer.save_pretrained(tmp_path / PLACES.warm_start)
     assert run_offline(tmp_path, STAGES) == 0
-    assert (tmp_path / evaluate_dir("ppo") / "scores.json").exists()
-    assert (tmp_path / view_file("ppo")).exists()
+    assert (tmp_path / PLACES.evaluation("ppo") / "scores.json").exists()
+    assert (tmp_path / PLACES.page(RunId("ppo"))).exists()

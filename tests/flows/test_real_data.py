@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_r1.project import INDEX, PASSAGES, QUESTIONS, WARM_START, evaluate_dir, train_dir
 
+from agent_r1.params import RunId, load
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
@@ -24,6 +24,8 @@ from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
 from flows.warm_start import warm_start
+
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 REAL = Path(__file__).parents[2].parent / "shared/data/multihop"
 FILES = {
@@ -120,26 +122,26 @@ def test_the_same_stages_run_on_a_release(
         prepare()
         index()
         if search == "remote":
-            shutil.copytree(INDEX, "served")
+            shutil.copytree(PLACES.index, "served")
             changes["search"] = {"kind": "remote", "remote": {"url": serve_index(tmp_path / "served")}}
         elif search == "hybrid":
             changes["search"] = {"kind": "hybrid", "dense": {"encoder": str(tiny_encoder), "max_tokens": 32}}
         write_params(tmp_path, changes)
         index()
         warm_start()
-        urls = [servers.enter_context(serve_engine(tmp_path, str(WARM_START)))] if engine == "server" else []
+        urls = [servers.enter_context(serve_engine(tmp_path, str(PLACES.warm_start)))] if engine == "server" else []
         changes["engine"] = {"kind": engine, "server": {"urls": urls}}
         write_params(tmp_path, changes)
         train("ppo")
-        evaluate("ppo")
-    assert describe(tmp_path / INDEX).kind == search
-    questions = {row.question_id: row for row in read_rows(tmp_path / QUESTIONS, Question)}
+        evaluate(run="ppo")
+    assert describe(tmp_path / PLACES.index).kind == search
+    questions = {row.question_id: row for row in read_rows(tmp_path / PLACES.questions, Question)}
     splits = [row.split for row in questions.values()]
     assert [splits.count(split) for split in ("train", "dev", "test")] == [24, 0, 24]
-    titles = {row.title for row in read_rows(tmp_path / PASSAGES, Passage)}
+    titles = {row.title for row in read_rows(tmp_path / PLACES.passages, Passage)}
     assert all(title in titles for row in questions.values() for title in row.gold_titles)
 
-    run = tmp_path / train_dir("ppo")
+    run = tmp_path / PLACES.training(RunId("ppo"))
     statuses = set()
     for path in sorted((run / "trajectories").iterdir()):
         rows = read_rows(path, Trajectory)
@@ -153,6 +155,6 @@ def test_the_same_stages_run_on_a_release(
     assert len(metrics) == 2
     assert all(np.isfinite(list(row.values())).all() for row in metrics)
     assert all(max(row["policy/mismatch_max"], row["rollout/canary_gap"]) <= 1e-4 for row in metrics)
-    predictions = read_rows(tmp_path / evaluate_dir("ppo") / "predictions.parquet", Prediction)
+    predictions = read_rows(tmp_path / PLACES.evaluation("ppo") / "predictions.parquet", Prediction)
     assert {questions[row.question_id].split for row in predictions} == {"test"}
     assert [row.policy_version for row in predictions] == [2] * 6

@@ -9,25 +9,30 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from agent_r1.project import train_dir
 from mlflow import MlflowClient
 
+from agent_r1.params import RunId, load
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
+from flows.train import train
+
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
+Inside = Callable[[Path], AbstractContextManager[None]]
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, small_project: Path) -> Path:
-    """The project as it is before training, where `start` starts processes."""
-    shutil.copy(small_project / "params.yaml", tmp_path)
+def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
+    """The project before training, with an engine in a process of its own, where `start` starts processes."""
+    write_params(tmp_path, {"engine": {"kind": "vllm"}, "runs": {"ppo": {}, "alone": {}}})
     for part in ("data", "outputs/warm_start"):
         shutil.copytree(small_project / part, tmp_path / part)
     return tmp_path
@@ -95,13 +100,15 @@ def learner_state(run: Path) -> dict[str, Any]:
 
 
 def test_killed_interrupted_and_started_again_it_ends_with_the_same_bits(
-    ppo: Path, fresh: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    fresh: Path, inside: Inside, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
         monkeypatch.delenv(name, raising=False)
-    run = fresh / train_dir("ppo")
+    run, alone = (fresh / PLACES.training(RunId(name)) for name in ("ppo", "alone"))
+    with inside(fresh):
+        train("alone")
     for iteration, number, code in ((1, signal.SIGKILL, -signal.SIGKILL), (2, signal.SIGINT, 130)):
-        process = start(*TRAIN, OMP_NUM_THREADS="1")
+        process = start(*TRAIN)
         wait_for(run / "trajectories" / f"{iteration:03d}.parquet", process)
         engine = engine_of(process)
         process.send_signal(number)
@@ -109,22 +116,22 @@ def test_killed_interrupted_and_started_again_it_ends_with_the_same_bits(
         assert process.returncode == code
         assert not is_running(engine)
         assert json.loads((run / "checkpoint" / "progress.json").read_text())["iterations"] == iteration
-    process = start(*TRAIN, OMP_NUM_THREADS="1")
+    process = start(*TRAIN)
     errors = process.communicate(timeout=TIMEOUT_S)[1]
     assert process.returncode == 0, errors
     assert "going on after 2 finished iterations" in errors
 
     weights = "checkpoint/policy/model.safetensors"
-    assert (run / weights).read_bytes() == (ppo / weights).read_bytes()
-    assert same(learner_state(run), learner_state(ppo))
-    assert rows_of(run) == rows_of(ppo)
-    assert metrics_of(run) == metrics_of(ppo)
+    assert (run / weights).read_bytes() == (alone / weights).read_bytes()
+    assert same(learner_state(run), learner_state(alone))
+    assert rows_of(run) == rows_of(alone)
+    assert metrics_of(run) == metrics_of(alone)
 
     client = MlflowClient(f"sqlite:///{fresh}/.tracking/mlflow.db")
     experiment = client.get_experiment_by_name("agent_r1")
     assert experiment is not None
-    [shown] = client.search_runs([experiment.experiment_id])
+    [shown] = client.search_runs([experiment.experiment_id], "params.variant = 'ppo'")
     assert shown.info.status == "FINISHED"
     for name in shown.data.metrics:
         steps = [point.step for point in client.get_metric_history(shown.info.run_id, name)]
-        assert steps == [row["iteration"] for row in metrics_of(ppo) if name in row or name.startswith("time/")], name
+        assert steps == [row["iteration"] for row in metrics_of(alone) if name in row or name.startswith("time/")], name

@@ -12,20 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent_r1.project import train_dir
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import AutoModelForCausalLM
 
-from agent_r1.hashes import sha256
+from agent_r1.params import RunId, load
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.tracking import registry
+from agent_r1.training import loop
+from agent_r1.training.folder import Identity, read_start
+from agent_r1.training.loop import Training
 from flows import train as train_module
-from flows.operation.register import version_of
-from flows.train import Training, train
+from flows.train import train
 
 Inside = Callable[[Path], AbstractContextManager[None]]
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+PPO, GRPO = (PLACES.training(RunId(name)) for name in ("ppo", "grpo"))
 CLOSE = 1e-4  # nats, in float32
 ITERATIONS = {"ppo": 3, "grpo": 2}
 
@@ -54,6 +56,12 @@ def progress(run: Path) -> dict[str, Any]:
     return found
 
 
+def started(run: Path) -> Identity:
+    found = read_start(run)
+    assert found is not None
+    return found
+
+
 def mlflow_runs(project: Path, inside: Inside, **params: str) -> list[Run]:
     with inside(project):
         client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
@@ -75,6 +83,7 @@ def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
         "metrics.jsonl",
         "mlflow_run_id",
         "proof",
+        "start.json",
         "trajectories",
     ]
 
@@ -124,7 +133,7 @@ def test_groups_of_equal_returns_make_room_for_further_questions(small_project: 
     """Of 4 questions asked for, half are trained on; further ones come in two rounds while fewer than 4 differ."""
     with inside(small_project):
         train("refilled")
-        run = small_project / train_dir("refilled")
+        run = small_project / PLACES.training(RunId("refilled"))
     (rows,), (credit_rows,), (row,) = trajectories(run), credits_(run), metrics(run)
     returns: dict[int, list[float]] = {}
     for trajectory, credit in zip(rows, credit_rows, strict=True):
@@ -190,6 +199,7 @@ def test_mlflow_shows_the_run(run: Path, small_project: Path, inside: Inside) ->
     assert shown.data.params["seed"] == "0"
     assert shown.data.params["rollout.questions"] == {"ppo": "8", "grpo": "4"}[run.name]
     assert shown.data.tags["dataset"] == "atlas"
+    assert shown.data.tags["code"] == f"0-{ITERATIONS[run.name] - 1} {started(run).code_digest}"
     last = metrics(run)[-1]
     assert {name: value for name, value in last.items() if name != "iteration"}.items() <= shown.data.metrics.items()
 
@@ -218,35 +228,32 @@ def finished(
         raise Asked(iteration)
 
     shutil.copytree(small_project, tmp_path / "copy")
-    monkeypatch.setattr(train_module, "open_engine", NoEngine)
+    monkeypatch.setattr(loop, "open_engine", NoEngine)
     monkeypatch.setattr(Training, "rollout", begin)
     with inside(tmp_path / "copy"):
         yield tmp_path / "copy"
+
+
+def moved_aside(project: Path) -> list[dict[str, bytes]]:
+    """The contents of every folder that made room."""
+    return [contents(folder) for folder in sorted((project / PLACES.aside).glob("*"))]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_finished_run_trains_nothing_and_registers_what_is_not_registered(finished: Path) -> None:
-    before = contents(finished / train_dir("ppo"))
-    run_id = (finished / train_dir("ppo") / "mlflow_run_id").read_text()
-    MlflowClient(f"sqlite:///{finished}/.tracking/mlflow.db").delete_registered_model("agent_r1")
+def test_a_finished_run_trains_nothing(finished: Path) -> None:
+    before = contents(finished / PPO)
     for _ in range(2):
         train("ppo")
-    assert contents(finished / train_dir("ppo")) == before
-    [version] = registry.versions()
-    descriptor = version.descriptor
-    assert (descriptor.label, descriptor.run, descriptor.seed, descriptor.mlflow_run_id) == ("ppo", "ppo", 0, run_id)
-    assert descriptor.policy_hash == sha256(finished / train_dir("ppo") / "checkpoint/policy")
-    assert (descriptor.policy_version, descriptor.dvc_hash) == (2, "")
-    assert version_of("ppo") == version
+    assert contents(finished / PPO) == before
 
 
 def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
     finished: Path, write_params: Callable[..., None]
 ) -> None:
-    folder = finished / train_dir("ppo")
+    folder = finished / PPO
     before = contents(folder)
     dropped = {"checkpoint/learner.pt", "trajectories/001.parquet", "proof/001.parquet", "credit/001.parquet"}
     write_params(finished, {"train": {"keep": {"learner": False, "every": 2}}})
@@ -256,34 +263,51 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "difference"),
     [
-        {"train": {"update": {"learning_rate": 1e-5}}},
-        {"train": {"seed": 1}},
-        {"env": {"max_steps": 3}},
-        {"engine": {"kind": "transformers"}},
-        {"engine": {"vllm": {"max_num_seqs": 8}}},
-        {"runs": {"ppo": {"credit": {"lam": 0.9}}}},
+        ({"train": {"update": {"learning_rate": 1e-5}}}, "train.update.learning_rate 0.0003 -> 1e-05"),
+        ({"env": {"max_steps": 3}}, "env.max_steps 4 -> 3"),
+        ({"engine": {"transformers": {"batch_size": 8}}}, "engine.batch_size 64 -> 8"),
+        ({"runs": {"ppo": {"credit": {"lam": 0.95}}}}, "train.credit.lam 0.99 -> 0.95"),
     ],
 )
-def test_changed_parameters_start_over(
-    finished: Path, changes: dict[str, Any], write_params: Callable[..., None]
+def test_changed_parameters_make_another_run(
+    finished: Path, changes: dict[str, Any], difference: str, write_params: Callable[..., None]
 ) -> None:
+    """Which is refused, and goes on with `fresh`."""
+    before = contents(finished / PPO)
     write_params(finished, changes)
+    with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh, "):
+        train("ppo")
+    assert contents(finished / PPO) == before
+    with pytest.raises(Asked, match="0"):
+        train("ppo", fresh=True)
+    assert moved_aside(finished) == [before]
+
+
+@pytest.mark.parametrize("started_by", ["DVC_ROOT", "AGENT_R1_PARENT_TASK_RUN"])
+def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
+    finished: Path, started_by: str, write_params: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = contents(finished / PPO)
+    monkeypatch.setenv(started_by, str(finished))
+    train("ppo")
+    assert moved_aside(finished) == []
+    write_params(finished, {"train": {"seed": 1}})
     with pytest.raises(Asked, match="0"):
         train("ppo")
-    assert not (finished / train_dir("ppo") / "checkpoint").exists()
-    assert not (finished / train_dir("ppo") / "metrics.jsonl").exists()
+    assert moved_aside(finished) == [before]
+    assert set(contents(finished / PPO)) == {"mlflow_run_id", "start.json"}
 
 
 def test_what_cannot_fit_is_refused_and_replaces_nothing(
     finished: Path, write_params: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = contents(finished / train_dir("ppo"))
+    before = contents(finished / PPO)
     write_params(finished, {"train": {"update": {"max_tokens_per_microbatch": 10**9}}})
     with caplog.at_level("INFO"), pytest.raises(ValueError, match=r"this run needs about .* GiB and the device has"):
         train("ppo")
-    assert contents(finished / train_dir("ppo")) == before
+    assert contents(finished / PPO) == before
     assert "memory at the peak, estimated:" in caplog.text
     assert "activations" in caplog.text
 
@@ -297,9 +321,9 @@ def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
     rank: int,
     warned: int,
 ) -> None:
-    write_params(finished, {"engine": {"kind": "transformers"}, "model": {"dtype": dtype, "lora": {"rank": rank}}})
+    write_params(finished, {"model": {"dtype": dtype, "lora": {"rank": rank}}})
     with pytest.raises(Asked):
-        train("ppo")
+        train("ppo", fresh=True)
     assert caplog.text.count("engine.kind transformers samples with adapters merged into bfloat16 weights") == warned
 
 
@@ -313,7 +337,7 @@ def test_adapters_go_on_beside_the_warm_start(
     """A resumed training samples with them as they are: the weights that they are merged into are for other readers."""
     shutil.copytree(small_project, tmp_path / "copy", ignore=shutil.ignore_patterns("train", ".tracking"))
     write_params(tmp_path / "copy", {"model": {"lora": {"rank": 4}}, "train": {"update": {"learning_rate": 0.01}}})
-    run, update = tmp_path / "copy" / train_dir("grpo"), Training.update
+    run, update = tmp_path / "copy" / GRPO, Training.update
 
     def interrupted(training: Training, iteration: int) -> dict[str, float]:
         if iteration == 1:
@@ -333,50 +357,44 @@ def test_adapters_go_on_beside_the_warm_start(
     assert [row.logprobs.tobytes() for row in trajectories(run)[1]] == [row.logprobs.tobytes() for row in before]
 
 
-def test_parameters_of_other_stages_do_not(finished: Path, write_params: Callable[..., None]) -> None:
-    write_params(
-        finished,
-        {
-            "engine": {"transformers": {"batch_size": 8}},
-            "evaluate": {"questions": 3},
-            "warm_start": {"batch_size": 2},
-            "runs": {"ppo": {}},
-        },
-    )
+def test_parameters_of_other_stages_make_no_other_run(finished: Path, write_params: Callable[..., None]) -> None:
+    others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
+    write_params(finished, others | {"runs": {"ppo": {}}})
     train("ppo")
 
 
-def test_other_weights_to_start_from_start_over(finished: Path) -> None:
-    shutil.copytree(
-        finished / train_dir("ppo") / "checkpoint" / "policy", finished / "outputs/warm_start", dirs_exist_ok=True
-    )
-    with pytest.raises(Asked, match="0"):
+def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
+    shutil.copytree(finished / PPO / "checkpoint/policy", finished / "outputs/warm_start", dirs_exist_ok=True)
+    with pytest.raises(ValueError, match=r"is another run's: warm_start \w+\.\.\. -> \w+\.\.\.; "):
         train("ppo")
 
 
 @pytest.mark.parametrize(
-    ("edited", "starts_over"),
+    ("edited", "anew"),
     [("flows/train.py", True), ("agent_r1/policy/losses.py", True), ("agent_r1/inspection/payload.py", False)],
 )
-def test_an_edit_of_the_stages_code_starts_over_and_no_other_edit_does(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, starts_over: bool
+def test_a_finished_run_is_trained_anew_after_an_edit_of_the_stages_code_and_no_other(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, anew: bool
 ) -> None:
     """What DVC runs the stage again for."""
+    before = contents(finished / PPO)
     for part in ("agent_r1", "flows"):
-        shutil.copytree(train.ROOT / part, finished / "code" / part)
-    shutil.copy(train.ROOT / "dvc.yaml", finished / "code")
-    monkeypatch.setattr(train, "ROOT", finished / "code")
+        shutil.copytree(train_module.CODE / part, finished / "code" / part)
+    shutil.copy(train_module.CODE / "dvc.yaml", finished / "code")
+    monkeypatch.setattr(train_module, "CODE", finished / "code")
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
-    with pytest.raises(Asked, match="0") if starts_over else nullcontext():
+    with pytest.raises(Asked, match="0") if anew else nullcontext():
         train("ppo")
+    assert moved_aside(finished) == ([before] if anew else [])
+    assert (edited in started(finished / PPO).code) is anew
 
 
 def test_what_another_process_finished_meanwhile_is_not_trained_again(
     finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process waits for the accelerator while another one, of the same run, trains to the end."""
-    folder = finished / train_dir("ppo")
+    folder = finished / PPO
     folder.rename(finished / "elsewhere")
 
     @contextmanager

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from agent_r1.project import WARM_START
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agent_r1.params import load
 from agent_r1.policy import memory
 from agent_r1.policy.model import load_tokenizer
 from flows.warm_start import warm_start
+
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
@@ -36,11 +38,11 @@ def test_a_model_is_passed_through_as_it_is_stored(
     write_params(tmp_path, {"model": {"path": str(stored)}})
     with inside(tmp_path):
         warm_start()
-    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / WARM_START))
+    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
     assert before.keys() == after.keys()
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     assert {weight.dtype for weight in after.values()} == {torch.bfloat16}
-    assert load_tokenizer(tmp_path / WARM_START).get_vocab() == load_tokenizer(stored).get_vocab()
+    assert load_tokenizer(tmp_path / PLACES.warm_start).get_vocab() == load_tokenizer(stored).get_vocab()
 
 
 @pytest.mark.parametrize("fine_tune", [False, True])
@@ -58,4 +60,4 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(
     monkeypatch.setattr(memory, "available_gib", lambda device: 20.0 if fine_tune else 0.5)
     with inside(tmp_path), pytest.raises(ValueError, match=r"needs about .* GiB and the device has (0\.5|20\.0):"):
         warm_start()
-    assert not (tmp_path / WARM_START).exists()
+    assert not (tmp_path / PLACES.warm_start).exists()

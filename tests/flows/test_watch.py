@@ -1,4 +1,4 @@
-"""What alarms do to a run: by hand, and to a run that is really trained."""
+"""A run whose collapse monitor alarms: it goes on, stops, or goes back, and ends with the same bits after a kill."""
 
 from __future__ import annotations
 
@@ -11,72 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.project import WARM_START, train_dir
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1 import params
-from agent_r1.credit.collapse import Alarm
-from agent_r1.params import TrainParams
+from agent_r1.params import RunId, load
 from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.tracking import start
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.watch import Decision, Verdict, announce, judge, reseeded
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
 
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+
 Inside = Callable[[Path], AbstractContextManager[None]]
-
-CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "policy/entropy": 0.3}
-GONE = {**CALM, "policy/entropy": 0.0}
-
-
-def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
-    plain = params.load(Path(__file__).parents[2] / "params.yaml").train
-    changes = {"on_collapse": on_collapse, "max_rollbacks": max_rollbacks, "patience": 1}
-    return plain.model_copy(update={"monitor": plain.monitor.model_copy(update=changes)})
-
-
-@pytest.mark.parametrize(
-    ("on_collapse", "rollbacks", "decision"),
-    [
-        ("warn", 0, Decision.GO_ON),
-        ("stop", 0, Decision.STOP),
-        ("rollback", 0, Decision.ROLL_BACK),
-        ("rollback", 1, Decision.ROLL_BACK),
-        ("rollback", 2, Decision.STOP),
-    ],
-)
-def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: Decision) -> None:
-    verdict = judge([CALM, GONE], config(on_collapse, 2 if on_collapse == "rollback" else 0), rollbacks)
-    assert verdict.decision is decision
-    assert not verdict.clean
-    assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
-
-
-@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
-def test_without_an_alarm_a_run_goes_on(on_collapse: str) -> None:
-    verdict = judge([CALM, CALM], config(on_collapse, 1), 0)
-    assert (verdict.alarms, verdict.clean, verdict.decision) == ([], True, Decision.GO_ON)
-    assert verdict.metrics["monitor/alarms"] == 0
-
-
-def test_every_rollback_has_a_seed_of_its_own() -> None:
-    assert reseeded(7, 0) == 7
-    assert len({reseeded(seed, rollbacks) for seed in (7, 8) for rollbacks in range(4)}) == 8
-    assert reseeded(7, 2) == reseeded(7, 2)
-
-
-@pytest.fixture
-def project(tmp_path: Path, inside: Inside) -> Iterator[Path]:
-    shutil.copy(Path(__file__).parents[2] / "params.yaml", tmp_path)
-    with inside(tmp_path):
-        yield tmp_path
 
 
 def shown(project: Path) -> Run:
@@ -85,25 +36,6 @@ def shown(project: Path) -> Run:
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id])
     return run
-
-
-def verdict(decision: Decision, *signs: str) -> Verdict:
-    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, standard=0.3, limit=0.03) for sign in signs]
-    return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
-
-
-def test_log_and_mlflow_name_what_was_seen(project: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        run = start("ppo-seed0", {}, {})
-        announce(verdict(Decision.GO_ON), run, 3)
-        assert not caplog.text
-        assert not any(name.startswith("monitor/") for name in shown(project).data.tags)
-        announce(verdict(Decision.ROLL_BACK, "entropy_fall", "reward_std_fall"), run, 4)
-    assert "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: policy/entropy 0.01" in caplog.text
-    tags = shown(project).data.tags
-    assert tags["monitor/signs"] == "entropy_fall, reward_std_fall"
-    assert tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
-    assert tags["monitor/rollbacks"] == "2"
 
 
 MAX_TOKENS = 1024
@@ -129,9 +61,9 @@ def untrained(
         prepare()
         index()
     new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=MAX_TOKENS, seed=0).save_pretrained(
-        folder / WARM_START
+        folder / PLACES.warm_start
     )
-    tiny_tokenizer.save_pretrained(folder / WARM_START)
+    tiny_tokenizer.save_pretrained(folder / PLACES.warm_start)
     return folder
 
 
@@ -148,9 +80,8 @@ def touchy(
     def write(**monitor: Any) -> Path:
         small = {"iterations": 3, "monitor": {**TOUCHY, **monitor}, "update": {"critic_warmup_iterations": 0}}
         limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": 8}
-        engine = {"kind": "transformers"}  # starts at once
-        write_params(tmp_path, {"engine": engine, "env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
-        return tmp_path / train_dir("ppo")
+        write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
+        return tmp_path / PLACES.training(RunId("ppo"))
 
     with inside(tmp_path):
         yield write
@@ -220,6 +151,7 @@ def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
         "metrics.jsonl",
         "mlflow_run_id",
         "proof",
+        "start.json",
         "trajectories",
     ]
     tags = shown(tmp_path).data.tags

@@ -1,4 +1,4 @@
-"""Which files of code a stage depends on."""
+"""Which files of code a training is told from others by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.hashes import sha256
-from flows import train
+from flows import train as train_module
 from flows.train import code_of
 
 GRAPH = """
@@ -33,7 +33,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*listed, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(train, "ROOT", tmp_path)
+    monkeypatch.setattr(train_module, "CODE", tmp_path)
     return tmp_path
 
 
@@ -51,4 +51,8 @@ def test_a_stages_code_needs_the_graph(root: Path) -> None:
 def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
     found = code_of("train")
     assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/policy/learner.py"} <= found.keys()
-    assert not [name for name in found if name.startswith(("agent_r1/viewer", "agent_r1/tracking", "data"))]
+    assert not [
+        name
+        for name in found
+        if name.startswith(("agent_r1/inspection", "agent_r1/tracking", "agent_r1/params", "data"))
+    ]

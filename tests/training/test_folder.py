@@ -1,0 +1,350 @@
+"""What a run's folder keeps when a run goes on, and what becomes of a folder that is in the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent_r1.params import KeepParams, RunId, load
+from agent_r1.policy.learner import Learner
+from agent_r1.tables import replacing
+from agent_r1.training.folder import Identity, RunFolder, read_start
+
+SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
+IDENTITY = Identity(parameters={"train.credit.lam": 0.99}, inputs={"questions": "a" * 64}, code={"losses.py": "old"})
+OTHER_CODE = dataclasses.replace(IDENTITY, code={"losses.py": "new", "masks.py": "new"})
+OTHER_RUN = dataclasses.replace(IDENTITY, parameters={"train.credit.lam": 0.95}, inputs={"questions": "b" * 64})
+ITERATIONS = 3
+
+
+def taken_up(path: Path, identity: Identity = IDENTITY, iterations: int = ITERATIONS, **how: bool) -> RunFolder:
+    """The folder as a process finds it that has come to its end since."""
+    with RunFolder(path, identity).opened(iterations, aside=path.parent / "aside", **how) as folder:
+        return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def moved_aside(path: Path) -> list[Path]:
+    return sorted((path.parent / "aside").glob("*"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A run that was killed in its third iteration: two are finished, and the third had logged its metrics."""
+    path = tmp_path / "ppo"
+    taken_up(path)
+    (path / "checkpoint").mkdir(parents=True)
+    record = {"iterations": 2, "policy_version": 1, "code": [[0, IDENTITY.code_digest]]}
+    (path / "checkpoint" / "progress.json").write_text(json.dumps(record))
+    (path / "metrics.jsonl").write_text("".join(f'{{"iteration": {i}, "reward/total": 0.{i}}}\n' for i in range(3)))
+    (path / "mlflow_run_id").write_text("abc")
+    return path
+
+
+def test_the_same_run_goes_on(path: Path) -> None:
+    folder = taken_up(path)
+    assert (folder.resumed, folder.finished, folder.mlflow_run_id.read_text()) == (True, 2, "abc")
+    assert moved_aside(path) == []
+
+
+def test_what_a_killed_process_was_writing_is_removed(path: Path) -> None:
+    (path / "credit").mkdir()
+    for name in ("metrics.jsonl", "credit/002.parquet"):
+        with replacing(path / name) as temporary:
+            temporary.write_text("whole")
+            temporary.with_name(temporary.name.replace(f".{os.getpid()}.", ".1234567.")).write_text("half")
+    taken_up(path)
+    assert sorted(each.name for each in path.rglob("*") if each.is_file()) == [
+        "002.parquet",
+        "metrics.jsonl",
+        "mlflow_run_id",
+        "progress.json",
+        "start.json",
+    ]
+
+
+def test_a_process_killed_at_its_very_first_file_leaves_a_free_place(tmp_path: Path) -> None:
+    (tmp_path / "ppo").mkdir()
+    (tmp_path / "ppo" / ".start.json.1234567.tmp").write_text("ha")
+    assert not taken_up(tmp_path / "ppo").resumed
+    assert [each.name for each in (tmp_path / "ppo").iterdir()] == ["start.json"]
+
+
+def test_a_run_killed_in_its_first_iteration_goes_on(path: Path) -> None:
+    (path / "checkpoint" / "progress.json").unlink()
+    folder = taken_up(path)
+    assert (folder.resumed, folder.finished, folder.history()) == (False, 0, [])
+
+
+def test_under_changed_code_an_unfinished_run_goes_on_with_a_warning(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert taken_up(path, OTHER_CODE).finished == 2
+    assert f"{path}: going on, though the code has changed: losses.py, masks.py" in caplog.text
+    assert moved_aside(path) == []
+    caplog.clear()
+    taken_up(path, OTHER_CODE)  # of what was said once, no word again
+    assert "code" not in caplog.text
+
+
+def test_a_finished_run_of_other_code_is_moved_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = contents(path)
+    folder = taken_up(path, OTHER_CODE, iterations=2)
+    assert (folder.resumed, folder.finished, list(contents(path))) == (False, 0, ["start.json"])
+    [kept] = moved_aside(path)
+    assert kept.name.startswith("ppo-")
+    assert contents(kept) == before
+    assert f"{path} was trained by other code: losses.py, masks.py; it was moved to {kept}" in caplog.text
+
+
+@pytest.mark.parametrize("iterations", [2, 3])
+def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterations: int) -> None:
+    before = contents(path)
+    with pytest.raises(ValueError, match="is another run's") as refusal:
+        taken_up(path, OTHER_RUN, iterations)
+    assert str(refusal.value) == (
+        f"{path} is another run's: train.credit.lam 0.99 -> 0.95, questions aaaaaaaaaaaa... -> bbbbbbbbbbbb...; "
+        f"set it back to go on, or start over with --fresh, which moves it to {path.parent / 'aside'}"
+    )
+    assert contents(path) == before
+
+
+def test_of_many_differences_a_few_are_named(path: Path) -> None:
+    many = dataclasses.replace(IDENTITY, parameters={f"env.knob_{i}": i for i in range(8)})
+    with pytest.raises(ValueError, match=r"train\.credit\.lam 0\.99 -> none, env\.knob_0 none -> 0, .* and 4 more; "):
+        taken_up(path, many)
+
+
+@pytest.mark.parametrize("how", ["fresh", "replace"])
+def test_making_room_for_another_run_moves_the_old_one_aside(
+    path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = contents(path)
+    assert taken_up(path, OTHER_RUN, **{how: True}).finished == 0
+    [kept] = moved_aside(path)
+    assert contents(kept) == before
+    assert read_start(path) == OTHER_RUN
+    assert "is another run's: train.credit.lam 0.99 -> 0.95" in caplog.text
+    assert f"it was moved to {kept}" in caplog.text
+
+
+def test_starting_over_again_and_again_keeps_everything(path: Path) -> None:
+    for _ in range(3):
+        taken_up(path, fresh=True)
+    assert len(moved_aside(path)) == 3
+
+
+def test_where_nobody_is_asked_the_same_run_goes_on(path: Path) -> None:
+    assert taken_up(path, replace=True).finished == 2
+    assert moved_aside(path) == []
+
+
+def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path) -> None:
+    """Its checkpoint holds a fingerprint, and nothing says how the run was started."""
+    record = {"iterations": 2, "policy_version": 1, "fingerprint": "0a1b2c3d", "rollbacks": 0, "stopped": False}
+    (path / "checkpoint" / "progress.json").write_text(json.dumps(record))
+    (path / "start.json").unlink()
+    before = contents(path)
+    with pytest.raises(ValueError, match=r"is of an older version of the project, .*; start over with --fresh, which"):
+        taken_up(path)
+    assert contents(path) == before
+    assert taken_up(path, replace=True).finished == 0
+    assert contents(moved_aside(path)[0]) == before
+
+
+def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
+    before = contents(path)
+    with RunFolder(path, IDENTITY).opened(ITERATIONS, aside=path.parent / "aside"):
+        with pytest.raises(ValueError, match=f"another process is training in {path}; wait for its end, or end it"):
+            taken_up(path, OTHER_RUN, fresh=True)
+        assert contents(path) == before
+    taken_up(path)
+
+
+def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
+    def identity(changes: Mapping[str, Any]) -> Identity:
+        config = SETTINGS.run(RunId("ppo"))
+        return Identity.of(SETTINGS, config.model_copy(update=dict(changes)), {"index": "x"})
+
+    plain = identity({})
+    assert plain.parameters["train.credit.lam"] == 0.99
+    assert plain.parameters["engine.kind"] == "vllm"
+    assert identity({"keep": KeepParams(learner=True, every=3)}) == plain
+    other = identity({"seed": 1})
+    assert other.differences_from(plain) == ["train.seed 0 -> 1"]
+    assert other.fingerprint != plain.fingerprint == identity({}).fingerprint
+
+
+def test_a_repeated_iteration_takes_its_lines_place(path: Path) -> None:
+    folder = taken_up(path)
+    for iteration in (2, 3):
+        folder.record(iteration, {"reward/total": 0.5})
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [(row["iteration"], row["reward/total"]) for row in rows] == [(0, 0.0), (1, 0.1), (2, 0.5), (3, 0.5)]
+
+
+def test_history_is_what_finished_iterations_measured(path: Path) -> None:
+    """The third line belongs to the iteration that was interrupted."""
+    assert [row["reward/total"] for row in taken_up(path).history()] == [0.0, 0.1]
+
+
+def test_a_checkpoint_caught_between_two_renames_counts(path: Path) -> None:
+    """The old one is out of the way and the new one not yet in its place."""
+    (path / "checkpoint").rename(path / ".checkpoint.old")
+    assert taken_up(path).finished == 2
+
+
+def test_files_sort_by_iteration(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "ppo", IDENTITY)
+    names = [folder.trajectories(iteration).name for iteration in (2, 10, 100)]
+    assert names == sorted(names) == ["002.parquet", "010.parquet", "100.parquet"]
+    assert folder.credit(2).parent.name == "credit"
+
+
+@pytest.fixture
+def learner(tiny_model: Path) -> Learner:
+    return Learner(tiny_model, SETTINGS.train.update, with_critic=False, seed=3, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    """A new run's."""
+    with RunFolder(tmp_path / "ppo", IDENTITY).opened(9, aside=tmp_path / "aside") as folder:
+        yield folder
+
+
+def change(learner: Learner) -> None:
+    """Stands for an update: other weights and one version more."""
+    learner.policy_version += 1
+    with torch.no_grad():
+        next(learner.policy.parameters()).add_(1.0)
+
+
+def weights(learner: Learner) -> torch.Tensor:
+    return next(learner.policy.parameters()).detach().clone()
+
+
+def touch_rows(folder: RunFolder, iteration: int) -> None:
+    for rows in (folder.trajectories(iteration), folder.proof(iteration), folder.credit(iteration)):
+        rows.parent.mkdir(exist_ok=True)
+        rows.touch()
+
+
+def roll_back(folder: RunFolder, learner: Learner) -> torch.Tensor:
+    """Three finished iterations and a fourth with its rows written; the second began with the good checkpoint.
+
+    The folder goes back. Returns the weights that were good.
+    """
+    folder.save(learner, finished=0)
+    for iteration in range(4):
+        touch_rows(folder, iteration)
+        folder.record(iteration, {"reward/total": iteration / 10})
+        if iteration == 1:
+            folder.set_aside()
+            good = weights(learner)
+        if iteration < 3:
+            change(learner)
+            folder.save(learner, finished=iteration + 1)
+    change(learner)
+    folder.go_back(learner)
+    return good
+
+
+def test_the_checkpoint_says_which_code_trained_which_iterations(path: Path, learner: Learner) -> None:
+    old, new = IDENTITY.code_digest, OTHER_CODE.code_digest
+    folder = taken_up(path, OTHER_CODE)
+    folder.save(learner, finished=3)
+    folder.save(learner, finished=4)
+    written = json.loads((path / "checkpoint/progress.json").read_text())
+    assert written["code"] == [[0, old], [2, new]]
+    folder = taken_up(path, iterations=9)
+    assert folder.describe_code() == f"0-1 {old}, 2-3 {new}"
+    folder.save(learner, finished=5)
+    assert folder.describe_code() == f"0-1 {old}, 2-3 {new}, 4-4 {old}"
+
+
+def test_iterations_that_a_run_went_back_behind_are_trained_by_the_code_of_the_day(
+    folder: RunFolder, learner: Learner
+) -> None:
+    roll_back(folder, learner)
+    assert folder.describe_code() == f"0-0 {IDENTITY.code_digest}"
+    later = RunFolder(folder.path, OTHER_CODE)
+    later.progress = folder.progress
+    later.save(learner, finished=2)
+    assert later.describe_code() == f"0-0 {IDENTITY.code_digest}, 1-1 {OTHER_CODE.code_digest}"
+
+
+def test_going_back_brings_back_the_good_checkpoint(folder: RunFolder, learner: Learner) -> None:
+    good = roll_back(folder, learner)
+    assert (folder.finished, folder.rollbacks, folder.progress.stopped) == (1, 1, False)
+    assert learner.policy_version == 1
+    assert torch.equal(weights(learner), good)
+    assert [row["reward/total"] for row in folder.history()] == [0.0]
+    for kind in ("trajectories", "proof", "credit"):
+        assert [path.name for path in (folder.path / kind).iterdir()] == ["000.parquet"]
+
+
+def test_a_run_that_went_back_and_was_killed_goes_on_from_there(tmp_path: Path, learner: Learner) -> None:
+    good = roll_back(taken_up(tmp_path / "ppo", iterations=9), learner)
+    again = taken_up(tmp_path / "ppo", iterations=9)
+    assert (again.resumed, again.finished, again.rollbacks) == (True, 1, 1)
+    change(learner)
+    again.go_back(learner)
+    assert (again.finished, again.rollbacks) == (1, 2)
+    assert torch.equal(weights(learner), good)
+
+
+def test_a_run_that_went_back_to_its_beginning_goes_on(tmp_path: Path, learner: Learner) -> None:
+    folder = taken_up(tmp_path / "ppo")
+    folder.save(learner, finished=0)
+    folder.set_aside()
+    folder.go_back(learner)
+    again = taken_up(tmp_path / "ppo")
+    assert (again.resumed, again.finished, again.rollbacks) == (True, 0, 1)
+
+
+def test_a_stopped_run_stays_stopped(tmp_path: Path, learner: Learner) -> None:
+    taken_up(tmp_path / "ppo", iterations=9).save(learner, finished=4, stopped=True)
+    again = taken_up(tmp_path / "ppo", iterations=9)
+    assert (again.finished, again.progress.stopped, again.is_complete(9)) == (4, True, True)
+
+
+def test_a_tidy_run_keeps_no_second_checkpoint(folder: RunFolder, learner: Learner) -> None:
+    roll_back(folder, learner)
+    assert folder.good.exists()
+    folder.tidy(KeepParams(learner=True, every=1))
+    assert not folder.good.exists()
+    assert (folder.checkpoint / "learner.pt").exists()
+
+
+@pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]), (100, [0, 6])])
+def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iterations(
+    folder: RunFolder, learner: Learner, every: int, kept: list[int]
+) -> None:
+    for iteration in range(7):
+        touch_rows(folder, iteration)
+    folder.save(learner, finished=7)
+    for _ in range(2):  # as a process does that finds the run complete
+        folder.tidy(KeepParams(learner=False, every=every))
+        for kind in ("trajectories", "proof", "credit"):
+            assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
+        assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["policy", "progress.json"]
+
+
+def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(
+    folder: RunFolder, learner: Learner
+) -> None:
+    folder.save(learner, finished=2)
+    assert [folder.is_complete(iterations) for iterations in (1, 2, 3)] == [True, True, False]
+    folder.save(learner, finished=2, stopped=True)
+    assert folder.is_complete(3)

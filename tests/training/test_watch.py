@@ -1,0 +1,83 @@
+"""What alarms do to a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from agent_r1 import params
+from agent_r1.credit.collapse import Alarm
+from agent_r1.params import TrainParams
+from agent_r1.training.watch import Decision, Unrecorded, Verdict, announce, judge, reseeded
+
+CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "policy/entropy": 0.3}
+GONE = {**CALM, "policy/entropy": 0.0}
+
+
+def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
+    plain = params.load(Path(__file__).parents[2] / "params.yaml").train
+    changes = {"on_collapse": on_collapse, "max_rollbacks": max_rollbacks, "patience": 1}
+    return plain.model_copy(update={"monitor": plain.monitor.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize(
+    ("on_collapse", "rollbacks", "decision"),
+    [
+        ("warn", 0, Decision.GO_ON),
+        ("stop", 0, Decision.STOP),
+        ("rollback", 0, Decision.ROLL_BACK),
+        ("rollback", 1, Decision.ROLL_BACK),
+        ("rollback", 2, Decision.STOP),
+    ],
+)
+def test_an_alarm_does_what_the_run_says(on_collapse: str, rollbacks: int, decision: Decision) -> None:
+    verdict = judge([CALM, GONE], config(on_collapse, 2 if on_collapse == "rollback" else 0), rollbacks)
+    assert verdict.decision is decision
+    assert not verdict.clean
+    assert verdict.metrics == {"monitor/alarms": 1, "monitor/rollbacks": rollbacks}
+
+
+@pytest.mark.parametrize("on_collapse", ["warn", "stop", "rollback"])
+def test_without_an_alarm_a_run_goes_on(on_collapse: str) -> None:
+    verdict = judge([CALM, CALM], config(on_collapse, 1), 0)
+    assert (verdict.alarms, verdict.clean, verdict.decision) == ([], True, Decision.GO_ON)
+    assert verdict.metrics["monitor/alarms"] == 0
+
+
+def test_every_rollback_has_a_seed_of_its_own() -> None:
+    assert reseeded(7, 0) == 7
+    assert len({reseeded(seed, rollbacks) for seed in (7, 8) for rollbacks in range(4)}) == 8
+    assert reseeded(7, 2) == reseeded(7, 2)
+
+
+def verdict(decision: Decision, *signs: str) -> Verdict:
+    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, reference=0.3, limit=0.03) for sign in signs]
+    return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
+
+
+class Tags(Unrecorded):
+    """A record that keeps the tags, and how often it was rewound."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, str] = {}
+        self.rewound = 0
+
+    def tag(self, name: str, value: str) -> None:
+        self.tags[name] = value
+
+    def rewind(self) -> None:
+        self.rewound += 1
+
+
+def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> None:
+    record = Tags()
+    with caplog.at_level(logging.WARNING):
+        announce(verdict(Decision.GO_ON), record, 3)
+        assert (caplog.text, record.tags) == ("", {})
+        announce(verdict(Decision.ROLL_BACK, "entropy_fall", "reward_std_fall"), record, 4)
+    assert "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: policy/entropy 0.01" in caplog.text
+    assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
+    assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
+    assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)
