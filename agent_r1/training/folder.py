@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from agent_r1.files import locked, remove_unfinished, write_text
 from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
-from agent_r1.params.sections import flatten
+from agent_r1.params.sections import differences, flatten
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
