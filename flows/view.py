@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.predictions import BASE_TOOL_CALL
-from agent_r1.files import write_text
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.inspection.stored import Sources, StoredRun
 from agent_r1.inspection.viewer import Decode, Shown, When, page
 from agent_r1.params import TrainParams

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.inspection.viewer import PER_ITERATION, Shown, When, from_iteration, interleaved, pairs, quotas, spread
 from agent_r1.params import RewardWeights
 from agent_r1.policy import checkpoint

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.dvc_files import LOCKS, WORKSPACE, Made, commit_of, history, kept, made_in, members

@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from agent_r1.project import PASSAGES, QUESTIONS, checkpointed_policy, kept_policy, kept_training, train_dir
 from rich.console import Console
 
 from agent_r1 import tracking
-from agent_r1.hashes import sha256
-from agent_r1.project import PASSAGES, QUESTIONS, checkpointed_policy, kept_policy, kept_training, train_dir
+from agent_r1.files import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
 from flows.dvc_files import WORKSPACE, made_in

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from agent_r1.project import train_dir
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import AutoModelForCausalLM
 
-from agent_r1.hashes import sha256
-from agent_r1.project import train_dir
+from agent_r1.files import sha256
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry

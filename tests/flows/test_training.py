@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_r1.project import train_dir
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from rich.console import Console
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.policy import checkpoint
-from agent_r1.project import train_dir
 from flows.operation.lineage import lineage
 from flows.operation.training import scores, training
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agent_r1.project import QUESTIONS
 from mlflow import MlflowClient
 
-from agent_r1.hashes import sha256
-from agent_r1.project import QUESTIONS
+from agent_r1.files import sha256
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
