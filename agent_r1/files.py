@@ -1,7 +1,11 @@
-"""Files and folders on disk: written whole or not at all, locked, and told apart by their content."""
+"""Files and folders on disk: written whole or not at all, locked, and told apart by the hash of their content.
+
+DVC's md5 beside these hashes is the name of a copy in its cache; `agent_r1.params.fingerprint` is of values, not files.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -85,6 +89,36 @@ def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator
         yield
     finally:
         lock.release()
+
+
+def sha256(path: Path) -> str:
+    """Of a file its bytes; of a folder the names and bytes of all files in it, whatever order the disk keeps them in.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+    """
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    members = sorted(member.relative_to(path) for member in path.rglob("*") if member.is_file())
+    lines = [f"{member.as_posix()} {sha256(path / member)}\n" for member in members]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def model_hash(model: str) -> str:
+    """Of a Hugging Face folder its content, of a hub id the commit that is loaded under this name.
+
+    Raises:
+        OSError: there is no such folder or hub id, or the hub cannot be reached and none of it was loaded before.
+    """
+    if Path(model).is_dir():
+        return sha256(Path(model))
+    from huggingface_hub import snapshot_download  # takes a while, and only hub ids need it
+
+    try:
+        return Path(snapshot_download(model, allow_patterns="config.json")).name
+    except (OSError, ValueError) as fault:
+        raise OSError(f"{model!r} is no folder, and no model from the hub: {fault}; correct it") from fault
 
 
 def _sync(path: Path) -> None:

@@ -17,8 +17,7 @@ from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_rec
 from agent_r1.evaluation.protocols import answer_greedily, attempts_under
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript, worth_reading
-from agent_r1.files import write_text
-from agent_r1.hashes import model_hash, sha256
+from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.params import PROTOCOLS, Params, Protocol, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.policy.model import load_tokenizer

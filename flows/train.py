@@ -11,8 +11,7 @@ import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
-from agent_r1.files import write_text
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId, TrainParams
 from agent_r1.policy import memory
 from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agent_r1.answers import exact_match
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params import RewardWeights
 from agent_r1.records import Credit, Question, Trajectory

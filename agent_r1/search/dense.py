@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
-from agent_r1.files import replacing
-from agent_r1.hashes import model_hash, sha256
+from agent_r1.files import model_hash, replacing, sha256
 from agent_r1.params import DenseParams, fingerprint
 from agent_r1.search.base import Positions, Ranker
 from agent_r1.search.passages import full_texts, read_batches

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from agent_r1.files import replaced_folder
-from agent_r1.hashes import model_hash, sha256
+from agent_r1.files import model_hash, replaced_folder, sha256
 from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
 from agent_r1.params.stages import SearchKind
 from agent_r1.records import Passage

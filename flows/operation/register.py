@@ -18,8 +18,7 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import params, tracking
-from agent_r1.files import write_text
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId
 from agent_r1.params.places import policy_in, registered_policy, registered_training
 from agent_r1.policy import checkpoint

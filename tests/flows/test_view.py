@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry

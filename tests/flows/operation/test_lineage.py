@@ -17,7 +17,7 @@ from agent_r1.project import PASSAGES, QUESTIONS, checkpointed_policy, kept_poli
 from rich.console import Console
 
 from agent_r1 import tracking
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
 from flows.dvc_files import WORKSPACE, made_in

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from agent_r1.project import kept_policy, kept_training
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.tracking import registry, start
 from agent_r1.tracking.registry import Descriptor, Version
 from flows.operation.register import folder_of, keep, push, version_of
