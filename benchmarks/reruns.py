@@ -14,16 +14,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-FILES = (
+FILES = [
     "agent_r1/data/mixture.py",
     "agent_r1/search/bm25.py",
     "agent_r1/policy/warm_start.py",
     "agent_r1/rollout/episodes.py",
-    "agent_r1/rollout/vllm_engine.py",
+    "agent_r1/rollout/engines.py",
     "agent_r1/credit/estimators.py",
     "agent_r1/policy/losses.py",
     "agent_r1/training/loop.py",
@@ -33,13 +32,14 @@ FILES = (
     "agent_r1/tracking/runs.py",
     "flows/stage.py",
     "docs/extending.md",
-)
-KEYS: dict[str, Any] = {
+]
+KEYS = {  # one of each section, and another value
     "prepare.seed": 1,
     "search.bm25.k1": 1.0,
     "warm_start.steps": 1000,
     "env.max_steps": 4,
     "train.credit.lam": 0.95,
+    "runs.ppo": {"credit": {"lam": 0.95}},
     "model.threads": 1,
     "evaluate.questions": 100,
     "operate.retries": 0,

@@ -275,21 +275,19 @@ def one_action_task(
 
 @pytest.fixture
 def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Training]]:
-    """A training of a task of one action, with changes of `train` and perhaps another engine."""
+    """A training of a task of one action, with changes of `train`."""
 
     @contextlib.contextmanager
-    def open_(task: Task, changes: dict[str, Any], engine: str = "transformers") -> Iterator[Training]:
+    def open_(task: Task, changes: dict[str, Any]) -> Iterator[Training]:
         plain = load(PARAMS)
-        settings = plain.model_copy(
-            update={"env": ONE_ACTION, "engine": plain.engine.model_copy(update={"kind": engine})}
-        )
+        engine = plain.engine.model_copy(update={"kind": "transformers"})
+        settings = plain.model_copy(update={"env": ONE_ACTION, "engine": engine})
         rollout = {"questions": len(task.questions), "samples": 8}
         small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
         config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")
+        new = RunFolder(tmp_path / "run", Identity.of(settings, config))
         with (
-            RunFolder(tmp_path / "run", Identity.of(settings, config)).opened(
-                config.iterations, aside=tmp_path / "aside"
-            ) as folder,
+            new.opened(config.iterations, aside=tmp_path / "aside") as folder,
             Training(
                 settings, config, questions=task.questions, index=task.index, model=task.model, folder=folder
             ) as training,
