@@ -7,49 +7,30 @@ and `dvc status` says which stages it makes stale. Prints the table of docs/exte
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 import yaml
 
-FILES = [
-    "agent_r1/data/mixture.py",
-    "agent_r1/search/bm25.py",
-    "agent_r1/policy/warm_start.py",
-    "agent_r1/rollout/episodes.py",
-    "agent_r1/rollout/engines.py",
-    "agent_r1/credit/estimators.py",
-    "agent_r1/policy/losses.py",
-    "agent_r1/training/loop.py",
-    "agent_r1/evaluation/scores.py",
-    "agent_r1/evaluation/plots.py",
-    "agent_r1/inspection/viewer.py",
-    "agent_r1/tracking/runs.py",
-    "flows/stage.py",
-    "docs/extending.md",
-]
-KEYS = {  # one of each section, and another value
-    "prepare.seed": 1,
-    "search.bm25.k1": 1.0,
-    "warm_start.steps": 1000,
-    "env.max_steps": 4,
-    "train.credit.lam": 0.95,
-    "runs.ppo": {"credit": {"lam": 0.95}},
-    "model.threads": 1,
-    "evaluate.questions": 100,
-    "operate.retries": 0,
-}
+LIBRARY = (
+    "data/mixture search/bm25 policy/warm_start policy/losses rollout/episodes rollout/engines credit/estimators "
+    "training/loop evaluation/scores evaluation/plots inspection/viewer tracking/runs"
+)
+OTHERS = ("flows/stage.py", "docs/extending.md")
+PARAMETERS = (
+    "{prepare.seed: 1, search.bm25.k1: 1.0, warm_start.steps: 1000, env.max_steps: 4, train.credit.lam: 0.95, "
+    "runs.ppo: {seed: 1}, model.threads: 1, evaluate.questions: 100, operate.retries: 0}"
+)
 
 
 def dvc(folder: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "dvc", *arguments]
-    environment = {**os.environ, "DVC_NO_ANALYTICS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 def scratch_copy(folder: Path) -> None:
@@ -68,14 +49,12 @@ def scratch_copy(folder: Path) -> None:
 
 def edits(folder: Path) -> Iterator[tuple[str, Path, str]]:
     """What is edited, where, and the file's new text."""
-    for name in FILES:
+    for name in (*(f"agent_r1/{name}.py" for name in LIBRARY.split()), *OTHERS):
         yield f"`{name}`, a comment", folder / name, (folder / name).read_text() + "# edited\n"
-    for key, value in KEYS.items():
-        content = section = yaml.safe_load((folder / "params.yaml").read_text())
+    for key, value in yaml.safe_load(PARAMETERS).items():
+        content = yaml.safe_load((folder / "params.yaml").read_text())
         *path, last = key.split(".")
-        for part in path:
-            section = section[part]
-        section[last] = value
+        reduce(dict.__getitem__, path, content)[last] = value
         yield f"`{key}`", folder / "params.yaml", yaml.safe_dump(content)
 
 
