@@ -24,7 +24,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date
+repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date; at another scale with OVERLAY=NAME
+	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
 	dvc repro
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
@@ -60,7 +61,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
 		--custom-compile-command "make lock" --quiet --output-file requirements/cpu.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
-	rm -rf outputs data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
+	rm -rf outputs scales data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): requirements/cpu.txt pyproject.toml

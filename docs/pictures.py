@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
+from agent_r1.project import label
 from playwright.sync_api import Browser, sync_playwright
 
 from agent_r1 import params
-from agent_r1.project import label
 
 HERE = Path(__file__).parent
 LAPTOP, PHONE = (1280, 800), (390, 844)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from prefect import Task, task
@@ -20,14 +21,11 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
 
 from agent_r1 import params
+from flows.dvc_files import DVC, ask_dvc
 from flows.processes import end_with_parent, process_group
-from flows.stage import PARENT_TASK_RUN, UNAVAILABLE
+from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, UNAVAILABLE
 
 R = TypeVar("R")
-
-DVC = [sys.executable, "-m", "dvc"]
-UP_TO_DATE = re.compile(r"Stage '.+' (didn't change, skipping|is cached - skipping run)")
-DVC_UNAVAILABLE = re.compile(rf"exited with {UNAVAILABLE}$|Unable to acquire lock")
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class StageUnavailable(StageFailed):
 
 
 def run_command(stage: str, *arguments: str) -> None:
-    """Runs `python -m flows.STAGE ARGUMENTS` as a task.
+    """Runs `python -m flows STAGE ARGUMENTS` as a task.
 
     Raises:
         StageFailed: its command failed, or took longer than `operate.timeouts_s`.
@@ -92,39 +90,42 @@ def _may_work_later(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> 
 
 @task(name="command", task_run_name="{command[0]}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
 def _run(command: list[str]) -> State[None]:
-    stage, *arguments = command
-    code, _ = _follow([sys.executable, "-m", "flows", stage, *arguments])
-    _require_success(stage, code, unavailable=code == UNAVAILABLE)
+    _follow(command[0], [sys.executable, "-m", "flows", *command])
     return Completed()
 
 
 @task(name="reproduce", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
 def _reproduce(stage: str) -> State[None]:
-    code, lines = _follow([*DVC, "repro", "--single-item", stage])
-    _require_success(stage, code, unavailable=any(DVC_UNAVAILABLE.search(line) for line in lines))
-    cached = any(UP_TO_DATE.match(line) for line in lines)
-    return Completed(name="Cached") if cached else Completed()
+    found = ask_dvc("status", "--json", stage)
+    if not found.returncode and not json.loads(found.stdout):
+        logger.info("stage %s is up to date", stage)
+        return Completed(name="Cached")
+    _follow(stage, [*DVC, "repro", "--single-item", stage])
+    return Completed()
 
 
-def _follow(command: Sequence[str]) -> tuple[int, list[str]]:
-    """Runs a command to its end, its lines logged as they come; its exit code and its lines."""
-    lines = []
+def _follow(stage: str, command: Sequence[str]) -> None:
+    """Runs a command to its end, its lines logged as they come.
+
+    DVC's own exit code does not tell how a stage's command ended, so the stage's rim writes that to a file.
+    """
     if deployment.id:  # a worker started this process; without it nobody would end it, or see it end
         end_with_parent()
-    with process_group(command, _stage_environment()) as process:
-        for line in _lines(process):
-            logger.info("%s", line)
-            lines.append(line)
-        return process.wait(), lines
-
-
-def _require_success(stage: str, code: int, *, unavailable: bool) -> None:
+    with TemporaryDirectory() as folder:
+        exit_code = Path(folder) / "exit_code"
+        with process_group(command, _stage_environment(exit_code)) as process:
+            assert process.stdout is not None
+            for line in filter(str.strip, process.stdout):
+                logger.info("%s", line.rstrip())
+            code = process.wait()
+        if code and exit_code.exists():
+            code = int(exit_code.read_text())
     if code:
-        fault = StageUnavailable if unavailable else StageFailed
+        fault = StageUnavailable if code == UNAVAILABLE else StageFailed
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
 
 
-def _stage_environment() -> dict[str, str]:
+def _stage_environment(exit_code: Path) -> dict[str, str]:
     """This process's environment, and where the stage's own flow finds its server and its parent."""
     context = TaskRunContext.get()
     assert context is not None, "a stage's command runs as a task"
@@ -132,12 +133,6 @@ def _stage_environment() -> dict[str, str]:
         **os.environ,
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         PARENT_TASK_RUN: str(context.task_run.id),
+        EXIT_CODE_FILE: str(exit_code),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.strip():
-            yield line.rstrip()

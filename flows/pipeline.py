@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import subprocess
 import sys
 from contextlib import suppress
 from graphlib import TopologicalSorter
@@ -15,9 +14,10 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.commands import DVC, StageFailed, reproduce
+from flows.commands import StageFailed, reproduce
+from flows.dvc_files import ask_dvc
 from flows.server import prefect_server
-from flows.stage import TERMINATED, clean_end
+from flows.stage import TERMINATED
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def pipeline() -> None:
 
 @flow(name="ablations")
 def ablations() -> None:
-    """The same of ablations/dvc.yaml, and of all that it is made of."""
+    """Brings every stage of ablations/dvc.yaml up to date, and all that the sweep is made of, as `pipeline` does."""
     for stage in stages("ablations/dvc.yaml"):
         reproduce(stage)
 
@@ -47,10 +47,10 @@ def stages(file: str) -> list[str]:
     Raises:
         ValueError: DVC refuses the project's files.
     """
-    result = subprocess.run([*DVC, "dag", "--dot", file], capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise ValueError(f"dvc dag failed: {result.stderr.strip()}")
-    return ordered(result.stdout)
+    drawn = ask_dvc("dag", "--dot", file)
+    if drawn.returncode:
+        raise ValueError(f"dvc dag failed: {drawn.stderr.strip()}")
+    return ordered(drawn.stdout)
 
 
 def ordered(dot: str) -> list[str]:
@@ -66,7 +66,8 @@ def ordered(dot: str) -> list[str]:
 
 
 def main() -> None:
-    with clean_end(), prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
+    """The command line: the pipeline on the server of PREFECT_API_URL, or on one that ends with it."""
+    with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
         try:
             pipeline()
         except StageFailed as fault:
@@ -83,7 +84,3 @@ def _send_pending_reports() -> None:
     with suppress(RuntimeError):  # raised where nothing was logged
         APILogWorker.instance().drain()
     EventsWorker.drain_all()
-
-
-if __name__ == "__main__":
-    main()

@@ -21,15 +21,11 @@ def process_group(
     command: Sequence[str],
     environment: Mapping[str, str],
     output: IO[str] | int = subprocess.PIPE,
-    grace_s: float | None = None,
+    grace_s: float = GRACE_S,
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs a command in a process group of its own, of which nothing is left when the block ends.
 
-    Args:
-        command: program and arguments.
-        environment: all of the command's environment variables.
-        output: where its output goes, errors included.
-        grace_s: how long what is left may take to end, in place of `GRACE_S`.
+    Its output, errors included, goes to `output`; what is left of it at the end may take `grace_s` to end itself.
     """
     process = subprocess.Popen(
         command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -37,7 +33,7 @@ def process_group(
     try:
         yield process
     finally:
-        end_group(process, GRACE_S if grace_s is None else grace_s)
+        end_group(process, grace_s)
 
 
 def end_group(process: subprocess.Popen[str], grace_s: float) -> None:

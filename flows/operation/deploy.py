@@ -25,8 +25,8 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
-from flows.server import POOL, PROMOTION, require_server
-from flows.stage import clean_end
+from flows.operation.promote import PROMOTION
+from flows.operation.serving import POOL, require_server
 
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 SILENCE_S = 75  # two signs of life of a flow run and a bit; pyproject.toml says how often it gives one
@@ -84,7 +84,7 @@ def deploy(*, restarted: bool = False) -> None:
 
 
 def _close_left_behind() -> None:
-    """They would hold the pool's slots for ever."""
+    """Shows runs that a server left unfinished as crashed: they would hold the pool's slots for ever."""
     unfinished = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(
@@ -108,7 +108,7 @@ def _ensure_pool() -> None:
 
 
 def _ensure_crash_detection() -> None:
-    """Left as it is where it is the same: made anew, it would forget which runs it is waiting for."""
+    """Puts crash detection there; one that is the same stays, since a new one would not know what it waits for."""
     with get_client(sync_client=True) as client:
         for found in client.read_automations_by_name(CRASH_DETECTION.name):
             if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION:
@@ -117,9 +117,8 @@ def _ensure_crash_detection() -> None:
         client.create_automation(CRASH_DETECTION)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description="Puts work pool and deployments on the server of PREFECT_API_URL.")
     parser.add_argument("--restarted", action="store_true", help="the server was just started and has no worker yet")
-    arguments = parser.parse_args()
-    with clean_end():
-        deploy(restarted=arguments.restarted)
+    deploy(restarted=parser.parse_args().restarted)

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.project import QUESTIONS
 from prefect import flow
 from prefect.runtime import flow_run
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.drift import Drift, drift, explain
 from agent_r1.evaluation.predictions import BASE_TOOL_CALL
+from agent_r1.params import Params, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
@@ -21,7 +21,7 @@ from agent_r1.tracking.registry import THE_CHAMPION, Version
 from flows.commands import expendable, reproduce, run_command
 from flows.operation.history import measure, previous, read
 from flows.operation.promote import promote
-from flows.operation.register import in_training, version_of
+from flows.policies import in_training, version_of
 
 SHOWN = 20  # changed questions that a message names
 
@@ -54,11 +54,12 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
         StageFailed: an evaluation failed.
         Drifted: a model's exact match is another one than at its previous evaluation, beyond chance.
     """
-    prepared = params.load().prepare.datasets
+    settings = params.load()
+    prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
-    versions = [version_of(model) for model in models or [THE_CHAMPION]]
-    drifts = [found for version in versions if (found := _evaluated(version, dataset))]
+    versions = [version_of(model, settings) for model in models or [THE_CHAMPION]]
+    drifts = [found for version in versions if (found := _evaluated(version, dataset, settings))]
     beyond = [explain(found, SHOWN) for found in drifts if found.beyond]
     if beyond:
         raise Drifted("\n".join(beyond))
@@ -67,21 +68,15 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
     _show([version for version in challengers if in_training(version)])
 
 
-def _evaluated(version: Version, dataset: str | None) -> Drift | None:
+def _evaluated(version: Version, dataset: str | None, settings: Params) -> Drift | None:
     """Evaluates a version; what changed since the time before, None where there is no earlier evaluation to tell."""
-    folder = measure(version, dataset, lambda arguments: run_command("evaluate", *arguments))
+    folder = measure(version, dataset, settings, lambda arguments: run_command("evaluate", *arguments))
     before = previous(folder)
     if before is None:
         logger.info("%s: there is no earlier evaluation that was measured alike", version.reference)
         return None
-    evaluate = params.load().evaluate
-    found = drift(
-        read(folder),
-        before,
-        read_rows(QUESTIONS, Question),
-        samples=evaluate.bootstrap_samples,
-        seed=evaluate.seed,
-    )
+    questions = read_rows(settings.places.questions, Question)
+    found = drift(read(folder), before, questions, settings.evaluate)
     (logger.warning if found.changed else logger.info)("%s", explain(found, SHOWN))
     _log(found, folder)
     return found
@@ -113,6 +108,5 @@ def _show(challengers: Sequence[Version]) -> None:
         with expendable("no page shows test questions before and after training"):
             reproduce(f"baseline@{BASE_TOOL_CALL}")
     for made in (challenger.descriptor for challenger in challengers):
-        seed = [] if made.label == made.run else ["--seed", str(made.seed)]
         with expendable(f"{made.label} has no new page of its trajectories"):
-            run_command("view", "--run", made.run, *seed, *(["--sweep", made.sweep] if made.sweep else []))
+            run_command("view", *RunId.parse(made.label, made.sweep).words)

@@ -8,28 +8,27 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent_r1.project import EVALUATIONS, evaluate_dir
-
 from agent_r1.evaluation.comparison import Evaluation, read_evaluation
 from agent_r1.evaluation.drift import same_setting
+from agent_r1.params import Params
+from agent_r1.params.places import Places
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import locked
-
-KEPT = 14  # evaluations of one version on one choice of data sets; older ones are removed
 
 Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` with these arguments to its end
 
 
-def measure(version: Version, dataset: str | None, evaluate: Evaluate) -> Path:
+def measure(version: Version, dataset: str | None, settings: Params, evaluate: Evaluate) -> Path:
     """Evaluates a version again and returns the folder of the results, which is there whole or not at all.
 
-    One process at a time does so for a version and a choice of data sets; others wait.
+    One process at a time does so for a version and a choice of data sets; others wait. The latest
+    `evaluate.history_kept` stay, older ones are removed.
 
     Args:
         dataset: the one whose questions are asked, in place of all.
         evaluate: raises where the evaluation fails.
     """
-    home = _home(version, dataset)
+    home = settings.places.history / "-".join([version.name, *([dataset] if dataset else [])])
     home.mkdir(parents=True, exist_ok=True)
     chosen = ["--dataset", dataset] if dataset else []
     unfinished = home / ".unfinished"
@@ -41,7 +40,7 @@ def measure(version: Version, dataset: str | None, evaluate: Evaluate) -> Path:
             unfinished.rename(finished)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        for old in _folders(home)[:-KEPT]:
+        for old in _folders(home)[: -settings.evaluate.history_kept]:
             shutil.rmtree(old)
     return finished
 
@@ -58,25 +57,21 @@ def previous(folder: Path) -> Evaluation | None:
     return next((each for each in before if same_setting(current, each)), None)
 
 
-def latest(version: Version) -> Evaluation | None:
-    """The latest evaluation of a version on all data sets: one of these, or that of its run under outputs/evaluate."""
-    folder = latest_folder(version)
+def latest(version: Version, places: Places) -> Evaluation | None:
+    """The latest evaluation of a version on all data sets, named as the version."""
+    folder = latest_folder(version, places)
     return read_evaluation(version.name, folder) if folder else None
 
 
-def latest_folder(version: Version) -> Path | None:
-    """Where that is."""
-    folders = _folders(_home(version, None))
+def latest_folder(version: Version, places: Places) -> Path | None:
+    """The latest evaluation of a version on all data sets: one of its own, or its run's under outputs/evaluate."""
+    folders = _folders(places.history / version.name)
     if folders:
         return folders[-1]
     descriptor = version.descriptor
-    hashes = evaluate_dir(descriptor.label, sweep=descriptor.sweep or None) / "hashes.json"
+    hashes = places.evaluation(descriptor.label, descriptor.sweep) / "hashes.json"
     current = hashes.exists() and json.loads(hashes.read_text())["policy"] == descriptor.policy_hash
     return hashes.parent if current else None
-
-
-def _home(version: Version, dataset: str | None) -> Path:
-    return EVALUATIONS / "-".join([version.name, *([dataset] if dataset else [])])
 
 
 def _folders(home: Path) -> list[Path]:

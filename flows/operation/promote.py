@@ -28,10 +28,11 @@ from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from flows.commands import run_command
 from flows.operation.history import Evaluate, latest, measure, read
-from flows.operation.register import version_of
+from flows.policies import version_of
 from flows.processes import process_group
-from flows.server import PROMOTION
 from flows.stage import server_answers
+
+PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
         ValueError: there is no such version, or no champion.
         Outpaced: the champion was replaced meanwhile.
     """
-    settings, version = params.load(), version_of(challenger)
+    settings = params.load()
+    version = version_of(challenger, settings)
     champion = registry.find(THE_CHAMPION)
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
@@ -91,7 +93,7 @@ def crown(first: str) -> Version:
     Raises:
         ValueError: there is no such version, or there is a champion.
     """
-    version, champion = version_of(first), registry.champion()
+    version, champion = version_of(first, params.load()), registry.champion()
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
     return _promote(version, expected=None)
@@ -104,37 +106,25 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
 
 
 def _decide(challenger: Version, champion: Version, settings: Params, evaluate: Evaluate) -> Decision:
-    ours, theirs = _measured_alike(challenger, champion, evaluate)
-    return decide(
-        ours,
-        theirs,
-        margin=settings.promote.margin,
-        level=settings.promote.level,
-        samples=settings.evaluate.bootstrap_samples,
-        seed=settings.evaluate.seed,
-    )
+    ours, theirs = _measured_alike(challenger, champion, settings, evaluate)
+    return decide(ours, theirs, settings.promote, settings.evaluate)
 
 
-def _measured_alike(challenger: Version, champion: Version, evaluate: Evaluate) -> tuple[Evaluation, Evaluation]:
+def _measured_alike(
+    challenger: Version, champion: Version, settings: Params, evaluate: Evaluate
+) -> tuple[Evaluation, Evaluation]:
     """The latest evaluations of both; made now where there is none, and where an older one was not measured alike."""
-    found = {version.number: latest(version) for version in (challenger, champion)}
-    old = {number for number, evaluation in found.items() if evaluation is not None}
-    for version in (challenger, champion):
-        if version.number not in old:
-            found[version.number] = _measured(version, evaluate)
-    if differences_of_setting([each for each in found.values() if each is not None]):
-        for version in (challenger, champion):
-            if version.number in old:
-                found[version.number] = _measured(version, evaluate)
-    ours, theirs = found[challenger.number], found[champion.number]
-    assert ours is not None
-    assert theirs is not None
+
+    def measured(version: Version) -> Evaluation:
+        logger.info("evaluating %s", version.reference)
+        return dataclasses.replace(read(measure(version, None, settings, evaluate)), name=version.name)
+
+    old = [latest(version, settings.places) for version in (challenger, champion)]
+    ours, theirs = old[0] or measured(challenger), old[1] or measured(champion)
+    if differences_of_setting([ours, theirs]):
+        ours = measured(challenger) if old[0] else ours
+        theirs = measured(champion) if old[1] else theirs
     return ours, theirs
-
-
-def _measured(version: Version, evaluate: Evaluate) -> Evaluation:
-    logger.info("evaluating %s", version.reference)
-    return dataclasses.replace(read(measure(version, None, evaluate)), name=version.name)
 
 
 def _log(decision: Decision, run: tracking.Run) -> None:
@@ -170,10 +160,3 @@ def main() -> None:
         console.print(f"{crown(given.challenger).reference} is the champion")
     elif decision := gate(given.challenger, _run_evaluate):
         console.print(Markdown(decision_table(decision)))
-
-
-if __name__ == "__main__":
-    from flows.stage import clean_end
-
-    with clean_end():
-        main()

@@ -18,16 +18,18 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import params, tracking
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId
 from agent_r1.params.places import policy_in, registered_policy, registered_training
 from agent_r1.policy import checkpoint
-from agent_r1.tables import write_text
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import Descriptor
+from agent_r1.tracking.registry import Descriptor, Version
+from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.folder import read_start
 from flows.dvc_files import kept, run_dvc
 from flows.stage import add_run_arguments, run_stage
+
+ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
 
 logger = logging.getLogger(__name__)
 
@@ -35,19 +37,21 @@ logger = logging.getLogger(__name__)
 def register(run: str, seed: int | None = None, sweep: str = "") -> None:
     """Registers the policy that a training finished with, and has DVC keep it and the training's folder.
 
-    Doing it again changes nothing. Writes one small file that names the version.
+    Doing it again changes nothing. Writes one small file that names the version and says what else only MLflow's run of
+    the training knows, so that another store can be given the same version.
 
     Raises:
         FileNotFoundError: the training is not there.
-        ValueError: it is not finished, or its MLflow run is not in this store.
+        ValueError: it is not finished, or neither MLflow nor the file knows what it was made of.
         OSError: DVC could not keep it.
     """
     settings, meant = params.load(), RunId(run, seed, sweep)
     version = registry.register(_describe(settings, meant))
-    logger.info("%s is %s", version.descriptor.policy, version.reference)
-    named = {"version": version.reference, "policy": version.descriptor.policy_hash}
+    made = version.descriptor
+    logger.info("%s is %s", made.policy, version.reference)
+    named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}
     write_text(settings.places.version(meant), json.dumps(named, indent=2) + "\n")
-    _push(version.descriptor)
+    _push(made)
 
 
 def _describe(settings: Params, run: RunId) -> Descriptor:
@@ -64,12 +68,9 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         raise ValueError(
             f"{training} is at iteration {progress.iterations} of {config.iterations}; train it to its end"
         )
-    run_id = (training / "mlflow_run_id").read_text()
-    tracked = tracking.resume(run_id)
-    if tracked is None:
-        raise ValueError(f"MLflow's store has no run {run_id} of {training}; start the training again, which logs it")
-    policy_hash, tags = sha256(policy), tracked.tags()
+    policy_hash = sha256(policy)
     known = registry.of_policy(policy_hash)
+    tracked, origin = _tracked(settings, run, policy_hash, known)
     dvc_file = registered_policy(known.descriptor.label if known else run.label, policy_hash)
     dvc_hash = keep(policy, dvc_file)
     return Descriptor(
@@ -77,22 +78,42 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         run=run.run,
         seed=config.seed,
         sweep=run.sweep,
-        mlflow_run_id=run_id,
+        mlflow_run_id=tracked.run_id,
         policy=policy.as_posix(),
         policy_hash=policy_hash,
         policy_version=progress.policy_version,
         dvc_file=dvc_file.as_posix() if dvc_hash else "",
         dvc_hash=dvc_hash,
-        git_commit=tags["git_commit"],
-        data_hash=tags["data_hash"],
         questions=started.inputs["questions"],
         passages=started.inputs["passages"],
         index=started.inputs["index"],
         prompt=started.inputs["prompt"],
         config=started.fingerprint,
-        code=tags.get("code", ""),
         dvc_training_hash=keep(training, registered_training(dvc_file)),
+        **origin,
     )
+
+
+def _tracked(
+    settings: Params, run: RunId, policy_hash: str, known: Version | None
+) -> tuple[tracking.Run, dict[str, str]]:
+    """The training's MLflow run, and what it was made of; in a store without that run a new one stands for it."""
+    training, file = settings.places.training(run), settings.places.version(run)
+    run_id = (training / "mlflow_run_id").read_text()
+    if found := tracking.resume(run_id):
+        tags = found.tags()
+        return found, {name: tags.get(name, "") for name in ORIGIN}
+    written = json.loads(file.read_text()) if file.exists() else {}
+    if written.get("policy") != policy_hash:
+        raise ValueError(f"MLflow's store has no run {run_id} of {training}; start the training again, which logs it")
+    origin = {name: written[name] for name in ORIGIN}
+    if known and (found := tracking.resume(known.descriptor.mlflow_run_id)):
+        return found, origin
+    config = settings.run(run)
+    tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin
+    shown = tracking.run_params(run.run, settings, config)
+    with tracking.start(RunId(run.run, config.seed).label, shown, tags) as stands_for_it:
+        return stands_for_it, origin
 
 
 def keep(folder: Path, dvc_file: Path) -> str:

@@ -5,32 +5,32 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from agent_r1.tracking.store import open_store, store_file
 from flows.processes import process_group
 from flows.server import (
     HOST,
-    MLFLOW_UI,
-    POOL,
     api_on,
     await_health,
     log_path,
-    mlflow_ui,
     prefect_environment,
-    require_free,
-    require_server,
     server_command,
     server_environment,
 )
-from flows.stage import clean_end
 
+MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set for the worker: where a browser finds MLflow
+POOL = "agent_r1"  # the work pool of prefect.yaml
+ANSWER_S = 10.0  # for a server on this machine, or near it
 GRACE_S = 40.0  # for the worker's runs to end their stages and to say so
 STEADY_S = 20.0  # a worker that died sooner would only die again
 WATCH_S = 0.5
@@ -38,21 +38,15 @@ WATCH_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One of the processes: what it is called, what starts it, where it writes what it says."""
+    """One of the processes that are served."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    log: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Server(Part):
-    """A part that answers at `health` once it is up."""
-
-    health: str
+    log: Path  # where it writes what it says
+    health: str = ""  # the URL at which a server answers once it is up
 
 
 Running = tuple[Part, subprocess.Popen[str]]
@@ -72,8 +66,9 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     environment = prefect_environment(remote or api_on(prefect_port))
     with _running([*_prefect_servers(remote, prefect_port), *_mlflow_servers(mlflow_port)]) as servers:
         _deploy(environment, restarted=not remote)
-        logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", _page(environment), mlflow_ui(mlflow_port))
-        _keep_working(_worker(environment, mlflow_ui(mlflow_port)), servers)
+        page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
+        logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
+        _keep_working(_worker(environment, mlflow), servers)
 
 
 def show_mlflow(port: int) -> None:
@@ -91,13 +86,13 @@ def show_mlflow(port: int) -> None:
         raise OSError(_obituary(_first_to_end(servers)))
 
 
-def _prefect_servers(remote: str | None, port: int) -> list[Server]:
+def _prefect_servers(remote: str | None, port: int) -> list[Part]:
     if remote:
         require_server(remote)
         return []
     require_free(port, "PREFECT_PORT")
     return [
-        Server(
+        Part(
             name="Prefect server",
             command=server_command(port),
             environment=server_environment(api_on(port)),
@@ -107,7 +102,7 @@ def _prefect_servers(remote: str | None, port: int) -> list[Server]:
     ]
 
 
-def _mlflow_servers(port: int) -> list[Server]:
+def _mlflow_servers(port: int) -> list[Part]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
     require_free(port, "MLFLOW_PORT")
@@ -115,7 +110,7 @@ def _mlflow_servers(port: int) -> list[Server]:
     store = f"sqlite:///{store_file()}"
     command = ["mlflow", "ui", "--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", store]
     return [
-        Server(
+        Part(
             name="MLflow UI",
             command=[sys.executable, "-m", *command],
             environment={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
@@ -167,7 +162,7 @@ def _obituary(ended: Running) -> str:
 
 
 @contextmanager
-def _running(servers: Sequence[Server]) -> Iterator[list[Running]]:
+def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
     """Starts servers and waits until all are up; ends them with the block, the last one first."""
     with ExitStack() as stack:
         running: list[Running] = []
@@ -191,22 +186,75 @@ def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
                 process.wait(GRACE_S)
 
 
-def _page(environment: Mapping[str, str]) -> str:
-    return environment["PREFECT_API_URL"].removesuffix("/api")
+def mlflow_ui(port: int = 5000) -> str:
+    """Where a browser finds MLflow: what `make serve` says, the tracking server, or else this port of this machine."""
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    return os.environ.get(MLFLOW_UI) or (tracking if tracking.startswith("http") else f"http://{HOST}:{port}")
+
+
+def require_free(port: int, variable: str) -> None:
+    """Checks that a server can be started on a port.
+
+    Raises:
+        ValueError: something listens there.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
+        try:
+            probe.bind((HOST, port))
+        except OSError as fault:
+            raise ValueError(
+                f"port {port} of {HOST} cannot be used ({fault.strerror}); end what listens there, or choose another: "
+                f"make serve {variable}={port + 1}"
+            ) from fault
+
+
+def require_server(api_url: str) -> None:
+    """Checks that a Prefect server answers, and that it is one that this project's Prefect can talk to.
+
+    Raises:
+        OSError: nothing answers.
+        ValueError: it is no Prefect server, or of another version.
+    """
+    try:
+        found = served_version(f"{api_url}/admin/version")
+    except OSError as fault:
+        raise OSError(
+            f"no Prefect server answers at PREFECT_API_URL {api_url} ({fault}); start it there, correct the address, "
+            "or unset PREFECT_API_URL for a server on this machine"
+        ) from fault
+    except ValueError as fault:
+        raise ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api") from fault
+    ours = version("prefect")
+    if found.split(".")[:2] != ours.split(".")[:2]:
+        raise ValueError(
+            f"the server at PREFECT_API_URL {api_url} is Prefect {found}, and this project has {ours}; run the same "
+            "minor version on both sides"
+        )
+
+
+def served_version(url: str) -> str:
+    """What the version page of a Prefect or MLflow server says.
+
+    Raises:
+        OSError: nothing answers, or with an error.
+        ValueError: the answer is no version.
+    """
+    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+        text = answer.read(100).decode().strip().strip('"')
+    if not text[:1].isdigit():
+        raise ValueError(f"{url} says {text!r}, which is no version")
+    return str(text)
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description="Serves deployments, a worker and the MLflow UI on this machine.")
     parser.add_argument("--prefect-port", type=int, default=4200, help="of the Prefect server, without PREFECT_API_URL")
     parser.add_argument("--mlflow-port", type=int, default=5000)
     parser.add_argument("--only-mlflow", action="store_true", help="the MLflow UI alone")
     arguments = parser.parse_args()
-    with clean_end():
-        if arguments.only_mlflow:
-            show_mlflow(arguments.mlflow_port)
-        else:
-            serve(arguments.prefect_port, arguments.mlflow_port)
-
-
-if __name__ == "__main__":
-    main()
+    if arguments.only_mlflow:
+        show_mlflow(arguments.mlflow_port)
+    else:
+        serve(arguments.prefect_port, arguments.mlflow_port)

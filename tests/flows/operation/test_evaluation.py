@@ -1,0 +1,197 @@
+"""The recurring evaluation on the warm-started small model: a real server, a real store, and once a real process."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_r1.project import WARM_START, checkpointed_policy, train_dir
+from mlflow import MlflowClient
+
+from agent_r1 import tracking
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.params import load
+from agent_r1.records import Prediction
+from agent_r1.tables import read_rows, write_rows
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import Version
+from flows.commands import StageFailed, run_command
+from flows.evaluate import evaluate
+from flows.operation.evaluation import Drifted, evaluation
+from flows.operation.promote import crown
+from flows.operation.register import register
+from flows.view import view
+
+ROOT = Path(__file__).parents[2]
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+HOME = Path("outputs/evaluations/agent_r1-v1")
+BASELINE = """
+stages:
+  baseline:
+    foreach: [base_tool_call]
+    do:
+      cmd: python -m flows evaluate --name ${item}
+      outs: ["outputs/evaluate/${item}"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(
+    small_project: Path,
+    tmp_path: Path,
+    write_params: WriteParams,
+    inside: Inside,
+    prefect_api: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    write_params(tmp_path, {"engine": {"kind": "transformers"}, "evaluate": {"questions": 12}})
+    for name in ("data", "outputs"):
+        (tmp_path / name).mkdir()
+    for part in ("data/prepared", "data/index", WARM_START):
+        (tmp_path / part).symlink_to(small_project / part)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with inside(tmp_path):
+        yield tmp_path
+
+
+@pytest.fixture
+def version() -> Version:
+    """A run whose policy is the warm start, registered."""
+    policy = checkpointed_policy(train_dir("ppo"))
+    shutil.copytree(WARM_START, policy)
+    (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
+    tracked = tracking.start("ppo-seed0", {}, tracking.provenance("atlas"))
+    return register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluates and shows in this process, where imports cost nothing."""
+
+    def run(stage: str, *arguments: str) -> None:
+        given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
+        {"evaluate": evaluate, "view": view}[stage](**given)
+
+    monkeypatch.setattr("flows.operation.evaluation.run_command", run)
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What pages are asked for; there is nothing to show of this run, so every one fails."""
+    asked: list[tuple[str, ...]] = []
+
+    def run(stage: str, *arguments: str) -> None:
+        if stage == "view":
+            asked.append(arguments)
+            raise StageFailed("stage view failed")
+        run_command(stage, *arguments)
+
+    monkeypatch.setattr("flows.operation.evaluation.run_command", run)
+    return asked
+
+
+def predictions(folder: Path) -> list[Prediction]:
+    return read_rows(folder / "predictions.parquet", Prediction)
+
+
+def test_the_champion_is_held_against_the_time_before(version: Version, in_process: None, project: Path) -> None:
+    crown("ppo")
+    evaluation()
+    [first] = HOME.iterdir()
+    rows = predictions(first)
+    assert [(row.run, row.seed, row.policy_version) for row in rows] == [("agent_r1-v1", 0, 7)] * 12
+    evaluation()
+    second = max(HOME.iterdir())
+    assert predictions(second) == rows
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    run = client.get_run((second / "mlflow_run_id").read_text())
+    assert (run.info.run_name, run.data.tags["model_version"]) == ("agent_r1-v1", "1")
+    assert run.data.metrics["final/changed_questions"] == 0.0
+    assert run.data.metrics["final/questions"] == 12
+    shown = {found.info.run_id for found in client.search_runs([run.info.experiment_id], "tags.model_version = '1'")}
+    assert {(folder / "mlflow_run_id").read_text() for folder in (first, second)} < shown  # with the training's own
+
+    was = float(sum(row.em for row in rows) < 6)  # as if every question had been answered right, or wrong
+    write_rows(
+        second / "predictions.parquet", [dataclasses.replace(row, answer="Nowhere", em=was) for row in rows], Prediction
+    )
+    message = r"answers 12 questions differently from agent_r1-v1 of \w+\.\w+, beyond chance on atlas"
+    with pytest.raises(Drifted, match=message) as raised:
+        evaluation()
+    assert all(f"  {row.question_id}: 'Nowhere' -> " in str(raised.value) for row in rows)
+    assert not (project / "outputs/evaluate").exists()  # nothing that the report stage depends on
+
+
+def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_without_a_page(
+    version: Version, caplog: pytest.LogCaptureFixture, pages: list[tuple[str, ...]]
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        evaluation(["ppo"], dataset="atlas")
+    assert pages == [("--run", "ppo")]
+    assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
+    assert "no champion to compare with; the first becomes one only by `python -m flows promote" in caplog.text
+    assert registry.champion() is None
+    assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
+    assert "ppo has no new page of its trajectories: stage view failed" in caplog.text
+
+
+def test_a_page_shows_the_same_questions_before_and_after_training(
+    ppo: Path, in_process: None, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only a training has been made so far, and nobody has evaluated what it started from."""
+    shown: list[list[Shown]] = []
+
+    def page(_title: str, _about: Any, groups: list[list[Shown]], _decode: Any) -> str:
+        shown.extend(groups)
+        return ""
+
+    monkeypatch.setattr("agent_r1.inspection.viewer.page", page)
+    shutil.copytree(ppo, train_dir("ppo"))
+    with tracking.start("ppo-seed0", {}, tracking.provenance("atlas")) as tracked:
+        (train_dir("ppo") / "mlflow_run_id").write_text(tracked.run_id)
+    register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
+    (project / "dvc.yaml").write_text(BASELINE)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True)
+
+    evaluation(["ppo"])
+    pairs = [group for group in shown if group[0].when is not When.TRAINING]
+    assert len(pairs) == 12
+    assert {tuple(each.when for each in pair) for pair in pairs} == {(When.BEFORE, When.AFTER)}
+    assert all(before.question is after.question for before, after in pairs)
+
+
+def test_a_policy_that_has_gone_fails_the_evaluation(version: Version) -> None:
+    shutil.rmtree(checkpointed_policy(train_dir("ppo")))
+    with pytest.raises(StageFailed, match="stage evaluate failed with exit code 1; its own lines above say why"):
+        evaluation([version.reference])
+    assert list(HOME.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("models", "dataset", "message"),
+    [
+        (None, None, "the registry is empty; a training that finishes registers its policy"),
+        (["grpo"], None, "there is no registered model 'grpo'; the registry is empty"),
+        (["models:/agent_r1"], None, "'models:/agent_r1' is no reference to a model of this project"),
+        (None, "musique", "no data set is prepared called 'musique'; valid names: atlas"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluation(models, dataset)
+
+
+def test_a_registry_without_a_champion_is_explained(version: Version) -> None:
+    with pytest.raises(ValueError, match=r"has no champion; .* only by `python -m flows\.promote models:/agent_r1/1"):
+        evaluation()

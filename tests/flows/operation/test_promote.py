@@ -1,0 +1,296 @@
+"""The gate around constructed evaluations: what it reads, decides, logs and moves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import mlflow.artifacts
+import pytest
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+
+from agent_r1 import tracking
+from agent_r1.files import write_text
+from agent_r1.records import Prediction, Trajectory
+from agent_r1.tables import write_rows
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import Descriptor, Outpaced, Version
+from flows.operation.history import KEPT, latest, measure, previous
+from flows.operation.promote import crown, gate, main, promote
+from flows.server import PROMOTION
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+N = 100
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
+EQUAL, BETTER = 60, 75  # questions of N that are answered right
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, write_params: WriteParams, inside: Inside) -> Iterator[Path]:
+    write_params(tmp_path, {})
+    with inside(tmp_path):
+        yield tmp_path
+
+
+def register(policy_hash: str) -> Version:
+    return registry.register(
+        Descriptor(
+            label=f"run_{policy_hash}",
+            run=f"run_{policy_hash}",
+            seed=0,
+            sweep="",
+            mlflow_run_id=tracking.start(policy_hash, {}, {}).run_id,
+            policy="outputs/train/gone/checkpoint/policy",
+            policy_hash=policy_hash,
+            policy_version=1,
+            dvc_file="",
+            dvc_hash="",
+            git_commit="",
+            data_hash="",
+            questions="q",
+            passages="p",
+            index="i",
+            prompt="t",
+            config="f",
+        )
+    )
+
+
+def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) -> None:
+    """What `flows.evaluate` writes of an agent that answers the first `right` of N questions."""
+    row = Prediction(
+        run=version.name,
+        seed=0,
+        policy_version=1,
+        question_id="",
+        answer="Tesk",
+        em=1.0,
+        f1=1.0,
+        contains=1.0,
+        steps=1,
+        tool_calls=0,
+        gold_titles_found=0,
+        tokens_read=1,
+        tokens_sampled=1,
+    )
+    rows = [dataclasses.replace(row, question_id=f"q{i}", em=float(i < right)) for i in range(N)]
+    write_rows(folder / "predictions.parquet", rows, Prediction)
+    write_rows(folder / "trajectories.parquet", [], Trajectory)
+    write_text(folder / "hashes.json", json.dumps({**HASHES, "policy": version.descriptor.policy_hash, **hashes}))
+
+
+class Evaluations:
+    """Stands where `python -m flows evaluate` does: writes what an agent that answers so many right would."""
+
+    def __init__(self, right: dict[int, int]) -> None:
+        self.right, self.asked = right, list[list[str]]()
+
+    def __call__(self, arguments: Sequence[str]) -> None:
+        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        version = registry.find(given["--model"])
+        self.asked.append([version.reference, *(given[key] for key in given if key == "--dataset")])
+        write_evaluation(Path(given["--into"]), version, self.right[version.number])
+
+
+@pytest.fixture
+def champion() -> Version:
+    return registry.promote(register("aaaa"), expected=None)
+
+
+@pytest.fixture
+def challenger(champion: Version) -> Version:
+    return register("bbbb")
+
+
+def current() -> int:
+    found = registry.champion()
+    assert found
+    return found.number
+
+
+def test_the_better_one_takes_the_place_and_its_run_says_why(
+    champion: Version, challenger: Version, project: Path
+) -> None:
+    decision = gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
+    assert decision
+    assert (decision.promoted, decision.questions, current()) == (True, N, 2)
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    run = client.get_run(challenger.descriptor.mlflow_run_id)
+    assert run.data.tags["promotion"] == "promoted"
+    folder = f"{run.info.artifact_uri}/promotion/agent_r1-v2_against_agent_r1-v1"
+    stored = json.loads(mlflow.artifacts.load_text(f"{folder}/decision.json"))
+    assert (stored["promoted"], stored["challenger_em"], stored["champion_em"]) == (True, 0.75, 0.6)
+    assert stored["difference"]["mean"] == pytest.approx(0.15)
+    assert "| right in agent_r1-v2 alone | 15 |" in mlflow.artifacts.load_text(f"{folder}/decision.md")
+
+
+def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
+    champion: Version,
+    challenger: Version,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("flows.operation.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
+    monkeypatch.setattr(sys, "argv", ["promote", challenger.reference])
+    main()
+    said = capsys.readouterr().out
+    assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound +0.000 of the difference is not above" in said
+    assert "exact match of agent_r1-v1" in said
+    assert current() == 1
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"
+
+
+def test_the_flow_decides_the_same(
+    prefect_api: str, champion: Version, challenger: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations = Evaluations({1: EQUAL, 2: BETTER})
+    monkeypatch.setattr("flows.operation.promote.run_command", lambda stage, *arguments: evaluations(arguments))
+    promote(challenger.reference)
+    assert current() == 2
+
+
+def test_only_what_is_missing_is_evaluated(champion: Version, challenger: Version) -> None:
+    measure(champion, None, Evaluations({1: EQUAL}))
+    evaluations = Evaluations({2: EQUAL})
+    gate(challenger.reference, evaluations)
+    assert evaluations.asked == [["models:/agent_r1/2"]]
+    gate(challenger.reference, evaluations)
+    assert len(evaluations.asked) == 1
+
+
+def test_the_evaluation_of_the_run_serves_where_it_is_of_this_policy(champion: Version, challenger: Version) -> None:
+    write_evaluation(Path("outputs/evaluate/run_bbbb"), challenger, BETTER)
+    write_evaluation(Path("outputs/evaluate/run_aaaa"), champion, EQUAL, policy="of a later training")
+    evaluations = Evaluations({1: EQUAL})
+    decision = gate(challenger.reference, evaluations)
+    assert decision
+    assert decision.promoted
+    assert evaluations.asked == [["models:/agent_r1/1"]]
+
+
+def test_what_was_measured_under_an_older_configuration_is_evaluated_again(
+    champion: Version, challenger: Version
+) -> None:
+    write_evaluation(Path("outputs/evaluations/agent_r1-v1/20200101T000000.000000Z"), champion, EQUAL, index="older")
+    evaluations = Evaluations({1: EQUAL, 2: BETTER})
+    decision = gate(challenger.reference, evaluations)
+    assert decision
+    assert decision.promoted
+    assert evaluations.asked == [["models:/agent_r1/2"], ["models:/agent_r1/1"]]
+
+
+def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_not_compared_with(
+    champion: Version, challenger: Version, project: Path
+) -> None:
+    other = register("cccc")
+    evaluations = Evaluations({1: EQUAL, 2: BETTER})
+
+    def slow(arguments: Sequence[str]) -> None:
+        evaluations(arguments)
+        if current() == 1:
+            registry.promote(other, expected=champion)
+
+    with pytest.raises(Outpaced, match="version 2 was to take the place of version 1, and the champion is version 3"):
+        gate(challenger.reference, slow)
+    assert current() == 3
+    client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+    run_id = challenger.descriptor.mlflow_run_id
+    assert "promotion" not in client.get_run(run_id).data.tags
+    assert "promotion" not in [file.path for file in client.list_artifacts(run_id)]
+
+
+def test_one_process_at_a_time_of_a_prefect_server_moves_the_champion(
+    prefect_api: str, champion: Version, challenger: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a clone does not reach the others, whose registry may be the same."""
+    move, taken = registry.promote, list[int]()
+
+    def observed(version: Version, *, expected: Version | None) -> Version:
+        taken.append(client.read_global_concurrency_limit_by_name(PROMOTION).active_slots)
+        return move(version, expected=expected)
+
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    monkeypatch.setattr(registry, "promote", observed)
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
+        gate(challenger.reference, Evaluations({1: EQUAL, 2: BETTER}))
+        assert client.read_global_concurrency_limit_by_name(PROMOTION).active_slots == 0
+    assert (taken, current()) == ([1], 2)
+
+
+def test_the_champion_itself_is_not_decided(champion: Version) -> None:
+    assert gate("models:/agent_r1@champion", Evaluations({})) is None
+
+
+def test_the_first_champion_is_named_by_an_explicit_command_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = register("aaaa")
+    with pytest.raises(ValueError, match=r"no champion; .* only by `python -m flows\.promote models:/agent_r1/1 --f"):
+        gate(version.reference, Evaluations({}))
+    monkeypatch.setattr(sys, "argv", ["promote", version.reference, "--first"])
+    main()
+    assert capsys.readouterr().out == "models:/agent_r1/1 is the champion\n"
+    register("bbbb")
+    with pytest.raises(
+        ValueError, match="models:/agent_r1/1 is the champion; leave out --first to have models:/agent_r1/2"
+    ):
+        crown("models:/agent_r1/2")
+    assert current() == 1
+
+
+def test_an_unknown_reference_is_refused(champion: Version) -> None:
+    with pytest.raises(ValueError, match="models:/agent_r1/9: there is no such version; the latest is 1"):
+        gate("models:/agent_r1/9", Evaluations({}))
+
+
+def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(champion: Version) -> None:
+    home = Path("outputs/evaluations/agent_r1-v1-atlas")
+
+    def fail(arguments: Sequence[str]) -> None:
+        Evaluations({1: EQUAL})(arguments)
+        raise ValueError("out of memory")
+
+    with pytest.raises(ValueError, match="out of memory"):
+        measure(champion, "atlas", fail)
+    assert list(home.iterdir()) == []
+    evaluations = Evaluations({1: EQUAL})
+    made = [measure(champion, "atlas", evaluations) for _ in range(KEPT + 2)]
+    assert sorted(home.iterdir()) == made[-KEPT:] == sorted(made)[-KEPT:]
+    assert evaluations.asked[0] == ["models:/agent_r1/1", "atlas"]
+    assert latest(champion) is None  # of all data sets there is none
+
+
+def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:
+    left: list[Path] = []
+
+    def killed(arguments: Sequence[str]) -> None:
+        given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+        left.append(Path(given["--into"]))
+
+    with pytest.raises(FileNotFoundError):  # it wrote nothing
+        measure(champion, None, killed)
+    write_text(left[0] / "scores.json", "{}")
+    finished = measure(champion, None, Evaluations({1: EQUAL}))
+    assert list(finished.parent.iterdir()) == [finished]
+    assert not (finished / "scores.json").exists()
+
+
+def test_the_previous_evaluation_is_the_latest_that_was_measured_alike(champion: Version) -> None:
+    first = measure(champion, None, Evaluations({1: EQUAL}))
+    assert previous(first) is None
+    second = measure(champion, None, Evaluations({1: BETTER}))
+    write_evaluation(second, champion, BETTER, index="other")
+    third = measure(champion, None, Evaluations({1: EQUAL}))
+    found = previous(third)
+    assert found
+    assert found.name == f"agent_r1-v1 of {first.name}"

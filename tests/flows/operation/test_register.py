@@ -1,0 +1,233 @@
+"""Registered policies on disk: kept by a real DVC, found by name, brought back, and refused where they have gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import yaml
+from agent_r1.project import kept_policy, kept_training
+
+from agent_r1.files import sha256
+from agent_r1.tracking import registry, start
+from agent_r1.tracking.registry import Descriptor, Version
+from flows.operation.register import folder_of, keep, push, version_of
+
+ROOT = Path(__file__).parents[3]
+POLICY = Path("outputs/train/ppo/checkpoint/policy")
+Inside = Callable[[Path], AbstractContextManager[None]]
+Register = Callable[..., Version]
+
+
+def dvc(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *arguments, "--quiet"], check=True)
+
+
+def write_policy(folder: Path, weights: str) -> None:
+    """Replaced whole, as a checkpoint is."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "extra").mkdir(parents=True)
+    (folder / "model.safetensors").write_text(weights)
+    (folder / "extra/config.json").write_text("{}")
+
+
+@pytest.fixture(scope="module")
+def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With git, DVC and the project's own ignore rules."""
+    folder = tmp_path_factory.mktemp("empty")
+    shutil.copy(ROOT / ".gitignore", folder)
+    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "*.local"))
+    (folder / "params.yaml").write_text("{}")
+    subprocess.run(["git", "init", "-q"], check=True, cwd=folder)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Path]:
+    """One of its own, with a policy."""
+    folder = tmp_path / "project"
+    shutil.copytree(empty_project, folder)
+    with inside(folder):
+        write_policy(POLICY, "first")
+        yield folder
+
+
+@pytest.fixture
+def register() -> Register:
+    """Registers what a folder holds."""
+
+    def make(policy: Path = POLICY, label: str = "ppo", *, keeps_training: bool = False, **changes: str) -> Version:
+        policy_hash = sha256(policy)
+        dvc_file = kept_policy(label, policy_hash)
+        dvc_hash = keep(policy, dvc_file)
+        descriptor = Descriptor(
+            label=label,
+            run="ppo",
+            seed=0,
+            sweep="",
+            mlflow_run_id=start(label, {}, {"of": policy_hash}).run_id,
+            policy=str(policy),
+            policy_hash=policy_hash,
+            policy_version=2,
+            dvc_file=str(dvc_file) if dvc_hash else "",
+            dvc_hash=dvc_hash,
+            git_commit="c0ffee",
+            data_hash="",
+            questions="q",
+            passages="p",
+            index="i",
+            prompt="t",
+            config="f",
+            dvc_training_hash=keep(policy.parents[1], kept_training(dvc_file)) if keeps_training else "",
+        )
+        return registry.register(dataclasses.replace(descriptor, **changes))
+
+    return make
+
+
+def test_dvc_keeps_one_copy_and_git_its_file(project: Path, register: Register) -> None:
+    version = register()
+    file = Path(version.descriptor.dvc_file)
+    assert [path.name for path in Path("models").iterdir()] == [file.name]  # the content is in the cache alone
+    assert yaml.safe_load(file.read_text())["outs"][0]["md5"] == version.descriptor.dvc_hash
+    staged = subprocess.run(["git", "diff", "--cached", "--name-only"], capture_output=True, text=True, check=True)
+    assert str(file) in staged.stdout.split()
+    assert (POLICY / "model.safetensors").read_text() == "first"
+    assert (POLICY / "model.safetensors").stat().st_mode & 0o200  # still the training's own, to be written
+
+
+def test_a_policy_is_brought_back_after_its_folder_was_trained_again(project: Path, register: Register) -> None:
+    first = register()
+    assert folder_of(first) == POLICY
+    write_policy(POLICY, "second")
+    second = register()
+    assert folder_of(second) == POLICY
+    copy = folder_of(first)
+    assert copy == Path(first.descriptor.dvc_file).with_suffix("")
+    assert (sha256(copy), (copy / "model.safetensors").read_text()) == (first.descriptor.policy_hash, "first")
+    (copy / "model.safetensors").write_text("spoiled")
+    assert sha256(folder_of(first)) == first.descriptor.policy_hash
+
+
+def test_mlflow_alone_is_enough_to_find_the_copy(project: Path, register: Register) -> None:
+    version = register()
+    Path(version.descriptor.dvc_file).unlink()
+    write_policy(POLICY, "second")
+    assert sha256(folder_of(version)) == version.descriptor.policy_hash
+
+
+def test_dvc_finds_its_files_of_policies_and_a_policy_comes_back_from_a_remote(
+    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    version = register()
+    dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
+    dvc("gc", "--workspace", "--force")
+    dvc("push")
+    shutil.rmtree(".dvc/cache")
+    write_policy(POLICY, "second")
+    assert sha256(folder_of(version)) == version.descriptor.policy_hash
+
+
+def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
+    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model = register(keeps_training=True).descriptor
+    dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
+    push(model)
+    training = kept_training(Path(model.dvc_file))
+    for gone in (".dvc/cache", "outputs", model.dvc_file):  # as in a clone beside the one that trained
+        shutil.rmtree(gone) if Path(gone).is_dir() else Path(gone).unlink()
+    assert sha256(folder_of(registry.find("models:/agent_r1/1"))) == model.policy_hash
+    dvc("pull", str(training))
+    assert sha256(training.with_suffix("") / "checkpoint" / "policy") == model.policy_hash
+
+
+def test_a_push_that_fails_is_a_warning_with_the_remedy(
+    project: Path, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = register().descriptor
+    push(model)
+    assert "DVC" not in caplog.text, "without a default remote there is nothing to do"
+    Path("taken").touch()
+    dvc("remote", "add", "--default", "elsewhere", str(Path("taken").absolute()))
+    push(model)
+    assert "ppo is registered, but other clones cannot have it yet, DVC could not push it (" in caplog.text
+    assert "error.dvc.org" not in caplog.text
+    assert "support" not in caplog.text
+    assert f"mend that and run `dvc push {model.dvc_file}`" in caplog.text
+    assert registry.versions()
+
+
+def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
+    version = register()
+    shutil.rmtree(".dvc/cache")
+    write_policy(POLICY, "second")
+    message = (
+        r"the policy of models:/agent_r1/1 \(ppo\) has gone: .* holds another one or none, and DVC has no copy \(.*\); "
+        r"train it again as of commit c0ffee, or `dvc pull models/ppo-.*\.dvc` where a remote has it"
+    )
+    with pytest.raises(ValueError, match=message):
+        folder_of(version)
+
+
+def test_without_dvc_only_the_folder_itself_serves(tmp_path: Path, inside: Inside, register: Register) -> None:
+    (tmp_path / "params.yaml").write_text("{}")
+    with inside(tmp_path):
+        write_policy(POLICY, "first")
+        version = register()
+        assert (version.descriptor.dvc_file, version.descriptor.dvc_hash) == ("", "")
+        assert folder_of(version) == POLICY
+        write_policy(POLICY, "second")
+        with pytest.raises(ValueError, match="registered outside a DVC project, so there is no copy of it; train"):
+            folder_of(version)
+
+
+def test_what_dvc_cannot_keep_is_a_fault_that_says_how_to_go_on(project: Path) -> None:
+    with pytest.raises(OSError, match=r"is trained, but DVC could not keep it \(.*git-ignored.*\); mend that"):
+        keep(POLICY, Path("outputs/ppo-1234.dvc"))
+    assert not Path("outputs/ppo-1234").exists()
+
+
+def test_a_policy_is_kept_while_dvc_runs_the_stage(project: Path) -> None:
+    """DVC holds no lock that `dvc add` needs while it runs a stage's command."""
+    code = "from pathlib import Path; from flows.operation.register import keep; "
+    code += f"Path('hash').write_text(keep(Path('{POLICY}'), Path('models/ppo-1234.dvc')))"
+    stage = {"cmd": f'PYTHONPATH={ROOT} {sys.executable} -c "{code}"', "outs": ["hash"]}
+    Path("dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": stage}}))
+    dvc("repro")
+    assert yaml.safe_load(Path("models/ppo-1234.dvc").read_text())["outs"][0]["md5"] == Path("hash").read_text()
+
+
+def test_a_label_means_what_the_trainings_folder_holds(project: Path, register: Register) -> None:
+    first = register()
+    write_policy(POLICY, "second")
+    second = register()
+    assert version_of("ppo") == second == version_of("models:/agent_r1/2")
+    write_policy(POLICY, "first")
+    assert version_of("ppo") == first
+    write_policy(POLICY, "third")
+    with pytest.raises(ValueError, match=f"ppo: the policy in {POLICY} is not registered; a training registers"):
+        version_of("ppo")
+    shutil.rmtree(POLICY)
+    assert version_of("ppo") == second
+
+
+def test_another_seeds_folder_with_the_same_policy_is_the_same_version(project: Path, register: Register) -> None:
+    """`--seed 0` is what `ppo` has anyway."""
+    version = register()
+    shutil.copytree(POLICY, "outputs/train/ppo-seed0/checkpoint/policy")
+    assert version_of("ppo-seed0") == version
+
+
+def test_an_unknown_label_is_refused(project: Path, register: Register) -> None:
+    with pytest.raises(ValueError, match="there is no registered model 'grpo'; the registry is empty"):
+        version_of("grpo")
+    register(label="ppo_long")
+    with pytest.raises(ValueError, match="there is no registered model 'ppo_lang'; did you mean 'ppo_long'"):
+        version_of("ppo_lang")

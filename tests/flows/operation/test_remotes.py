@@ -1,0 +1,312 @@
+"""DVC's remotes, used as docs/operating.md says: a folder, and a bucket of a real S3 server on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import boto3
+import httpx
+import pytest
+import yaml
+
+from agent_r1.files import sha256
+
+ROOT = Path(__file__).parents[2]
+BUCKET = "agents"
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "1",  # a server that is down is asked once
+}
+TRACKED = ["prepare", "index", "warm_start", "train@ppo"]
+
+FreePort = Callable[[], int]
+
+
+def dvc(project: Path, *arguments: str, environment: dict[str, str] = ENVIRONMENT) -> str:
+    """What a DVC command says that is to succeed."""
+    done = run_dvc(project, *arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(project: Path, *arguments: str, environment: dict[str, str] = ENVIRONMENT) -> str:
+    """The complaint of a DVC command that is to fail, on one line."""
+    done = run_dvc(project, *arguments, environment=environment)
+    assert done.returncode != 0, done.stdout
+    return " ".join(done.stderr.split())
+
+
+def run_dvc(project: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=project,
+        env={**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(project), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory, free_port: FreePort) -> Iterator[str]:
+    """The URL of an S3 server with an empty bucket."""
+    port, log = free_port(), tmp_path_factory.mktemp("s3") / "log"
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        server = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        wait_for(f"{url}/moto-api/", server, log)
+        client(url).create_bucket(Bucket=BUCKET)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            httpx.get(url)
+            return
+        except httpx.TransportError:
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, f"no server: {log.read_text()}"
+            time.sleep(0.1)
+
+
+def client(endpoint: str) -> Any:
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id="key",
+        aws_secret_access_key="secret",
+        region_name="us-east-1",
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A DVC project under the settings of this one, with the folder of a run in it."""
+    folder = tmp_path / "project"
+    new_project(folder)
+    for name, content in {"checkpoint/policy/model": b"\0\1" * 5000, "credit/000": b"rows", "metrics": b"{}\n"}.items():
+        (folder / "ppo" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "ppo" / name).write_bytes(content)
+    dvc(folder, "add", "--quiet", "ppo")
+    return folder
+
+
+def new_project(folder: Path) -> None:
+    """What `dvc init --no-scm` leaves, under the settings of this project."""
+    (folder / ".dvc").mkdir(parents=True)
+    shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc")
+    (folder / ".dvc" / "config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {folder / 'site'}\n")
+
+
+def elsewhere(project: Path) -> Path:
+    """Another clone: what git knows of the project, and nothing that DVC cached."""
+    clone = project.with_name("clone")
+    new_project(clone)
+    for name in (".dvc/config", "ppo.dvc"):
+        shutil.copy(project / name, clone / name)
+    return clone
+
+
+class Folder:
+    """A remote on a disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"url": str(self.path), "verify": "true"}
+
+    def remove(self, md5: str) -> None:
+        self._object(md5).unlink()
+
+    def corrupt(self, md5: str) -> None:
+        self.remove(md5)
+        self._object(md5).write_bytes(b"other")
+
+    def _object(self, md5: str) -> Path:
+        return self.path / "files" / "md5" / md5[:2] / md5[2:]
+
+
+class Bucket:
+    """A remote behind an S3 server, under a prefix of its own."""
+
+    def __init__(self, endpoint: str, prefix: str) -> None:
+        self.endpoint, self.prefix = endpoint, prefix
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"url": f"s3://{BUCKET}/{self.prefix}", "verify": "true", "endpointurl": self.endpoint}
+
+    def remove(self, md5: str) -> None:
+        client(self.endpoint).delete_object(Bucket=BUCKET, Key=self._key(md5))
+
+    def corrupt(self, md5: str) -> None:
+        client(self.endpoint).put_object(Bucket=BUCKET, Key=self._key(md5), Body=b"other")
+
+    def _key(self, md5: str) -> str:
+        return f"{self.prefix}/files/md5/{md5[:2]}/{md5[2:]}"
+
+
+def use(settings: dict[str, str], project: Path) -> None:
+    """What `dvc remote add -d storage URL` and `dvc remote modify storage NAME VALUE` write."""
+    file, config = project / ".dvc" / "config", ConfigParser()
+    config.read(file)
+    config["core"]["remote"] = "storage"
+    config["'remote \"storage\"'"] = settings
+    with file.open("w") as written:
+        config.write(written)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Folder | Bucket:
+    if request.param == "folder":
+        return Folder(tmp_path / "storage")
+    return Bucket(request.getfixturevalue("endpoint"), tmp_path.name)
+
+
+def test_what_is_pushed_comes_back_elsewhere(project: Path, remote: Folder | Bucket) -> None:
+    url, *rest = remote.settings.items()
+    dvc(project, "remote", "add", "--default", "storage", url[1])
+    for name, value in rest:
+        dvc(project, "remote", "modify", "storage", name, value)
+    assert "4 files pushed" in dvc(project, "push")
+    assert "Everything is up to date" in dvc(project, "push")
+    clone = elsewhere(project)
+    dvc(clone, "pull")
+    assert sha256(clone / "ppo") == sha256(project / "ppo")
+    assert "in sync" in dvc(clone, "status", "--cloud")
+
+
+def test_the_documented_pull_does_without_a_sweep_that_was_not_trained(project: Path, tmp_path: Path) -> None:
+    [documented] = re.findall(r"^dvc (pull .*)$", (ROOT / "docs" / "operating.md").read_text(), re.MULTILINE)
+    for file, stage in {
+        "dvc.yaml": {"cmd": "echo rows > rows", "outs": ["rows"]},
+        "ablations/dvc.yaml": {"wdir": "..", "cmd": "echo member > member", "outs": ["member"]},
+    }.items():
+        (project / file).parent.mkdir(exist_ok=True)
+        (project / file).write_text(yaml.safe_dump({"stages": {"made": stage}}))
+    dvc(project, "repro", "--quiet")
+    use(Folder(tmp_path / "storage").settings, project)
+    dvc(project, "push")
+    clone = elsewhere(project)
+    for name in ("dvc.yaml", "dvc.lock", "ablations/dvc.yaml"):
+        (clone / name).parent.mkdir(exist_ok=True)
+        shutil.copy(project / name, clone / name)
+    dvc(clone, *shlex.split(documented))
+    assert (clone / "rows").read_text() == "rows\n"
+    assert "Checkout failed for following targets: member" in refused(clone, "pull")
+    assert sha256(clone / "ppo") == sha256(project / "ppo")
+
+
+def test_a_corrupted_object_stays_out_of_the_workspace_until_it_is_pushed_again(
+    project: Path, remote: Folder | Bucket
+) -> None:
+    use(remote.settings, project)
+    dvc(project, "push")
+    clone = elsewhere(project)
+    rows = "df347a373b8f92aa0ae3dd920a5ec2f6"  # md5 of b"rows"
+    remote.corrupt(rows)
+    assert "Checkout failed for following targets: ppo" in refused(clone, "pull")
+    assert not (clone / "ppo" / "credit" / "000").exists()
+    assert json.loads(dvc(clone, "data", "status", "--granular", "--json"))["not_in_cache"] == ["ppo/credit/000"]
+    remote.remove(rows)
+    remote.remove(yaml.safe_load((project / "ppo.dvc").read_text())["outs"][0]["md5"])
+    assert "2 files pushed" in dvc(project, "push")
+    dvc(clone, "pull")
+    assert sha256(clone / "ppo") == sha256(project / "ppo")
+
+
+def test_no_remote(project: Path) -> None:
+    complaint = refused(project, "push")
+    assert "no remote specified" in complaint
+    assert "dvc remote add -d" in complaint
+
+
+def test_an_unknown_bucket(project: Path, endpoint: str) -> None:
+    use({**Bucket(endpoint, "any").settings, "url": "s3://nowhere/any"}, project)
+    assert "NoSuchBucket" in refused(project, "push")
+
+
+def test_no_credentials(project: Path, endpoint: str) -> None:
+    use(Bucket(endpoint, "any").settings, project)
+    assert "Unable to locate credentials" in refused(project, "push", environment={})
+
+
+def test_a_server_that_is_down(project: Path, free_port: FreePort) -> None:
+    use(Bucket(f"http://127.0.0.1:{free_port()}", "any").settings, project)
+    assert "Could not connect to the endpoint URL" in refused(project, "push")
+
+
+def test_objects_that_nobody_pushed(project: Path, remote: Folder | Bucket) -> None:
+    use(remote.settings, project)
+    assert "Some of the cache files do not exist neither locally nor on remote" in refused(elsewhere(project), "pull")
+
+
+@pytest.mark.parametrize("file", ["dvc.yaml", "ablations/dvc.yaml"])
+def test_every_output_of_the_graph_is_cached_and_so_is_pushed(file: str) -> None:
+    stages = yaml.safe_load((ROOT / file).read_text())["stages"]
+    for name, stage in stages.items():
+        definition = stage.get("do", stage)
+        outputs = [out for kind in ("outs", "metrics", "plots") for out in definition.get(kind, [])]
+        assert outputs, name
+        settings = [value for out in outputs if isinstance(out, dict) for value in out.values()]
+        assert all(each.get("cache", True) and each.get("push", True) for each in settings), name
+
+
+def test_data_index_and_checkpoints_of_the_graph_go_to_another_clone(
+    tmp_path: Path, small_project: Path, ppo: Path, endpoint: str
+) -> None:
+    """The project's own dvc.yaml, in a git repository and its clone, through a bucket."""
+    project, clone = tmp_path / "project", tmp_path / "clone"
+    for code in ("agent_r1", "flows"):
+        shutil.copytree(ROOT / code, project / code, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".gitignore", ".dvcignore"):
+        shutil.copy(ROOT / name, project)
+    shutil.copytree(ROOT / "data" / "raw", project / "data" / "raw")
+    shutil.copy(small_project / "params.yaml", project)
+    for made in ("data/prepared", "data/index", "outputs/warm_start", ppo.relative_to(small_project)):
+        shutil.copytree(small_project / made, project / made)
+    git(project, "init", "--quiet")
+    dvc(project, "init", "--quiet")
+    shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
+    dvc(project, "config", "--local", "core.site_cache_dir", str(tmp_path / "site"))
+    use(Bucket(endpoint, tmp_path.name).settings, project)
+    dvc(project, "commit", "--force", "--quiet", *TRACKED)
+    git(project, "add", ".")
+    git(project, "commit", "--quiet", "--message", "trained")
+    dvc(project, "push", *TRACKED)
+
+    git(tmp_path, "clone", "--quiet", str(project), str(clone))
+    dvc(clone, "config", "--local", "core.site_cache_dir", str(tmp_path / "other_site"))
+    assert not (clone / "data" / "prepared").exists()
+    dvc(clone, "pull", *TRACKED)
+    for made in ("data/prepared", "data/index", "outputs/warm_start", "outputs/train/ppo"):
+        assert sha256(clone / made) == sha256(project / made), made
+    assert "up to date" in dvc(clone, "status", *TRACKED)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=agent", "-c", "user.email=agent@localhost"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)

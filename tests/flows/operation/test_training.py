@@ -1,0 +1,135 @@
+"""The training flow: refuses unknown runs first, shows its scores, and a cancel leaves nothing that is in the way.
+
+What it trains has a lineage, though no dvc.lock knows of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_r1.project import train_dir
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from rich.console import Console
+
+from agent_r1.files import sha256
+from agent_r1.policy import checkpoint
+from flows.operation.lineage import lineage
+from flows.operation.training import scores, training
+
+# The stages that a training starts from, as done as the small project has them.
+DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
+TRAIN = """
+import os
+os.chdir({folder!r})
+from flows.stage import configure_logging
+from flows.operation.training import training
+configure_logging()  # shows the stages' lines
+training('ppo', 7)
+"""
+ITERATIONS = 4
+
+
+@pytest.fixture
+def project(tmp_path: Path, small_project: Path, write_params: Callable[..., None]) -> Path:
+    """A copy of the small project as a DVC repository, its engine in the stage's process, which starts at once."""
+    folder = tmp_path / "project"
+    shutil.copytree(small_project, folder, ignore=shutil.ignore_patterns("train", ".tracking", "evaluate"))
+    write_params(folder, {"engine": {"kind": "transformers"}, "train": {"iterations": ITERATIONS}})
+    (folder / "dvc.yaml").write_text(DONE)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)
+    return folder
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines of processes that work in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cwd").resolve().is_relative_to(folder):
+                found.append((process / "cmdline").read_text())
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue
+    return [line for line in found if line]
+
+
+def artifacts(prefix: str) -> dict[str, str]:
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
+    return {str(artifact.key): str(artifact.data) for artifact in found}
+
+
+def test_an_unknown_run_is_refused_before_anything_is_done(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_params(tmp_path, {})
+    with pytest.raises(ValueError, match="there is no run 'pppo' under runs:; did you mean 'ppo'"):
+        training("pppo")
+
+
+def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:
+    lines = [{"iteration": 0, "rollout/em": 0.25, "update/tokens": 7}, {"iteration": 1, "rollout/em": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = scores(tmp_path)
+    assert [(row["iteration"], row["rollout/em"], row["reward/total"]) for row in rows] == [
+        (0, 0.25, None),
+        (1, 0.5, None),
+    ]
+    assert all("update/tokens" not in row for row in rows)
+
+
+def trajectories_by_lineage(label: str) -> Path:
+    """Brings back the trajectories of a model as its lineage says."""
+    console = Console(width=300, file=io.StringIO(), record=True)
+    lineage(label, console)
+    [line] = [line for line in console.export_text().splitlines() if "get them" in line]
+    command = shlex.split(line.partition("get them ")[2])
+    subprocess.run([sys.executable, "-m", *command], check=True)
+    return Path(command[-1])
+
+
+def test_a_cancel_leaves_nothing_and_the_next_training_goes_on_to_a_model_that_leads_to_its_trajectories(
+    prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    folder = project / train_dir("ppo", 7)
+    command = TRAIN.format(folder=str(project))
+    cancelled = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent))
+    while (found := checkpoint.progress(folder / "checkpoint")) is None:
+        assert cancelled.poll() is None, cancelled.communicate()
+        time.sleep(0.05)
+    cancelled.send_signal(signal.SIGTERM)  # what a worker sends when a run is cancelled
+    cancelled.communicate()
+
+    assert processes_of(project) == []
+    assert found.iterations < ITERATIONS
+    assert [path.name for path in folder.rglob(".*")] == []
+
+    out, errors = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent)).communicate()
+    assert "waiting for the accelerator" not in out + errors
+    assert re.search(r"ppo-seed7: going on after [1-9]\d* finished iterations", out + errors)
+    finished = checkpoint.progress(folder / "checkpoint")
+    assert finished is not None
+    assert finished.iterations == ITERATIONS
+    rows = json.loads(artifacts("scores-ppo-seed7")["scores-ppo-seed7"])
+    assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
+    link = artifacts("mlflow-ppo-seed7")["mlflow-ppo-seed7"]
+    assert f"/#/runs/{(folder / 'mlflow_run_id').read_text()}" in link
+
+    trajectories = sha256(folder / "trajectories")
+    shutil.rmtree(folder)  # as the next training of this label does
+    with inside(project):
+        assert sha256(trajectories_by_lineage("ppo-seed7")) == trajectories

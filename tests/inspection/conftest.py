@@ -1,0 +1,178 @@
+"""Small episodes whose tokens are words, and a real browser that looks at pages of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+Part = tuple[Source, str]
+
+OpenPage = Callable[..., Page]
+
+
+class Words:
+    """A tokenizer whose tokens are words with the white space before them."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ids.setdefault(word, len(self._ids)) for word in re.findall(r"\s*\S+|\s+", text)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        texts = list(self._ids)
+        return "".join(texts[token] for token in token_ids)
+
+
+@pytest.fixture
+def words() -> Words:
+    return Words()
+
+
+@pytest.fixture
+def make_shown(words: Words) -> Callable[..., Shown]:
+    """An episode of a search and an answer: `Who is it (q)?`, `<think>`, `<tool_call>`, a passage, `<answer>`."""
+
+    def make(
+        question_id: str = "q",
+        when: When = When.TRAINING,
+        *,
+        answer: str = "Tesk",
+        passage: str = "Veld: Its capital is Tesk.",
+        iteration: int = 0,
+        hops: int = 1,
+        status: CallStatus = CallStatus.OK,
+    ) -> Shown:
+        parts = [
+            (Source.PROMPT, f"<s>user Who is it ({question_id})?"),
+            (Source.ACTION, '<think>Look it up.</think>\n<tool_call>\n{"name": "search"}\n</tool_call><end>'),
+            (Source.TEMPLATE, "\n<s>tool "),
+            (Source.OBSERVATION, passage),
+            (Source.TEMPLATE, "\n<s>assistant "),
+            (Source.ACTION, f"<answer>{answer}</answer> <end>"),
+        ]
+        ids = [words.encode(text) for _, text in parts]
+        stops = np.cumsum([len(each) for each in ids]).tolist()
+        source = np.repeat([source for source, _ in parts], [len(each) for each in ids]).astype(np.uint8)
+        sampled = source == Source.ACTION
+        logprobs = np.where(sampled, -0.25, 0).astype(np.float32)
+        trajectory = Trajectory(
+            trajectory_id=f"{iteration}/{question_id}/0",
+            question_id=question_id,
+            group=0,
+            sample=0,
+            seed=0,
+            policy_version=iteration,
+            iteration=iteration,
+            token_ids=np.concatenate(ids).astype(np.int32),
+            source=source,
+            logprobs=logprobs,
+            context_starts=[0],
+            steps=[
+                _step(stops[0], stops[1], tool="search", arguments="{}", call_status=status, latency_s=0.002),
+                _step(stops[4], stops[5], rewards={"em": 1.0}),
+            ],
+            outcome=Outcome.ANSWERED,
+            answer=answer,
+        )
+        right = float(answer == "Tesk")
+        return Shown(
+            when=when,
+            question=Question(
+                question_id=question_id,
+                dataset="atlas",
+                split="test",
+                text=f"Who is it ({question_id})?",
+                answers=["Tesk"],
+                gold_titles=["Veld"],
+                hops=hops,
+                kind="bridge",
+            ),
+            trajectory=trajectory,
+            totals=np.array([0.0, right]),
+            parts={"em": np.array([0.0, right]), "valid_call": np.array([1.0, 0.0])},
+            credit=_credit(trajectory, sampled) if when is When.TRAINING else None,
+            learner_logprobs=np.full(len(source), -0.5, np.float32) if when is When.TRAINING else None,
+        )
+
+    return make
+
+
+def _step(start: int, stop: int, **changes: Any) -> Step:
+    fields: dict[str, Any] = {
+        "stop_reason": StopReason.END,
+        "tool": "",
+        "arguments": "",
+        "call_status": CallStatus.NONE,
+        "latency_s": 0.0,
+        "rewards": {},
+    }
+    return Step(action_start=start, action_stop=stop, **{**fields, **changes})
+
+
+def _credit(trajectory: Trajectory, sampled: Any) -> Credit:
+    zeros = np.zeros(len(sampled), np.float32)
+    return Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=1.0,
+        advantages=np.where(sampled, 1.5, 0).astype(np.float32),
+        values=zeros,
+        value_targets=zeros,
+        reference_logprobs=zeros,
+        loss_mask=sampled,
+        critic_mask=sampled,
+        kept=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The machine's Chromium. Its driver's event loop runs as long, and no other file's test may be inside of one."""
+    found = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if found is None:
+        pytest.skip(f"no browser: none of {', '.join(CHROMIUM)} is on the PATH (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[OpenPage]:
+    """Opens a page's text as a file, and waits until it is drawn.
+
+    The test fails at its end where the page has requested anything besides itself, or a script of it has failed.
+    """
+    requests: list[str] = []
+    faults: list[str] = []
+    contexts = []
+    file = tmp_path / "page.html"
+
+    def open_text(text: str, **options: Any) -> Page:
+        file.write_text(text, encoding="utf-8")
+        context = browser.new_context(**options)
+        contexts.append(context)
+        opened = context.new_page()
+        opened.on("request", lambda request: requests.append(request.url))
+        opened.on("pageerror", lambda error: faults.append(str(error)))
+        opened.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+        opened.goto(file.as_uri())
+        opened.wait_for_selector("html[data-ready=true]")
+        return opened
+
+    yield open_text
+    for context in contexts:
+        context.close()
+    assert set(requests) == {file.as_uri()}
+    assert faults == []

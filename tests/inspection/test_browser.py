@@ -1,0 +1,237 @@
+"""The page in a real browser: what it shows, what it lets be done, and that text stays text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.viewer import page
+from agent_r1.records import CallStatus
+
+ABOUT: dict[str, Any] = {"facts": [["run", "ppo"]], "weights": {"em": 1.0}, "notes": ["Chosen by hand."]}
+LAPTOP = {"width": 1440, "height": 900}
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+EVIL = "</script><script>window.evil = 1</script><!-- <img src=x onerror=window.evil=2> \u2028 \u2029 &lt;b&gt; ]]>"
+
+MakeShown = Callable[..., Shown]
+
+
+@pytest.fixture
+def opened(open_page: Callable[..., Page], words: Any) -> Callable[..., Page]:
+    """Opens the page of some groups of episodes."""
+
+    def call(groups: Sequence[Sequence[Shown]], **options: Any) -> Page:
+        options = {"viewport": LAPTOP, **options}
+        return open_page(page("ppo", ABOUT, groups, words.decode), **options)
+
+    return call
+
+
+@pytest.fixture
+def four(make_shown: MakeShown) -> list[list[Shown]]:
+    """A question that is answered wrongly before training and rightly after, and two of training."""
+    return [
+        [make_shown("a", When.BEFORE, answer="Veld", hops=2), make_shown("a", When.AFTER, hops=2)],
+        [make_shown("b", iteration=0, answer="no", status=CallStatus.FAILED)],
+        [make_shown("c", iteration=3)],
+    ]
+
+
+def shown_rows(page: Page) -> list[str]:
+    return [text.split(" · ")[0] for text in page.locator("#list .row .quiet").all_text_contents()]
+
+
+def test_a_passage_with_markup_stays_text(opened: Callable[..., Page], make_shown: MakeShown) -> None:
+    shown = make_shown(EVIL, passage=EVIL, answer=EVIL)
+    page = opened([[shown]])
+    assert page.evaluate("window.evil") is None
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+    assert EVIL in str(page.locator(".observation .tokens").text_content())
+    assert EVIL in str(page.locator("#question h2").text_content())
+    assert EVIL in str(page.locator(".answer .tokens").text_content())
+
+
+def test_every_token_is_there_with_its_text(opened: Callable[..., Page], make_shown: MakeShown, words: Any) -> None:
+    shown = make_shown(passage="One.\nTwo.")
+    page = opened([[shown]])
+    page.keyboard.press("p")  # opens the prompt
+    tokens = page.locator(".token")
+    assert tokens.count() == len(shown.trajectory.token_ids)
+    told = "".join(page.locator(".tokens").all_text_contents())
+    assert told.replace("\n", "") == words.decode(shown.trajectory.token_ids.tolist()).replace("\n", "")
+
+
+def test_a_step_tells_its_parts_and_its_rewards(opened: Callable[..., Page], make_shown: MakeShown) -> None:
+    page = opened([[make_shown()]])
+    first, last = page.locator(".step").all()
+    assert first.locator("summary").all_inner_texts() == ["THOUGHT", "TOOL CALL", "OBSERVATION"]
+    assert first.locator(".chip").all_inner_texts() == ["ok", "valid_call +1", "reward 0"]
+    assert last.locator("summary").all_inner_texts() == ["ANSWER"]
+    assert last.locator(".chip").all_inner_texts() == ["em +1", "reward +1"]
+    assert str(last.locator(".tokens").text_content()) == "<answer>Tesk</answer> <end>"
+
+
+@pytest.mark.parametrize(
+    ("filter", "value", "rows"),
+    [
+        ("when", "iteration 3", ["iteration 3"]),
+        ("right", "wrong", ["before training", "iteration 0"]),
+        ("outcome", "answered", ["before training", "iteration 0", "iteration 3", "after training"]),
+        ("hops", "2", ["before training", "after training"]),
+        ("call", "failed", ["iteration 0"]),
+        ("change", "wrong, then right", ["before training", "after training"]),
+        ("change", "asked once", ["iteration 0", "iteration 3"]),
+    ],
+)
+def test_filters(opened: Callable[..., Page], four: Any, filter: str, value: str, rows: list[str]) -> None:
+    page = opened(four)
+    page.select_option(f"#{filter}", value)
+    assert shown_rows(page) == rows
+    assert str(page.locator("#count").text_content()).startswith(f"{len(rows)} of 4")
+    page.click("#reset")
+    assert len(shown_rows(page)) == 4
+
+
+def test_returns_and_words_filter_too(opened: Callable[..., Page], four: Any) -> None:
+    page = opened(four)
+    page.fill("#low", "0.5")
+    assert shown_rows(page) == ["iteration 3", "after training"]
+    page.fill("#high", "0.9")
+    assert shown_rows(page) == []
+    page.click("#reset")
+    page.fill("#search", "WHO IS IT (C)")
+    assert shown_rows(page) == ["iteration 3"]
+    page.locator("#list .row").click()
+    page.fill("#search", "look it up")
+    assert len(shown_rows(page)) == 4
+    assert page.locator(".hit").all_text_contents() == ["<think>Look", " it", " up.</think>"]
+
+
+def test_two_answers_to_one_question_are_side_by_side(opened: Callable[..., Page], four: Any) -> None:
+    page = opened(four)
+    assert page.locator(".column").count() == 2
+    heads = page.locator(".column > header b").all_inner_texts()
+    assert heads == ["before training", "after training"]
+    left, right = (column.bounding_box() for column in page.locator(".column").all())
+    assert left
+    assert right
+    assert left["x"] + left["width"] <= right["x"]
+    assert left["y"] == right["y"]
+    page.keyboard.press("c")
+    assert page.locator(".column > header b").all_inner_texts() == ["before training"]
+    page.keyboard.press("j")
+    assert page.locator(".column > header b").all_inner_texts() == ["iteration 0"]
+
+
+def test_colours_follow_the_numbers(opened: Callable[..., Page], make_shown: MakeShown) -> None:
+    page = opened([[make_shown()]])
+    assert page.locator("#colouring option").all_inner_texts() == [
+        "source", "loss mask", "advantage", "sampler \N{MINUS SIGN} learner", "surprise", "nothing",
+    ]  # fmt: skip
+    page.keyboard.press("p")
+    source = page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is)")
+    assert source[0] == "source-0"
+    assert source[-1] == "source-1"
+    page.keyboard.press("2")
+    loss = page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is)")
+    assert [is_ == "loss-1" for is_ in loss] == [is_ == "source-1" for is_ in source]
+    page.keyboard.press("3")
+    signs = page.locator(".token").evaluate_all("all => all.map(one => one.dataset.is ?? '')")
+    assert [sign == "plus" for sign in signs] == [is_ == "source-1" for is_ in source]
+    assert "+1.5" in str(page.locator("#legend").text_content())
+
+
+def test_a_token_tells_its_numbers(opened: Callable[..., Page], make_shown: MakeShown) -> None:
+    page = opened([[make_shown()]])
+    page.keyboard.press("ArrowRight")
+    told = str(page.locator("#inspector").inner_text()).replace("\n", " ")
+    assert '"<think>Look"' in told
+    assert "gap +0.25" in told  # -0.25 less -0.5
+    assert "advantage +1.5" in told
+    assert "in the loss" in told
+    page.locator(".observation .token").last.hover()
+    assert "template" in page.locator("#inspector").inner_text()
+
+
+def test_what_is_not_known_is_said(opened: Callable[..., Page], four: Any) -> None:
+    page = opened(four)
+    page.keyboard.press("3")
+    expect(page.locator(".unknown").first).to_have_text("advantage: not known for this one")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_on_every_colour(opened: Callable[..., Page], four: Any, scheme: str) -> None:
+    """Contrast of at least 4.5 to 1 (WCAG AA), by the formula of WCAG 2.2."""
+    page = opened(four[2:], color_scheme=scheme)
+    lowest = page.evaluate("""() => {
+      const canvas = Object.assign(document.createElement("canvas"), {width: 1, height: 1});
+      const pen = canvas.getContext("2d", {willReadFrequently: true});
+      const painted = (...layers) => {
+        for (const layer of layers) { pen.fillStyle = layer; pen.fillRect(0, 0, 1, 1); }
+        return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+      };
+      const light = (rgb) => rgb.map((part) => part / 255)
+        .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+      const card = getComputedStyle(document.querySelector(".step")).backgroundColor;
+      const ratios = [];
+      for (const is of ["source-0", "source-1", "source-2", "source-3", "loss-0", "loss-1", "plus", "minus"]) {
+        const token = document.querySelector(".token");
+        token.dataset.is = is;
+        token.style.setProperty("--strength", "100%");
+        const {color, backgroundColor} = getComputedStyle(token);
+        const [one, other] = [light(painted(card, backgroundColor)), light(painted(card, color))];
+        ratios.push((Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05));
+      }
+      return Math.min(...ratios);
+    }""")
+    assert lowest >= 4.5
+
+
+def test_a_phone_shows_the_list_then_one_trajectory(opened: Callable[..., Page], four: Any) -> None:
+    page = opened(four, **PHONE)
+    expect(page.locator("#list")).to_be_visible()
+    expect(page.locator("#reading")).to_be_hidden()
+    page.locator("#list .row").nth(1).tap()
+    expect(page.locator("#list")).to_be_hidden()
+    expect(page.locator(".column")).to_have_count(1)
+    page.locator(".answer .token").first.tap()
+    assert "log p" in page.locator("#inspector").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.locator("#back").tap()
+    expect(page.locator("#list")).to_be_visible()
+
+
+def test_the_theme_can_be_switched(opened: Callable[..., Page], four: Any) -> None:
+    page = opened(four, color_scheme="light")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.keyboard.press("t")
+    assert page.evaluate(ground) != light
+    page.keyboard.press("t")
+    assert page.evaluate(ground) == light
+
+
+def test_the_page_may_connect_nowhere(browser: Any, make_shown: MakeShown, words: Any, tmp_path: Any) -> None:
+    """Not even by a script that is run inside it."""
+    file = tmp_path / "page.html"
+    file.write_text(page("ppo", ABOUT, [[make_shown()]], words.decode))
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.goto(file.as_uri())
+    outcome = opened.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', (fault) => String(fault))")
+    refused = opened.evaluate(
+        """() => new Promise((done) => {
+          document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+          setTimeout(() => done("nothing"), 5000);
+          document.body.append(Object.assign(new Image(), {src: "http://127.0.0.1:9/x.png"}));
+        })"""
+    )
+    context.close()
+    assert "Failed to fetch" in outcome
+    assert refused == "img-src"

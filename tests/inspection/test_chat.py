@@ -1,0 +1,191 @@
+"""What a conversation looks like, on a terminal and elsewhere, and what untrusted text cannot do to it."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agent_r1.inspection.chat import Screen, harmless, passage
+from agent_r1.params import EnvParams
+from agent_r1.records import CallStatus, Outcome, Step, StopReason
+from agent_r1.rollout.episodes import StepView
+
+LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64)
+THOUGHT = "The director first."
+CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
+FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
+
+
+def view(
+    action: str,
+    observation: str = "",
+    *,
+    tool: str = "",
+    arguments: str = "",
+    call_status: CallStatus = CallStatus.NONE,
+    outcome: Outcome | None = None,
+    answer: str = "",
+    stop_reason: StopReason = StopReason.END,
+) -> StepView:
+    step = Step(
+        action_start=40,
+        action_stop=104,
+        stop_reason=stop_reason,
+        tool=tool,
+        arguments=arguments,
+        call_status=call_status,
+        latency_s=0.0,
+        rewards={},
+    )
+    return StepView(step=step, action=action, observation=observation, outcome=outcome, answer=answer, tokens=200)
+
+
+def search(observation: str = FOUND, query: str = "Low Tide", outcome: Outcome | None = None) -> StepView:
+    return view(
+        CALL,
+        observation,
+        tool="search",
+        arguments=f'{{"query": "{query}"}}',
+        call_status=CallStatus.OK,
+        outcome=outcome,
+    )
+
+
+def shown(*views: StepView, terminal: bool = False, width: int = 40) -> str:
+    """The output, on a terminal of that width or in a file, with an ending if the last step has an outcome."""
+    file = io.StringIO()
+    console = Console(
+        file=file, width=width, force_terminal=terminal, color_system="standard" if terminal else None, highlight=False
+    )
+    screen = Screen(console, LIMITS)
+    for each in views:
+        screen.step(each)
+    if views[-1].outcome:
+        screen.ending(views, 1.25)
+    return file.getvalue()
+
+
+def test_an_episode_in_a_file_is_whole_and_plain() -> None:
+    last = view("<think>Found.</think><answer>Tesk</answer>", outcome=Outcome.ANSWERED, answer="Tesk")
+    assert shown(search(), last).splitlines() == [
+        "  thought The director first.",
+        "  search  Low Tide",
+        "    Low Tide: Low Tide is a film by Mara Quill.",
+        "    Mara Quill: Mara Quill was born in Tesk.",
+        "  thought Found.",
+        "  answer  Tesk",
+        "  2 steps, 1 call, 200 tokens, 1.2 s",
+        "",
+    ]
+
+
+def test_a_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
+    text = shown(search(), terminal=True, width=30)
+    lines = text.splitlines()
+    assert "\x1b[2;3mThe director first." in text  # dim, italic
+    assert "\x1b[1;36mLow Tide" in text  # bold, cyan
+    [film, person] = [line for line in lines if "…" in line]  # 30 columns, 4 of them margin
+    assert film.rstrip() == "    \x1b[1mLow Tide\x1b[0m: Low Tide is a f…"
+    assert person.rstrip() == "    \x1b[1mMara Quill\x1b[0m: Mara Quill wa…"
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        (search(observation="", outcome=Outcome.TURN_LIMIT), "all 5 steps are used (env.max_steps)"),
+        (
+            search(observation="", outcome=Outcome.TOKEN_LIMIT),
+            "the reply leaves no room for another action in 512 tokens (env.max_tokens)",
+        ),
+        (
+            view("hm", call_status=CallStatus.MALFORMED, outcome=Outcome.MALFORMED),
+            "the last of 5 steps is neither a tool call nor an answer (env.max_steps)",
+        ),
+        (search(observation="", outcome=Outcome.ABORTED), "the episode ended as aborted"),
+    ],
+)
+def test_an_episode_without_an_answer_says_why(last: StepView, reason: str) -> None:
+    assert f"  none    no answer: {reason}" in shown(last).splitlines()
+
+
+def test_a_malformed_action_is_shown_as_it_is() -> None:
+    broken = "<think>x</think><tool_call>{</tool_call>"
+    reply = "Error: the tool call is not valid JSON. Write it."
+    assert shown(view(broken, reply, call_status=CallStatus.MALFORMED)).splitlines() == [
+        f"  says    {broken} (the tool call is not valid JSON)",
+        f"  reply   {reply}",
+    ]
+
+
+def test_a_cut_action_says_so() -> None:
+    assert "          (cut after 64 tokens)" in shown(view("<think>on and", stop_reason=StopReason.LENGTH)).splitlines()
+
+
+def test_a_call_that_fails_says_how() -> None:
+    action = '<tool_call>{"name": "seek", "arguments": {"a": 1, "b": "x"}}</tool_call>'
+    failed = view(
+        action,
+        "Error: there is no tool 'seek'",
+        tool="seek",
+        arguments='{"a": 1, "b": "x"}',
+        call_status=CallStatus.UNKNOWN_TOOL,
+    )
+    assert shown(failed).splitlines() == [
+        "  seek    a = 1, b = x (unknown_tool)",
+        "  reply   Error: there is no tool 'seek'",
+    ]
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    text = shown(view("<answer></answer>", outcome=Outcome.ANSWERED))
+    assert "  answer  (empty)" in text
+    assert "no answer" not in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_markup_in_a_passage_is_text(terminal: bool) -> None:
+    text = shown(search("A [red]b: [bold]x[/] :smile: [/nothing]"), terminal=terminal, width=80)
+    assert "A [red]b" in text
+    assert "[bold]x[/] :smile: [/nothing]" in text
+    assert "\x1b[31m" not in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
+    """In a passage, a query and a thought: colours, a new title, a cleared screen, C1 controls, reversed text."""
+    evil = "\x1b[31mred\x1b]0;title\x07\x1b[2J\x9b1m over\u202eback\x08"
+    action = CALL.replace(THOUGHT, f"{evil}\r...")
+    call = view(action, f"T: {evil}", tool="search", arguments='{"query": "\\u001b[31mq"}', call_status=CallStatus.OK)
+    text = shown(call, terminal=terminal, width=120)
+    assert "\ufffd[31mred\ufffd]0;title\ufffd\ufffd[2J\ufffd1m overback\ufffd" in text
+    assert "\ufffd[31mq" in text
+    assert not set("\x07\x08\r\x9b\u202e") & set(text)
+    assert "\x1b[31m" not in text
+    assert terminal or "\x1b" not in text
+
+
+@given(st.text())
+def test_harmless_text_is_printable_whatever_comes(text: str) -> None:
+    found = harmless(text)
+    assert found.isprintable()
+    assert harmless(found) == found
+    kept = [char for char in text if char.isprintable()]
+    assert [char for char in found if char not in " \ufffd"] == [char for char in kept if char not in " \ufffd"]
+
+
+def test_harmless_by_hand() -> None:
+    assert harmless("a\tb\nc\u00a0d") == "a b c d"
+    assert harmless("soft\u00adhyphen e\u0301 \U0001f600") == "softhyphen e\u0301 \U0001f600"
+    assert unicodedata.category("\ud800") == "Cs"
+    assert harmless("\ud800") == "\ufffd"
+
+
+def test_only_a_title_is_bold() -> None:
+    assert [span.style for span in passage("Tesk: a city: old").spans] == ["bold"]
+    assert passage("Tesk: a city: old").plain == "Tesk: a city: old"
+    assert passage("nothing found").spans == []

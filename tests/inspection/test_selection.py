@@ -1,0 +1,80 @@
+"""Which trajectories a page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.inspection.selection import Shown, When, from_iteration, interleaved, pairs, quotas, spread
+
+
+@pytest.mark.parametrize(
+    ("count", "at_most", "places"),
+    [(3, 5, [0, 1, 2]), (11, 3, [0, 5, 10]), (20, 1, [19]), (0, 4, []), (5, 0, [])],
+)
+def test_iterations_are_spread(count: int, at_most: int, places: list[int]) -> None:
+    assert spread(count, at_most) == places
+
+
+@pytest.mark.parametrize(
+    ("iterations", "count", "recurring", "shares"),
+    [
+        (4, 10, 0, [3, 3, 2, 2]),
+        (3, 12, 100, [5, 2, 5]),  # a quarter of 12 more for each end, the other 6 shared
+        (3, 12, 1, [5, 3, 4]),
+        (1, 7, 7, [7]),
+        (0, 7, 0, []),
+    ],
+)
+def test_shares_of_the_iterations(iterations: int, count: int, recurring: int, shares: list[int]) -> None:
+    assert quotas(iterations, count, recurring) == shares
+
+
+@given(st.integers(1, 30), st.integers(0, 300), st.integers(0, 300))
+def test_the_shares_add_up(iterations: int, count: int, recurring: int) -> None:
+    assert sum(quotas(iterations, count, recurring)) == count
+
+
+def test_recurring_questions_come_first_and_in_the_same_order(make_shown: Callable[..., Shown]) -> None:
+    first = [make_shown(name, iteration=0).trajectory for name in "abcdef"]
+    last = [make_shown(name, iteration=9).trajectory for name in "fedxyz"]
+    of_first, of_last = (
+        [each.question_id for each in from_iteration(rows, 4, recurring=set("def"), proved={"0/a/0"}, seed=1)]
+        for rows in (first, last)
+    )
+    assert set(of_first[:3]) == set("def")
+    assert of_first[:3] == of_last[:3]
+    assert of_first[3] == "a", "the learner was asked about it"
+
+
+def test_a_recurring_question_comes_once_before_any_comes_twice(make_shown: Callable[..., Shown]) -> None:
+    rows = [replace(make_shown(name).trajectory, sample=sample) for name in "ab" for sample in range(3)]
+    chosen = from_iteration(rows, 2, recurring={"a", "b"}, proved=(), seed=0)
+    assert {each.question_id for each in chosen} == {"a", "b"}
+
+
+def test_the_seed_decides(make_shown: Callable[..., Shown]) -> None:
+    rows = [make_shown(str(number)).trajectory for number in range(50)]
+    draws = [from_iteration(rows, 5, recurring=(), proved=(), seed=seed) for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_every_kind_of_change_has_its_turn(make_shown: Callable[..., Shown]) -> None:
+    """Twelve questions become right, one becomes wrong, one stays wrong; of the last there is no answer before."""
+    kinds = {**{f"up{n}": ("no", "Tesk") for n in range(12)}, "down": ("Tesk", "no"), "low": ("no", "no")}
+    before = [make_shown(name, When.BEFORE, answer=answers[0]) for name, answers in kinds.items()]
+    after = [make_shown(name, When.AFTER, answer=answers[1]) for name, answers in kinds.items()]
+    found = pairs(before, [*after, make_shown("new", When.AFTER)], 5, seed=0)
+    names = [[each.question.question_id for each in pair] for pair in found]
+    assert all(one == other for one, other in names)
+    assert [name for name, _ in names][1:3] == ["down", "low"]
+    assert [name[:2] for name, _ in names] == ["up", "do", "lo", "up", "up"]
+
+
+def test_interleaving() -> None:
+    assert interleaved([[1, 2, 3], [], [4]]) == [1, 4, 2, 3]
+    assert interleaved([]) == []

@@ -1,0 +1,165 @@
+"""The page as a file, and what is packed into it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.inspection import viewer as page_module
+from agent_r1.inspection.payload import Alphabet, Payload, run_lengths
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.viewer import packed, page
+
+ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
+MakeShown = Callable[..., Shown]
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/gzip" id="data">([A-Za-z0-9+/=]*)</script>', text)
+    assert found
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return content
+
+
+def spelled(letters: str, table: list[Any]) -> list[Any]:
+    """What the letters stand for; "]" is the first place of the table."""
+    return [table[ord(letter) - ord("]")] for letter in letters]
+
+
+def packed_alone(shown: Shown, decode: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The content of a page of one episode, and the episode."""
+    payload = Payload(decode)
+    payload.add([shown])
+    content = payload.content(ABOUT, 1)
+    [episode] = content["episodes"]
+    return content, episode
+
+
+def test_an_episode_as_it_is_packed(make_shown: MakeShown, words: Any) -> None:
+    content, episode = packed_alone(make_shown("q", iteration=2, passage="Tesk."), words.decode)
+    [question] = content["questions"]
+    assert question["text"] == "Who is it (q)?"
+    assert episode["question"] == 0
+    told = spelled(episode["tokens"], content["tokens"])
+    assert "".join(text for _, text in told[:4]) == "<s>user Who is it"
+    assert words.decode([token for token, _ in told]) == "".join(text for _, text in told)
+    # 5 words of prompt, 7 of the first action, 3 around 1 of observation, 2 of the second action
+    assert episode["source"] == [0, 5, 1, 7, 3, 2, 2, 1, 3, 2, 1, 2]
+    assert episode["loss"] == [0, 5, 1, 7, 0, 5, 1, 2]
+    assert spelled(episode["gap"], content["numbers"]) == [0.25] * 9, "of the sampled tokens"
+    assert spelled(episode["advantages"], content["numbers"]) == [1.5] * 9
+    assert "values" not in episode, "there is no critic"
+    assert [step["rewards"] for step in episode["steps"]] == [{"valid_call": 1}, {"em": 1}]
+    assert [step["parts"] for step in episode["steps"]] == [[("thought", 3), ("call", 4)], [("answer", 2)]]
+    assert episode["steps"][0]["latency_ms"] == 2
+
+
+def test_numbers_outside_of_the_actions_are_told_for_every_token(make_shown: MakeShown, words: Any) -> None:
+    """As they are where the advantage mask is off."""
+    shown = make_shown(passage="Tesk.")
+    assert shown.credit is not None
+    advantages = np.arange(19, dtype=np.float32)
+    content, episode = packed_alone(replace(shown, credit=replace(shown.credit, advantages=advantages)), words.decode)
+    assert spelled(episode["advantages"], content["numbers"]) == list(range(19))
+    assert len(episode["gap"]) == 9
+
+
+def test_a_number_has_as_many_digits_as_are_shown(make_shown: MakeShown, words: Any) -> None:
+    shown = make_shown()
+    logprobs = np.where(shown.trajectory.action_mask, -0.123456, 0).astype(np.float32)
+    trajectory = replace(shown.trajectory, logprobs=logprobs)
+    content, episode = packed_alone(replace(shown, trajectory=trajectory), words.decode)
+    assert set(spelled(episode["logprobs"], content["numbers"])) == {-0.123}
+
+
+def test_letters_go_on_after_those_that_are_none() -> None:
+    table: Alphabet[int] = Alphabet()
+    letters = table.spell(range(60_000))
+    assert len(set(letters)) == 60_000
+    assert letters[0] == "]"
+    assert letters.encode().decode() == letters, "a surrogate is no letter"
+    assert json.dumps(letters, ensure_ascii=False) == f'"{letters}"', "nothing is escaped"
+    assert table.spell([2, 1]) == letters[2] + letters[1]
+
+
+def test_without_credit_there_are_no_numbers_of_training(make_shown: MakeShown, words: Any) -> None:
+    _, episode = packed_alone(make_shown(when=When.AFTER), words.decode)
+    assert not {"advantages", "loss", "kept", "gap"} & set(episode)
+
+
+def test_a_question_and_a_token_are_there_once(make_shown: MakeShown, words: Any) -> None:
+    payload = Payload(words.decode)
+    payload.add([make_shown(when=when) for when in When])
+    content = payload.content(ABOUT, 1)
+    assert len(content["questions"]) == 1
+    assert [episode["question"] for episode in content["episodes"]] == [0] * len(When)
+    assert len(set(content["tokens"])) == len(content["tokens"])
+
+
+def test_the_first_groups_are_what_a_page_of_them_alone_would_hold(make_shown: MakeShown, words: Any) -> None:
+    groups = [[make_shown("a"), make_shown("a", iteration=1)], [make_shown("b", passage="Another one.")]]
+    both, first = Payload(words.decode), Payload(words.decode)
+    for group in groups:
+        both.add(group)
+    first.add(groups[0])
+    assert both.content(ABOUT, 1) == first.content(ABOUT, 1)
+    assert (both.episodes(1), both.episodes(2)) == (2, 3)
+
+
+def test_a_number_that_is_not_finite_is_null(make_shown: MakeShown, words: Any) -> None:
+    shown = make_shown()
+    logprobs = np.full_like(shown.trajectory.logprobs, -np.inf)
+    content, episode = packed_alone(
+        replace(shown, trajectory=replace(shown.trajectory, logprobs=logprobs)), words.decode
+    )
+    content = json.loads(gzip.decompress(base64.b64decode(packed(content))))
+    assert set(spelled(episode["logprobs"], content["numbers"])) == {None}
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_run_lengths_expand_again(values: list[int]) -> None:
+    runs = run_lengths(values)
+    assert [value for value, count in zip(runs[::2], runs[1::2], strict=True) for _ in range(count)] == values
+
+
+def test_the_title_is_text(make_shown: MakeShown, words: Any) -> None:
+    text = page("<script>alert(1)</script>", ABOUT, [[make_shown()]], words.decode)
+    assert "<script>alert(1)" not in text
+    assert unpacked(text)["title"] == "<script>alert(1)</script>"
+
+
+def test_a_page_names_nothing_outside_itself(make_shown: MakeShown, words: Any) -> None:
+    text = page("ppo", ABOUT, [[make_shown()]], words.decode)
+    outside = set(re.findall(r"""(?:https?:)?//[^\s"'`)]+""", text)) - {"http://www.w3.org/2000/svg"}
+    assert not {link for link in outside if link.startswith(("http", "//")) and "." in link}
+    assert not re.search(r"<(?:link|img|iframe)[^>]*(?:src|href)=[\"'](?!data:)", text)
+
+
+def test_a_page_that_would_be_too_large_loses_its_last_questions(
+    make_shown: MakeShown, words: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rng = np.random.default_rng(0)
+    noise = [" ".join(map(str, rng.integers(0, 10**9, 200))) for _ in range(20)]
+    groups = [[make_shown(f"q{number}", passage=text)] for number, text in enumerate(noise)]
+    whole = page("ppo", ABOUT, groups, words.decode)
+    monkeypatch.setattr(page_module, "LARGEST_PAGE", len(whole) - 10_000)
+    with caplog.at_level(logging.WARNING):
+        text = page("ppo", ABOUT, groups, words.decode)
+    assert len(text.encode()) <= len(whole) - 10_000
+    kept = [question["id"] for question in unpacked(text)["questions"]]
+    assert kept == [f"q{number}" for number in range(len(kept))]
+    assert 10 < len(kept) < 20
+    told = f"{len(kept)} of 20 trajectories are shown; the rest would make the page larger than 0 MB."
+    assert unpacked(text)["notes"] == [told]
+    assert told in caplog.text
