@@ -46,11 +46,15 @@ TEXTS = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
-# Fixtures that take seconds: what uses one of them is marked as slow.
+# Fixtures that take seconds, or are for what does: a test that uses one of them is marked as slow.
 SLOW = {
     "browser",
+    "counted",
+    "empty_project",
+    "endpoint",
     "engine_server",
     "grpo",
+    "inside",
     "ppo",
     "prefect_api",
     "serve_engine",
@@ -84,8 +88,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes long, by what it is made of."""
     for item in items:
-        needed = set(item.fixturenames) if isinstance(item, pytest.Function) else set[str]()
-        if needed & SLOW and not item.get_closest_marker("walk"):
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("walk"):
+            continue
+        if SLOW & set(item.fixturenames) or "VllmEngine" in vars(item.module):
             item.add_marker(pytest.mark.slow)
 
 
