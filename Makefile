@@ -7,6 +7,8 @@ PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
 
 VENV := .venv
+# One file's tests stay in one process; CI says what takes long.
+PYTEST := pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
 
 # `dvc repro` runs `python`: the one of the environment.
@@ -17,12 +19,13 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline ablations serve doctor test lint ui lock clean
+.PHONY: help repro pipeline ablations serve doctor check test lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date
+repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date; at another scale with OVERLAY=NAME
+	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
 	dvc repro
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
@@ -37,8 +40,11 @@ serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), depl
 doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, MLflow and DVC, and say what to do
 	python -m flows doctor
 
-test: $(INSTALLED)  ## run the test suite
-	pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0
+check: lint  ## style, types, fast tests and one walk through the graph: what to run before every commit
+	$(PYTEST) -m "not slow"
+
+test: $(INSTALLED)  ## run the whole test suite
+	$(PYTEST)
 
 lint: $(INSTALLED)  ## check style, format and types
 	ruff check
@@ -55,7 +61,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
 		--custom-compile-command "make lock" --quiet --output-file requirements/cpu.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
-	rm -rf outputs data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
+	rm -rf outputs scales data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): requirements/cpu.txt pyproject.toml

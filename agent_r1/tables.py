@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from agent_r1.files import replacing
 from agent_r1.records import (
     CallStatus,
     Credit,
@@ -122,35 +122,6 @@ _ARRAY_DTYPES: dict[str, type[np.generic]] = {
     "loss_mask": np.bool_,
     "critic_mask": np.bool_,
 }
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; on success it takes the place of `path`, on failure it is removed.
-
-    The old file stays whole until the new one is complete and on disk.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Removes what `replacing` left where its process was killed; nobody may be writing in the folder."""
-    for path in folder.rglob(".*.tmp"):
-        path.unlink()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text)
 
 
 def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:

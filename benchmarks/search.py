@@ -1,9 +1,9 @@
 """What an index finds, and what it costs: `python -m benchmarks.search --prepared data/prepared --kind bm25`.
 
 Builds the index of params.yaml over the passages of a prepared data set, in a process of its own, and asks it the
-questions of some splits. Prints recall at 2, 5 and 10, milliseconds per query, the
-index's size on disk, seconds to build it, and the largest resident memory of the build and of the search; of times also
-the processor's, which another process on the machine does not lengthen.
+questions of some splits. Questions without gold passages are left out. Prints recall at 2, 5 and 10, milliseconds per
+query, the index's size on disk, seconds to build it, and the largest resident memory of the build and of the search; of
+times also the processor's, which another process on the machine does not lengthen.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ DEPTHS = (2, 5, 10)
 
 def main(prepared: Path, index: Path, splits: Sequence[str], limit: int, rebuild: bool, params: SearchParams) -> None:
     """Prints a line per figure."""
+    questions = [row for row in read_rows(prepared / "questions.parquet", Question) if row.split in splits]
+    questions = [question for question in questions if question.gold_titles][: limit or None]
+    if not questions:
+        raise SystemExit(
+            f"{prepared} holds no questions of {', '.join(splits)} with gold passages; name other --splits, or give a "
+            "data set of prepare.files a file for one of them and run `dvc repro prepare`"
+        )
     passages = prepared / "passages.parquet"
     if rebuild or not index.is_dir():
         with get_context("spawn").Pool(1) as pool:
             print(pool.apply(timed_build, (params, passages, index)))
-    questions = [row for row in read_rows(prepared / "questions.parquet", Question) if row.split in splits]
-    questions = questions[: limit or None]
     search = open_index(params.model_copy(update={"cache_entries": 0}), passages, index)
     search.search([questions[0].text], max(DEPTHS))  # the first search loads what later ones share
     wall_s, cpu_s = time.perf_counter(), time.process_time()

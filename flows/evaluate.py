@@ -17,14 +17,14 @@ from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_rec
 from agent_r1.evaluation.protocols import answer_greedily, attempts_under
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import transcript, worth_reading
-from agent_r1.hashes import model_hash, sha256
+from agent_r1.files import model_hash, sha256, write_text
 from agent_r1.params import PROTOCOLS, Params, Protocol, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import describe
-from agent_r1.tables import read_rows, write_rows, write_text
+from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.registry import VERSION_TAG
 from flows.policies import Policy
 from flows.stage import accelerator, add_run_arguments, run_stage
@@ -111,7 +111,7 @@ def _ask(
         trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
     hashes = _hashes(subject, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
     predictions = predict(trajectories, questions, subject.name, subject.seed)
-    scores = score(predictions, questions, settings.evaluate.bootstrap_samples, settings.evaluate.seed)
+    scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
@@ -218,6 +218,7 @@ def _limits(settings: Params) -> str:
 
 
 def _policy_hash(policy: Policy) -> str:
+    """The hash of what acted, taken after it did: a version's was the right one before."""
     found = model_hash(policy.path)
     if policy.version and found != policy.version.descriptor.policy_hash:
         raise ValueError(f"{policy.path} was changed while {policy.version.reference} was evaluated; evaluate it again")

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from agent_r1.project import QUESTIONS, WARM_START, evaluate_dir, label, report_dir, train_dir
 from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
@@ -14,12 +13,13 @@ from agent_r1.evaluation import sweep as sweep_report
 from agent_r1.evaluation.comparison import read_curve, read_evaluation
 from agent_r1.evaluation.predictions import OF_A_SWEEP
 from agent_r1.evaluation.report import render
-from agent_r1.params import SWEEP, Params
+from agent_r1.params import SWEEP, Params, RunId
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
+from flows.stage import run_stage
 
 
-def report(sweep: str | None = None) -> None:
+def report(sweep: str = "") -> None:
     """Compares runs and baselines on one page, and adds the page to each of their MLflow runs.
 
     They are those of `repro_runs` and `repro_baselines`, or every run of a sweep with every seed.
@@ -30,42 +30,43 @@ def report(sweep: str | None = None) -> None:
     settings = params.load()
     folders = _report_sweep(settings, sweep) if sweep else _report_runs(settings)
     for folder in folders:
-        _track(folder / "mlflow_run_id", report_dir(sweep))
+        _track(folder / "mlflow_run_id", settings.places.report(sweep))
 
 
 def _report_runs(settings: Params) -> list[Path]:
     """Writes the report of the main graph; returns the folders of the evaluations in it."""
-    names = [*settings.repro_runs, *settings.repro_baselines]
-    tokenizer = AutoTokenizer.from_pretrained(WARM_START)
+    places = settings.places
+    folders = {name: places.evaluation(name) for name in [*settings.repro_runs, *settings.repro_baselines]}
+    tokenizer = AutoTokenizer.from_pretrained(places.warm_start)
 
     def decode(token_ids: Sequence[int]) -> str:
         return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     render(
-        [read_evaluation(name, evaluate_dir(name)) for name in names],
-        {run: read_curve(train_dir(run) / "metrics.jsonl") for run in settings.repro_runs},
-        read_rows(QUESTIONS, Question),
+        [read_evaluation(name, folder) for name, folder in folders.items()],
+        {run: read_curve(places.training(RunId(run)) / "metrics.jsonl") for run in settings.repro_runs},
+        read_rows(places.questions, Question),
         decode,
-        report_dir(),
-        samples=settings.evaluate.bootstrap_samples,
-        seed=settings.evaluate.seed,
+        places.report(),
+        settings.evaluate,
     )
-    return [evaluate_dir(name) for name in names]
+    return list(folders.values())
 
 
-def _report_sweep(settings: Params, name: str) -> list[Path]:
+def _report_sweep(settings: Params, sweep: str) -> list[Path]:
     """Writes the report of a sweep; returns the folders of the evaluations of its members."""
-    runs, seeds = settings.ablations.runs, settings.ablations.seeds
+    places, seeds = settings.places, settings.ablations.seeds
+    members = {run: [RunId(run, seed, sweep) for seed in seeds] for run in settings.ablations.runs}
+    folders = {each: places.evaluation(each.label, sweep) for ids in members.values() for each in ids}
     sweep_report.render(
-        {run: [read_evaluation(label(run, seed), evaluate_dir(run, seed, name)) for seed in seeds] for run in runs},
-        [read_evaluation(baseline, evaluate_dir(baseline)) for baseline in OF_A_SWEEP],
-        {run: [read_curve(train_dir(run, seed, name) / "metrics.jsonl") for seed in seeds] for run in runs},
-        read_rows(QUESTIONS, Question),
-        report_dir(name),
-        samples=settings.evaluate.bootstrap_samples,
-        seed=settings.evaluate.seed,
+        {run: [read_evaluation(each.label, folders[each]) for each in ids] for run, ids in members.items()},
+        [read_evaluation(baseline, places.evaluation(baseline)) for baseline in OF_A_SWEEP],
+        {run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()},
+        read_rows(places.questions, Question),
+        places.report(sweep),
+        settings.evaluate,
     )
-    return [evaluate_dir(run, seed, name) for run in runs for seed in seeds]
+    return list(folders.values())
 
 
 def _track(run_id: Path, page: Path) -> None:
@@ -76,9 +77,9 @@ def _track(run_id: Path, page: Path) -> None:
             run.artifact(path, "report")
 
 
-if __name__ == "__main__":
-    from flows.stage import run_stage
-
+def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description="Compares the runs that were trained and evaluated.")
-    parser.add_argument("--sweep", choices=[SWEEP], help="those of this sweep of params.yaml, with all their seeds")
+    of_a_sweep = "those of this sweep of params.yaml, with all their seeds"
+    parser.add_argument("--sweep", choices=[SWEEP], default="", help=of_a_sweep)
     run_stage(report, sweep=parser.parse_args().sweep)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from filelock import FileLock, Timeout
 from rich.logging import RichHandler
 
 from agent_r1 import params
+from agent_r1.files import locked
 from agent_r1.params import SWEEP
 from agent_r1.params.places import project_root
 from flows.processes import end_with_parent
@@ -87,8 +87,8 @@ def clean_end() -> Iterator[None]:
     """The rim of a command: sets up logging, and turns faults and signals into exit codes, in this one place.
 
     What a user can mend (ValueError, OSError) ends as one message and exit code 1, or 75 where the same may work later,
-    without anybody's doing (a server that does not answer, a disk that fails); an interrupt ends as 130, a termination
-    as 143; any other fault keeps its traceback.
+    without anybody's doing (a server that does not answer, MLflow's included, a disk that fails); an interrupt ends as
+    130, a termination as 143; any other fault keeps its traceback.
     """
     configure_logging()
     # Neither raises a KeyboardInterrupt, which would end an interpreter that meets it late by the signal itself.
@@ -100,11 +100,12 @@ def clean_end() -> Iterator[None]:
         if end.code == INTERRUPTED:
             logger.warning("interrupted")
         raise
-    except (ValueError, OSError) as fault:
-        if os.environ.get(SHOW_TRACEBACK):
+    except Exception as fault:
+        mendable = fault if isinstance(fault, (ValueError, OSError)) else _of_the_store(fault)
+        if mendable is None or os.environ.get(SHOW_TRACEBACK):
             raise
-        logger.error("%s", explain(fault))
-        code = UNAVAILABLE if is_transient(fault) else 1
+        logger.error("%s", explain(mendable.with_traceback(fault.__traceback__)))
+        code = UNAVAILABLE if is_transient(mendable) else 1
         if EXIT_CODE_FILE in os.environ:
             Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
         sys.exit(code)
@@ -123,6 +124,8 @@ def prepare_process() -> None:
         threads = params.load().model.threads
     except (ValueError, OSError):
         return
+    for library in ("MKL", "OPENBLAS"):  # which these two would follow before it
+        os.environ.pop(f"{library}_NUM_THREADS", None)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # without it a vLLM engine cuts torch to one thread in this process
 
 
@@ -133,13 +136,7 @@ def accelerator() -> Iterator[None]:
     The kernel frees the lock when the process ends, however it ends.
     """
     path = accelerator_lock()
-    lock = FileLock(path)
-    try:
-        held = lock.acquire(blocking=False)
-    except Timeout:
-        logger.info("waiting for the accelerator, held by process %s", path.read_text())
-        held = lock.acquire()
-    with held:
+    with locked(path, lambda: logger.info("waiting for the accelerator, held by process %s", path.read_text())):
         path.write_text(str(os.getpid()))
         yield
 
@@ -195,6 +192,13 @@ def explain(fault: Exception) -> str:
     origin = traceback.extract_tb(fault.__traceback__)[-1]
     where = f"{os.path.relpath(origin.filename)}:{origin.lineno}"
     return f"{fault}\n(raised at {where}; {SHOW_TRACEBACK}=1 shows the whole traceback)"
+
+
+def _of_the_store(fault: Exception) -> Exception | None:
+    """The fault as a message, where MLflow's store cannot be used for now."""
+    from agent_r1.tracking.store import passing_fault  # brings numpy, which is to find the number of threads set
+
+    return passing_fault(fault)
 
 
 def _keep_freed_memory() -> None:

@@ -11,21 +11,21 @@ import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId, TrainParams
 from agent_r1.policy import memory
 from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
 from agent_r1.records import Question
 from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
-from agent_r1.search.index import describe, open_index
-from agent_r1.tables import read_rows, write_text
+from agent_r1.search.index import open_index
+from agent_r1.tables import read_rows
+from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training, iterate
 from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
-CODE_TAG = "code"  # of the MLflow run: which code trained which iterations
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def _inputs(settings: Params) -> dict[str, str]:
     return {
         "questions": sha256(places.questions),
         "passages": sha256(places.passages),
-        "index": describe(places.index).index_hash,
+        "index": index.index_hash,
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
     }

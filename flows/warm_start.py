@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig
 
 from agent_r1 import params
+from agent_r1.files import replaced_folder
 from agent_r1.params import Params
 from agent_r1.policy import memory
 from agent_r1.policy.model import default_device, load_agent
@@ -41,8 +42,9 @@ def warm_start() -> None:
                 read_rows(places.passages, Passage),
                 open_index(settings.search, places.passages, places.index),
             )
-        model.save_pretrained(places.warm_start)
-        tokenizer.save_pretrained(places.warm_start)
+        with replaced_folder(places.warm_start) as fresh:
+            model.save_pretrained(fresh)
+            tokenizer.save_pretrained(fresh)
 
 
 def _check_memory(settings: Params, path: str) -> None:

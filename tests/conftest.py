@@ -11,7 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,16 +24,18 @@ from filelock import FileLock
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.params import load
+from agent_r1.params import TrainParams, load
+from agent_r1.params.sections import override, validated
 from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.policy.warm_start import fit
 from agent_r1.records import Passage, Question
+from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, ScriptedSampler, collect
-from agent_r1.search.base import Search
-from agent_r1.search.index import build, open_index
+from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
+from agent_r1.training.folder import Identity, RunFolder
+from agent_r1.training.loop import Training
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 TEXTS = [
@@ -41,11 +46,15 @@ TEXTS = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
 
-# Fixtures that take seconds: what uses one of them is marked as slow.
+# Fixtures that take seconds, or are for what does: a test that uses one of them is marked as slow.
 SLOW = {
     "browser",
+    "counted",
+    "empty_project",
+    "endpoint",
     "engine_server",
     "grpo",
+    "inside",
     "ppo",
     "prefect_api",
     "serve_engine",
@@ -53,10 +62,24 @@ SLOW = {
     "small_project",
     "start",
     "vllm_engine",
-    "warm_started",
+    "one_action_task",
 }
 
-ServeEngine = Callable[[Path, str], contextlib.AbstractContextManager[str]]
+MakeIndex = Callable[[Sequence[Passage]], Cached]
+ServeEngine = Callable[[Path, str], AbstractContextManager[str]]
+
+# What a task of one action allows.
+ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 128, "max_action_tokens": 16})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a training is given."""
+
+    questions: list[Question]
+    index: Cached
+    model: Path
+
 
 # A shell starts what it puts into the background with interrupts ignored, and that would reach the tests' processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,8 +88,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what takes long, by what it is made of."""
     for item in items:
-        needed = set(item.fixturenames) if isinstance(item, pytest.Function) else set[str]()
-        if needed & SLOW and not item.get_closest_marker("walk"):
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("walk"):
+            continue
+        if SLOW & set(item.fixturenames) or "VllmEngine" in vars(item.module):
             item.add_marker(pytest.mark.slow)
 
 
@@ -125,10 +149,10 @@ def free_port() -> Callable[[], int]:
 
 
 @pytest.fixture(scope="session")
-def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Passage]], Search]:
+def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> MakeIndex:
     """An index of some passages, as the index stage builds it by default."""
 
-    def index(passages: Sequence[Passage]) -> Search:
+    def index(passages: Sequence[Passage]) -> Cached:
         folder = tmp_path_factory.mktemp("bm25_index")
         write_rows(folder / "passages.parquet", passages, Passage)
         params = load(PARAMS).search
@@ -215,13 +239,16 @@ def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreT
 
 
 @pytest.fixture(scope="session")
-def one_action_attempts() -> Callable[..., list[Attempt]]:
-    """Groups of attempts at questions that one action answers: a group for each text and its answer."""
+def one_action_task(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast, bm25_index: MakeIndex
+) -> Callable[..., Task]:
+    """Questions that one action answers, and a model from plain random weights that was shown actions for each."""
+    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
 
-    def build(answers: Mapping[str, str], iteration: int, samples: int) -> list[Attempt]:
+    def build(answers: Mapping[str, str], action: Callable[[str], str]) -> Task:
         questions = [
             Question(
-                question_id=f"{iteration}-{group}",
+                question_id=text,
                 dataset="test",
                 split="train",
                 text=text,
@@ -230,43 +257,49 @@ def one_action_attempts() -> Callable[..., list[Attempt]]:
                 hops=1,
                 kind="lookup",
             )
-            for group, (text, answer) in enumerate(answers.items())
+            for text, answer in answers.items()
         ]
-        return [
-            Attempt(
-                question_id=question.question_id, group=group, sample=sample, env=ToolEnv(question, [], max_steps=1)
-            )
-            for group, question in enumerate(questions)
-            for sample in range(samples)
-        ]
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def warm_started(
-    tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
-    """A model from plain random weights that was shown one action for each of some attempts."""
-
-    def build(shown: Sequence[Attempt], actions: Sequence[str], max_tokens: int, max_action_tokens: int) -> Path:
-        chat = Chat(tiny_tokenizer)
-        sampler = ScriptedSampler([[action] for action in actions], chat)
-        demonstrations = collect(
-            sampler, chat, shown, max_tokens=max_tokens, max_action_tokens=max_action_tokens, seed=0
-        )
-        shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=max_tokens, seed=0).config
+        env, chat = ONE_ACTION, Chat(tiny_tokenizer)
+        shown = tool_attempts(questions, index, env, samples=64)
+        sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
+        limits = {"max_tokens": env.max_tokens, "max_action_tokens": env.max_action_tokens}
+        demonstrations = collect(sampler, chat, shown, **limits, seed=0)
+        shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=env.max_tokens, seed=0).config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = Qwen2ForCausalLM(shape)
         changes = {"batch_size": 32, "steps": 200, "learning_rate": 2e-3, "observation_weight": 0.0}
         fit(model, demonstrations, load(PARAMS).warm_start.model_copy(update=changes))
-        folder = tmp_path_factory.mktemp("warm_started")
+        folder = tmp_path_factory.mktemp("one_action")
         model.save_pretrained(folder)
         tiny_tokenizer.save_pretrained(folder)
-        return folder
+        return Task(questions=questions, index=index, model=folder)
 
     return build
+
+
+@pytest.fixture
+def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Training]]:
+    """A training of a task of one action, with changes of `train`."""
+
+    @contextlib.contextmanager
+    def open_(task: Task, changes: dict[str, Any]) -> Iterator[Training]:
+        plain = load(PARAMS)
+        engine = plain.engine.model_copy(update={"kind": "transformers"})
+        settings = plain.model_copy(update={"env": ONE_ACTION, "engine": engine})
+        rollout = {"questions": len(task.questions), "samples": 8}
+        small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
+        config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")
+        new = RunFolder(tmp_path / "run", Identity.of(settings, config))
+        with (
+            new.opened(config.iterations, aside=tmp_path / "aside") as folder,
+            Training(
+                settings, config, questions=task.questions, index=task.index, model=task.model, folder=folder
+            ) as training,
+        ):
+            yield training
+
+    return open_
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ import pytest
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.params import CreditParams, load
-from agent_r1.records import CallStatus, Outcome
+from agent_r1.params import CreditParams, Params, RunId, load
+from agent_r1.params.sections import override, validated
+from agent_r1.records import CallStatus, Outcome, Passage, Question
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,6 +73,21 @@ def test_the_estimator(page: dict[str, Any]) -> None:
         groups=np.array([3, 3, 3, 8]),
     )
     estimator: Callable[[Batch, CreditParams], Any] = page["group_median"]
-    found = estimator(batch, load(ROOT / "params.yaml").run("grpo").credit).advantages
+    found = estimator(batch, load(ROOT / "params.yaml").run(RunId("grpo")).credit).advantages
     np.testing.assert_allclose(found, [[0, 1, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
     assert estimator.__name__ not in ESTIMATORS, "the page shows how to add one that is not there"
+
+
+def test_the_loop(page: dict[str, Any], tiny_model: Path, bm25_index: Callable[..., Any], tmp_path: Path) -> None:
+    small = {
+        "engine": {"kind": "transformers"},
+        "env": {"max_steps": 1, "max_tokens": 256, "max_action_tokens": 4},
+        "runs": {"grpo": {"iterations": 2, "rollout": {"questions": 2, "samples": 2}}},
+    }
+    settings = validated(Params, override(load(ROOT / "params.yaml").model_dump(mode="json"), small), "the page")
+    about: dict[str, Any] = {"dataset": "mine", "split": "train", "answers": ["Tesk"], "gold_titles": []}
+    questions = [Question(question_id=text, text=text, hops=1, kind="lookup", **about) for text in ("Where?", "Who?")]
+    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
+    found = page["train"](settings, questions, index, tiny_model, tmp_path / "run")
+    assert [row["iteration"] for row in found] == [0, 1]
+    assert page["train"](settings, questions, index, tiny_model, tmp_path / "run") == found

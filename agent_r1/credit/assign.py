@@ -10,134 +10,16 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit import masks
-from agent_r1.credit.batch import Batch, Estimate, collate
+from agent_r1.credit.batch import Floats, collate, groups_of
 from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import Selection, differing, select
-from agent_r1.credit.rewards import PARTS, Rewards, step_rewards
+from agent_r1.credit.masks import Mask, select_tokens
+from agent_r1.credit.rewards import PARTS, step_rewards
 from agent_r1.params import CreditParams, FilterParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
 
-KlFloats = NDArray[np.float64]
-
-
-def kl_rewards(trajectory: Trajectory, reference: NDArray[np.float32]) -> KlFloats:
-    """[L] reference logprob - sampler's logprob at action tokens, 0 elsewhere; nats, before the coefficient.
-
-    Its expectation under the policy is -KL(policy || reference): the estimate k1, the only one of the usual three
-    whose gradient through the reward is that of the divergence.
-
-    Args:
-        trajectory: of L tokens.
-        reference: [L] the reference's logprobs in nats; read at action tokens only.
-
-    Raises:
-        ValueError: a logprob at an action token is not finite; names the trajectory.
-
-    Source: Ouyang et al. 2022 (arXiv 2203.02155), Eq. 2; k1: Schulman 2020, joschu.net/blog/kl-approx.html.
-    """
-    assert len(reference) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(reference)} logprobs"
-    difference = reference.astype(np.float64) - trajectory.logprobs
-    rewards = np.where(trajectory.action_mask, difference, 0.0)
-    if not np.isfinite(rewards).all():
-        raise ValueError(
-            f"trajectory {trajectory.trajectory_id!r}: a logprob of the sampler or of the reference is not finite; "
-            "lower train.update.learning_rate and start again from the checkpoint"
-        )
-    return rewards
-
-
-def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[KlFloats]) -> dict[str, float]:
-    """The penalty per trajectory, before its coefficient, and the k3 estimate of the KL per action token.
-
-    Args:
-        trajectories: of one iteration.
-        kl: of each, what `kl_rewards` gives.
-
-    Source: k3: Schulman 2020, joschu.net/blog/kl-approx.html.
-    """
-    differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
-    return {
-        "reward/kl": float(np.mean([each.sum() for each in kl])),
-        "policy/reference_kl": float(np.mean(np.expm1(differences) - differences)),
-    }
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """How the episodes went. An episode without an answer scores 0; the share of valid calls is 0 without a call."""
-    calls = [step.call_status for t in trajectories for step in t.steps if step.call_status is not CallStatus.NONE]
-    return {
-        "rollout/em": _mean([_fact(t, "em") for t in trajectories]),
-        "rollout/f1": _mean([_fact(t, "f1") for t in trajectories]),
-        "rollout/steps": _mean([len(t.steps) for t in trajectories]),
-        "rollout/tool_calls": len(calls) / len(trajectories),
-        "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),
-        "rollout/answered_share": _mean([t.outcome is Outcome.ANSWERED for t in trajectories]),
-        "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
-        "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
-    }
-
-
-def reward_metrics(
-    totals: Sequence[Rewards], parts: Sequence[dict[str, Rewards]], groups: NDArray[np.int64]
-) -> dict[str, float]:
-    """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
-    returns = np.array([total.sum() for total in totals])
-    _, stds, sizes = group_statistics(returns, groups)
-    _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
-    return {
-        **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in PARTS},
-        "reward/total": _mean(returns),
-        "reward/max": float(returns.max()),
-        "reward/std": float(std),
-        "reward/std_in_groups": float((stds / sizes).sum() / len(np.unique(groups))),
-    }
-
-
-def filter_metrics(selection: Selection, params: FilterParams) -> dict[str, float]:
-    """The share of groups that a filter keeps and the smallest std among them; nothing without a filter."""
-    if params.kind == "none":
-        return {}
-    return {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
-
-
-def advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
-    """Over the action tokens of all trajectories that are kept, as the loss sees them; nothing where none is."""
-    rows = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
-    if not rows:
-        return {}
-    advantages = np.concatenate([credit.advantages[t.action_mask] for t, credit in rows]).astype(np.float64)
-    return {
-        "advantage/mean": float(advantages.mean()),
-        "advantage/std": float(advantages.std()),
-        "advantage/abs_max": float(np.abs(advantages).max()),
-    }
-
-
-def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
-    """The share of the value targets' variance that the values explain, over the critic mask.
-
-    Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.
-    """
-    targets = np.concatenate([credit.value_targets[credit.critic_mask] for credit in credits_]).astype(np.float64)
-    values = np.concatenate([credit.values[credit.critic_mask] for credit in credits_])
-    if not len(targets):
-        return {}
-    variance = targets.var()
-    explained = 1 - (targets - values).var() / variance if variance else 0.0
-    return {"value/explained_variance": float(explained)}
-
-
-def _fact(trajectory: Trajectory, name: str) -> float:
-    return trajectory.steps[-1].rewards.get(name, 0.0) if trajectory.steps else 0.0
-
-
-def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
-    return float(np.mean(values))
-
-
-Floats = NDArray[np.float32]
+TokenFloats = NDArray[np.float32]  # [L] as the models give them
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -145,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 def assign(
     trajectories: Sequence[Trajectory],
-    values: Sequence[Floats] | None,
+    values: Sequence[TokenFloats] | None,
     params: CreditParams,
     *,
-    reference: Sequence[Floats] | None = None,
+    reference: Sequence[TokenFloats] | None = None,
     questions: int | None = None,
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
@@ -174,84 +56,125 @@ def assign(
     if reference is None and params.kl_reward:
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
-    totals = [total for total, _ in rewards]
-    groups = np.array([trajectory.group for trajectory in trajectories], dtype=np.int64)
-    selection = select(np.array([total.sum() for total in totals]), groups, params.filter, questions)
+    totals, groups = [total for total, _ in rewards], groups_of(trajectories)
+    selection = select(_returns(totals), groups, params.filter, questions)
     if not selection.kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    credits_ = _credits(trajectories, totals, values, kl, selection.kept, params)
-    if reference is not None:
-        credits_ = [_with_reference(credit, row) for credit, row in zip(credits_, reference, strict=True)]
+    credits_ = _credits(trajectories, totals, values, reference, kl, selection.kept, params)
     metrics = {
-        **rollout_metrics(trajectories),
+        **_rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
-        **reward_metrics(totals, [parts for _, parts in rewards], groups),
-        **filter_metrics(selection, params.filter),
-        **advantage_metrics(trajectories, credits_),
-        **value_metrics(credits_),
+        **_reward_metrics(totals, [parts for _, parts in rewards], groups),
+        **_filter_metrics(selection, params.filter),
+        **_advantage_metrics(trajectories, credits_),
+        **_value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
-    logger.info(
-        "credit: %d trajectories, mean return %.3f, %d kept",
-        len(credits_),
-        metrics["reward/total"],
-        selection.kept.sum(),
-    )
+    mean, kept = metrics["reward/total"], selection.kept.sum()
+    logger.info("credit: %d trajectories, mean return %.3f, %d kept", len(credits_), mean, kept)
     return credits_, metrics
 
 
 def groups_to_refill(trajectories: Sequence[Trajectory], questions: int, params: CreditParams) -> int:
     """How many groups an iteration lacks of `questions` whose returns differ: what a refill is to bring."""
-    returns = np.array([step_rewards(trajectory, params.rewards)[0].sum() for trajectory in trajectories])
-    return questions - differing(returns, np.array([trajectory.group for trajectory in trajectories], dtype=np.int64))
+    returns = _returns([step_rewards(trajectory, params.rewards)[0] for trajectory in trajectories])
+    return questions - differing(returns, groups_of(trajectories))
+
+
+def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
+    """[L] reference logprob - sampler's logprob at action tokens, 0 elsewhere; nats, before the coefficient.
+
+    Its expectation under the policy is -KL(policy || reference): the estimate k1, the only one of the usual three
+    whose gradient through the reward is that of the divergence. `reference` [L] is read at action tokens only.
+
+    Raises:
+        ValueError: a logprob at an action token is not finite; names the trajectory.
+
+    Source: Ouyang et al. 2022 (arXiv 2203.02155), Eq. 2; k1: Schulman 2020, joschu.net/blog/kl-approx.html.
+    """
+    assert len(reference) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(reference)} logprobs"
+    rewards = np.where(trajectory.action_mask, reference.astype(np.float64) - trajectory.logprobs, 0.0)
+    if not np.isfinite(rewards).all():
+        raise ValueError(
+            f"trajectory {trajectory.trajectory_id!r}: a logprob of the sampler or of the reference is not finite; "
+            "lower train.update.learning_rate and start again from the checkpoint"
+        )
+    return rewards
+
+
+def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
+    """The penalty per trajectory, before its coefficient, and the k3 estimate of the KL per action token.
+
+    `kl` holds what `kl_rewards` gives for each trajectory.
+
+    Source: k3: Schulman 2020, joschu.net/blog/kl-approx.html.
+    """
+    differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
+    return {
+        "reward/kl": _mean([each.sum() for each in kl]),
+        "policy/reference_kl": _mean(np.expm1(differences) - differences),
+    }
+
+
+def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | None) -> None:
+    if not any(trajectory.action_mask.any() for trajectory in trajectories):
+        raise ValueError(
+            f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
+            "budget, raise env.max_tokens"
+        )
+    for trajectory, row in [] if values is None else zip(trajectories, values, strict=True):
+        assert len(row) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(row)} values"
+        if not np.isfinite(row).all():
+            raise ValueError(
+                f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
+                "lower train.update.critic_learning_rate"
+            )
+
+
+def _returns(totals: Sequence[Floats]) -> Floats:
+    """[B] the undiscounted sums of step rewards [K]."""
+    return np.array([total.sum() for total in totals])
 
 
 def _credits(
     trajectories: Sequence[Trajectory],
-    totals: Sequence[Rewards],
-    values: Sequence[Floats] | None,
-    kl: Sequence[NDArray[np.float64]] | None,
-    kept: masks.Mask,
+    totals: Sequence[Floats],
+    values: Sequence[TokenFloats] | None,
+    reference: Sequence[TokenFloats] | None,
+    kl: Sequence[Floats] | None,
+    kept: Mask,
     params: CreditParams,
 ) -> list[Credit]:
     """Credit of all; the estimator sees the kept trajectories alone."""
-    credits_ = [_filtered_out(trajectory, total) for trajectory, total in zip(trajectories, totals, strict=True)]
+    credits_ = [_no_credit(trajectory, total) for trajectory, total in zip(trajectories, totals, strict=True)]
     rows = np.flatnonzero(kept).tolist()
     if not rows:
         return credits_
-    batch = collate(
-        [trajectories[i] for i in rows], [totals[i] for i in rows], _chosen(values, rows), _chosen(kl, rows), params
-    )
+    chosen = _take(trajectories, rows)
+    batch = collate(chosen, _take(totals, rows), values and _take(values, rows), kl and _take(kl, rows), params)
     estimated = estimate(batch, params)
     for row, i in enumerate(rows):
-        credits_[i] = _credit(row, trajectories[i], totals[i], batch, estimated, params)
+        bare, length = credits_[i], len(trajectories[i].token_ids)
+        mask = select_tokens(trajectories[i].source, params.loss_mask)
+        credits_[i] = replace(
+            bare,
+            advantages=estimated.advantages[row, :length].astype(np.float32),
+            values=values[i] if values else bare.values,
+            value_targets=estimated.value_targets[row, :length].astype(np.float32),
+            reference_logprobs=np.where(mask, reference[i], np.float32(0)) if reference else bare.reference_logprobs,
+            loss_mask=mask,
+            critic_mask=estimated.critic_mask[row, :length],
+            kept=True,
+        )
     return credits_
 
 
-def _chosen(items: Sequence[T] | None, rows: Sequence[int]) -> list[T] | None:
-    return None if items is None else [items[i] for i in rows]
+def _take(items: Sequence[T], rows: Sequence[int]) -> list[T]:
+    return [items[i] for i in rows]
 
 
-def _credit(
-    row: int, trajectory: Trajectory, total: Rewards, batch: Batch, estimated: Estimate, params: CreditParams
-) -> Credit:
-    length = len(trajectory.token_ids)
-    values = np.zeros(length) if batch.values is None else batch.values[row, :length]
-    return Credit(
-        trajectory_id=trajectory.trajectory_id,
-        return_=float(total.sum()),
-        advantages=estimated.advantages[row, :length].astype(np.float32),
-        values=values.astype(np.float32),
-        value_targets=estimated.value_targets[row, :length].astype(np.float32),
-        reference_logprobs=np.zeros(length, np.float32),
-        loss_mask=masks.loss_mask(trajectory.source, params.loss_mask),
-        critic_mask=estimated.critic_mask[row, :length],
-        kept=True,
-    )
-
-
-def _filtered_out(trajectory: Trajectory, total: Rewards) -> Credit:
+def _no_credit(trajectory: Trajectory, total: Floats) -> Credit:
     zeros = np.zeros(len(trajectory.token_ids), np.float32)
     nowhere = np.zeros(len(trajectory.token_ids), np.bool_)
     return Credit(
@@ -267,22 +190,71 @@ def _filtered_out(trajectory: Trajectory, total: Rewards) -> Credit:
     )
 
 
-def _with_reference(credit: Credit, logprobs: Floats) -> Credit:
-    return replace(credit, reference_logprobs=np.where(credit.loss_mask, logprobs, np.float32(0)))
+def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How the episodes went. An episode without an answer scores 0; the share of valid calls is 0 without a call."""
+    calls = [step.call_status for t in trajectories for step in t.steps if step.call_status is not CallStatus.NONE]
+    facts = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
+    return {
+        "rollout/em": _mean([stated.get("em", 0.0) for stated in facts]),
+        "rollout/f1": _mean([stated.get("f1", 0.0) for stated in facts]),
+        "rollout/steps": _mean([len(t.steps) for t in trajectories]),
+        "rollout/tool_calls": len(calls) / len(trajectories),
+        "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),
+        "rollout/answered_share": _mean([t.outcome is Outcome.ANSWERED for t in trajectories]),
+        "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
+        "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
+    }
 
 
-def _check(trajectories: Sequence[Trajectory], values: Sequence[NDArray[np.float32]] | None) -> None:
-    if not any(trajectory.action_mask.any() for trajectory in trajectories):
-        raise ValueError(
-            f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
-            "budget, raise env.max_tokens"
-        )
-    if values is None:
-        return
-    for trajectory, row in zip(trajectories, values, strict=True):
-        assert len(row) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(row)} values"
-        if not np.isfinite(row).all():
-            raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
-                "lower train.update.critic_learning_rate"
-            )
+def _reward_metrics(
+    totals: Sequence[Floats], parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]
+) -> dict[str, float]:
+    """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
+    returns = _returns(totals)
+    _, stds, sizes = group_statistics(returns, groups)
+    _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
+    return {
+        **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in PARTS},
+        "reward/total": _mean(returns),
+        "reward/max": float(returns.max()),
+        "reward/std": float(std),
+        "reward/std_in_groups": float((stds / sizes).sum() / len(np.unique(groups))),
+    }
+
+
+def _filter_metrics(selection: Selection, params: FilterParams) -> dict[str, float]:
+    if params.kind == "none":
+        return {}
+    return {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
+
+
+def _advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
+    """Over the action tokens of all trajectories that are kept, as the loss sees them; nothing where none is."""
+    pairs = zip(trajectories, credits_, strict=True)
+    kept = [credit.advantages[t.action_mask] for t, credit in pairs if credit.kept]
+    if not kept:
+        return {}
+    advantages = np.concatenate(kept).astype(np.float64)
+    return {
+        "advantage/mean": float(advantages.mean()),
+        "advantage/std": float(advantages.std()),
+        "advantage/abs_max": float(np.abs(advantages).max()),
+    }
+
+
+def _value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
+    """The share of the value targets' variance that the values explain, over the critic mask.
+
+    Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.
+    """
+    targets = np.concatenate([credit.value_targets[credit.critic_mask] for credit in credits_]).astype(np.float64)
+    values = np.concatenate([credit.values[credit.critic_mask] for credit in credits_])
+    if not len(targets):
+        return {}
+    variance = targets.var()
+    explained = 1 - (targets - values).var() / variance if variance else 0.0
+    return {"value/explained_variance": float(explained)}
+
+
+def _mean(values: Sequence[float] | Floats) -> float:
+    return float(np.mean(values))

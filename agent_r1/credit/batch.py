@@ -9,61 +9,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit import masks
-from agent_r1.credit.masks import Mask
-from agent_r1.credit.rewards import Rewards
+from agent_r1.credit.masks import Mask, select_tokens
 from agent_r1.params import CreditParams
 from agent_r1.records import Trajectory
 
 Floats = NDArray[np.float64]
+NO_STEP = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Trajectories side by side; padding is in no mask and no step. `agent_r1.credit.masks` chooses the masks."""
+    """Trajectories side by side; padding is in no mask and no step."""
 
     rewards: Floats  # [B, L] a step's reward at its last action token, 0 elsewhere
     values: Floats | None  # [B, L] the critic's of the state before each token; None without a critic
-    steps: NDArray[np.int32]  # [B, L] the index of the step that an action token belongs to, -1 elsewhere
+    steps: NDArray[np.int32]  # [B, L] the index of the step that an action token belongs to, NO_STEP elsewhere
     time_steps: Mask  # [B, L] tokens of the advantage recursion; every reward is on one
     whitening_mask: Mask  # [B, L] tokens that the whitening statistics are taken over
     critic_mask: Mask  # [B, L] tokens a critic of tokens is trained at
     groups: NDArray[np.int64]  # [B] the group of each trajectory
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What an estimator makes of a batch."""
-
-    advantages: Floats  # [B, L] exactly 0 outside the time steps
-    value_targets: Floats  # [B, L] exactly 0 outside the critic mask
-    critic_mask: Mask  # [B, L] tokens this estimator's critic is trained at; none without a critic
-
-
-def without_critic(advantages: Floats) -> Estimate:
-    """The estimate of an estimator that trains no critic."""
-    return Estimate(
-        advantages=advantages,
-        value_targets=np.zeros_like(advantages),
-        critic_mask=np.zeros(advantages.shape, dtype=np.bool_),
-    )
-
-
-NO_STEP = -1
-
-
 def collate(
     trajectories: Sequence[Trajectory],
-    totals: Sequence[Rewards],
+    step_rewards: Sequence[Floats],
     values: Sequence[NDArray[np.float32]] | None,
-    kl: Sequence[NDArray[np.float64]] | None,
+    kl: Sequence[Floats] | None,
     params: CreditParams,
 ) -> Batch:
-    """Puts trajectories side by side.
+    """Puts B trajectories side by side.
 
     Args:
         trajectories: B of them.
-        totals: [K] the rewards of each one's steps.
+        step_rewards: [K] of each one's steps.
         values: [L] the critic's at each one's tokens, or None without a critic.
         kl: [L] what `kl_rewards` gives for each, or None without a reference; `params.kl_reward` times it joins the
             rewards, hence the returns of group estimators.
@@ -71,29 +49,34 @@ def collate(
     """
     switches = params.advantage_mask
     sources = [trajectory.source for trajectory in trajectories]
-    rewards = pad([token_rewards(t, total) for t, total in zip(trajectories, totals, strict=True)])
+    rewards = _pad([token_rewards(*pair) for pair in zip(trajectories, step_rewards, strict=True)])
     return Batch(
-        rewards=rewards if kl is None else rewards + params.kl_reward * pad(kl),
-        values=None if values is None else pad(values).astype(np.float64),
-        steps=pad([token_steps(trajectory) for trajectory in trajectories], fill=NO_STEP),
-        time_steps=pad([masks.time_steps(source, switches.recursion) for source in sources]),
-        whitening_mask=pad([masks.whitening_mask(source, switches.whitening) for source in sources]),
-        critic_mask=pad([masks.critic_mask(source, switches.critic) for source in sources]),
-        groups=np.array([trajectory.group for trajectory in trajectories], dtype=np.int64),
+        rewards=rewards if kl is None else rewards + params.kl_reward * _pad(kl),
+        values=None if values is None else _pad(values).astype(np.float64),
+        steps=_pad([token_steps(trajectory) for trajectory in trajectories], fill=NO_STEP),
+        time_steps=_pad([select_tokens(source, switches.recursion) for source in sources]),
+        whitening_mask=_pad([select_tokens(source, switches.whitening) for source in sources]),
+        critic_mask=_pad([select_tokens(source, switches.critic) for source in sources]),
+        groups=groups_of(trajectories),
     )
 
 
-def token_rewards(trajectory: Trajectory, step_totals: Rewards) -> Rewards:
-    """[L] every step's reward at its last action token, whatever comes after it (law 4)."""
+def groups_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
+    """[B] the group of each trajectory."""
+    return np.array([trajectory.group for trajectory in trajectories], dtype=np.int64)
+
+
+def token_rewards(trajectory: Trajectory, step_rewards: Floats) -> Floats:
+    """[L] every step's reward [K] at its last action token, whatever comes after it (law 4)."""
     rewards = np.zeros(len(trajectory.token_ids))
     last_tokens = [step.action_stop - 1 for step in trajectory.steps]
     assert trajectory.action_mask[last_tokens].all(), f"{trajectory.trajectory_id}: a step ends on an unsampled token"
-    rewards[last_tokens] = step_totals
+    rewards[last_tokens] = step_rewards
     return rewards
 
 
 def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
-    """[L] the index of the step that an action token belongs to, -1 at every other token."""
+    """[L] the index of the step that an action token belongs to, NO_STEP at every other token."""
     steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)
     for k, step in enumerate(trajectory.steps):
         steps[step.action_start : step.action_stop] = k
@@ -101,9 +84,10 @@ def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
     return steps
 
 
-def pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
+def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:
     """[B, L] the rows side by side, filled on the right up to the longest."""
     lengths = np.array([len(row) for row in rows])
-    padded = np.full((len(rows), lengths.max()), fill, dtype=rows[0].dtype)
-    padded[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(rows)
+    filled = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(filled.shape, fill, dtype=rows[0].dtype)
+    padded[filled] = np.concatenate(rows)
     return padded

@@ -1,69 +1,39 @@
-"""The advantage estimators: with a critic, within groups, and REINFORCE++."""
+"""The advantage estimators: with a critic, within groups, and REINFORCE++.
+
+Legend for shapes: B = trajectories of a batch, L = tokens of the longest, N = selected tokens of all trajectories, one
+after the other, S = sequences of such tokens.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from agent_r1.credit.batch import Batch, Estimate, Floats, without_critic
+from agent_r1.credit.batch import Batch, Floats
 from agent_r1.credit.masks import Mask
 from agent_r1.params import CreditParams
 
-Lengths = NDArray[np.int64]
-
-
-def generalized_advantages(rewards: Floats, values: Floats, lengths: Lengths, *, gamma: float, lam: float) -> Floats:
-    """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
-
-    Args:
-        rewards: [N] received at each entry.
-        values: [N] of the state before each entry.
-        lengths: [S] entries of each sequence; 0 is allowed.
-
-    Source: Schulman et al. 2016 (arXiv 1506.02438), Eq. 11 and 16.
-    """
-    next_values = np.append(values[1:], 0.0)
-    next_values[np.cumsum(lengths)[lengths > 0] - 1] = 0.0
-    return discounted_sums(rewards + gamma * next_values - values, lengths, gamma * lam)
-
-
-def discounted_sums(entries: Floats, lengths: Lengths, factor: float) -> Floats:
-    """[N] S_n = x_n + factor S_{n+1}, S 0 after a sequence's end.
-
-    Args:
-        entries: [N] the x_n.
-        lengths: [S] entries of each sequence; 0 is allowed.
-    """
-    assert lengths.sum() == len(entries), f"{len(entries)} entries for sequences of {lengths.sum()} together"
-    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
-    rows = np.zeros(filled.shape)
-    rows[filled] = entries
-    backwards = lfilter([1.0], [1.0, -factor], rows[:, ::-1], axis=1)  # y_n = x_n + factor y_{n-1}
-    sums: Floats = backwards[:, ::-1][filled]
-    return sums
-
+Counts = NDArray[np.int64]
 
 WHITENING_EPSILON = 1e-8
+GROUP_EPSILON = 1e-6  # DESIGN §6
+
+logger = logging.getLogger(__name__)
 
 
-def whitened(advantages: Floats, batch: Batch) -> Floats:
-    """[B, L] the advantages whitened over the batch's whitening mask, exactly 0 outside its time steps."""
-    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask), 0.0)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """What an estimator makes of a batch."""
 
-
-def whiten(advantages: Floats, over: Mask) -> Floats:
-    """[B, L] shifted and scaled so that the tokens of `over` have mean 0 and (population) std 1.
-
-    Tokens outside `over` are shifted and scaled by the same numbers.
-    """
-    counted = advantages[over]
-    mean, std = float(counted.mean()), float(counted.std())
-    return (advantages - mean) / (std + WHITENING_EPSILON)
+    advantages: Floats  # [B, L] exactly 0 outside the time steps
+    value_targets: Floats  # [B, L] exactly 0 outside the critic mask
+    critic_mask: Mask  # [B, L] tokens this estimator's critic is trained at; none without a critic
 
 
 def gae(batch: Batch, params: CreditParams) -> Estimate:
@@ -75,13 +45,11 @@ def gae(batch: Batch, params: CreditParams) -> Estimate:
     Source: Schulman et al. 2016 (arXiv 1506.02438); over action tokens alone: Agent-R1 (arXiv 2511.14460), §4.
     """
     assert batch.values is not None
-    raw = token_advantages(batch.rewards, batch.values, batch.time_steps, gamma=params.gamma, lam=params.lam)
+    raw = token_advantages(batch.rewards, batch.values, batch.time_steps, params)
     targets = raw + batch.values
     beyond = batch.critic_mask & ~batch.time_steps
     if beyond.any():
-        over_critic = token_advantages(
-            batch.rewards, batch.values, batch.critic_mask, gamma=params.gamma, lam=params.lam
-        )
+        over_critic = token_advantages(batch.rewards, batch.values, batch.critic_mask, params)
         targets = np.where(beyond, over_critic + batch.values, targets)
     return Estimate(
         advantages=whitened(raw, batch),
@@ -136,61 +104,13 @@ def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
     )
 
 
-def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, *, gamma: float, lam: float) -> Floats:
-    """[B, L] the generalised advantages of every trajectory's time steps; tokens between them get exactly 0."""
-    assert not rewards[~time_steps].any(), "a reward outside the time steps would be lost"
-    flat = generalized_advantages(rewards[time_steps], values[time_steps], time_steps.sum(axis=1), gamma=gamma, lam=lam)
-    return _scatter(flat, time_steps)
-
-
-class StepSpans(NamedTuple):
-    """Where the steps of a batch are; S = its steps, one trajectory after the other, N = its action tokens."""
-
-    acting: Mask  # [B, L] the action tokens
-    first: Mask  # [B, L] the first token of every step
-    starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
-    tokens: Lengths  # [S] tokens of each step
-    per_trajectory: Lengths  # [B] steps of each trajectory
-
-
-def step_spans(steps: NDArray[np.int32]) -> StepSpans:
-    """The spans of steps [B, L], given as in `Batch.steps`."""
-    acting = steps >= 0
-    first = acting.copy()
-    first[:, 1:] &= steps[:, 1:] != steps[:, :-1]
-    starts = np.flatnonzero(first[acting])
-    tokens = np.diff(starts, append=np.count_nonzero(acting))
-    return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
-
-
-def _step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
-    """[S] the advantages of steps with values [S]; a step's reward is the sum of its tokens' rewards."""
-    assert not rewards[~spans.acting].any(), "a reward outside the steps would be lost"
-    per_step = np.add.reduceat(rewards[spans.acting], spans.starts)
-    return generalized_advantages(per_step, values, spans.per_trajectory, gamma=params.step_gamma, lam=params.step_lam)
-
-
-def _scatter(entries: Floats, mask: Mask) -> Floats:
-    """[B, L] the entries [N] at the N tokens of the mask, 0 elsewhere."""
-    tokens = np.zeros(mask.shape)
-    tokens[mask] = entries
-    return tokens
-
-
-EPSILON = 1e-6  # DESIGN §6
-
-Sizes = NDArray[np.int64]
-
-logger = logging.getLogger(__name__)
-
-
 def grpo(batch: Batch, params: CreditParams) -> Estimate:
     """(R - mean) / (std + 1e-6) within the group, sample std; 0 in a group of one.
 
     Source: Shao et al. 2024 (arXiv 2402.03300), §4.1.2.
     """
-    deviations, stds, _ = compared(batch)
-    return without_critic(broadcast(deviations / (stds + EPSILON), batch))
+    deviations, stds, _ = _compare_returns(batch)
+    return without_critic(broadcast(deviations / (stds + GROUP_EPSILON), batch))
 
 
 def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
@@ -198,7 +118,7 @@ def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783), §3.2.
     """
-    deviations, _, _ = compared(batch)
+    deviations, _, _ = _compare_returns(batch)
     return without_critic(broadcast(deviations, batch))
 
 
@@ -207,32 +127,8 @@ def rloo(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: Kool et al. 2019; Ahmadian et al. 2024 (arXiv 2402.14740), Eq. 9.
     """
-    deviations, _, sizes = compared(batch)
+    deviations, _, sizes = _compare_returns(batch)
     return without_critic(broadcast(deviations * sizes / np.maximum(sizes - 1, 1), batch))
-
-
-def broadcast(advantages: Floats, batch: Batch) -> Floats:
-    """[B, L] a trajectory's advantage [B] at each of its time steps, exactly 0 elsewhere."""
-    return np.where(batch.time_steps, advantages[:, None], 0.0)
-
-
-def compared(batch: Batch) -> tuple[Floats, Floats, Sizes]:
-    """The `group_statistics` of the batch's returns, with a warning of trajectories that are alone in their group."""
-    deviations, stds, sizes = group_statistics(batch.rewards.sum(axis=1), batch.groups)
-    alone = np.count_nonzero(sizes == 1)
-    if alone:
-        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(sizes))
-    return deviations, stds, sizes
-
-
-def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Sizes]:
-    """[B] deviation from the group's mean, [B] the group's sample std (0 in a group of one), [B] the group's size."""
-    _, first, group, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
-    # Measured from a member of the group, so that equal returns deviate by exactly 0 and not by a rounding error.
-    shifted = returns - returns[first][group]
-    deviations = shifted - (np.bincount(group, weights=shifted) / counts)[group]
-    variances = np.bincount(group, weights=deviations**2) / np.maximum(counts - 1, 1)
-    return deviations, np.sqrt(variances)[group], counts[group]
 
 
 def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
@@ -243,11 +139,8 @@ def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++, Hu et al. 2025 (arXiv 2501.03262).
     """
-    assert not batch.rewards[~batch.time_steps].any(), "a reward outside the time steps would be lost"
-    returns = np.zeros(batch.rewards.shape)
-    returns[batch.time_steps] = discounted_sums(
-        batch.rewards[batch.time_steps], batch.time_steps.sum(axis=1), params.gamma
-    )
+    rewards, lengths = _rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
+    returns = _scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
     return without_critic(whitened(returns, batch))
 
 
@@ -256,7 +149,7 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++ with baseline, Hu et al. 2025 (arXiv 2501.03262).
     """
-    deviations, _, _ = compared(batch)
+    deviations, _, _ = _compare_returns(batch)
     return without_critic(whitened(broadcast(deviations, batch), batch))
 
 
@@ -273,7 +166,7 @@ ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
 
 
 def estimate(batch: Batch, params: CreditParams) -> Estimate:
-    """What the estimator that `params` names makes of a batch.
+    """Runs the estimator that `params` names.
 
     Raises:
         ValueError: the batch has no values and the estimator needs them, or has values it would not look at.
@@ -285,3 +178,116 @@ def estimate(batch: Batch, params: CreditParams) -> Estimate:
     if not params.needs_critic and batch.values is not None:
         raise ValueError(f"estimator {params.estimator} uses no values; give none, or set estimator: gae")
     return ESTIMATORS[params.estimator](batch, params)
+
+
+def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, gamma: float, lam: float) -> Floats:
+    """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
+
+    Args:
+        rewards: [N] received at each entry.
+        values: [N] of the state before each entry.
+        lengths: [S] entries of each sequence; 0 is allowed.
+
+    Source: Schulman et al. 2016 (arXiv 1506.02438), Eq. 11 and 16.
+    """
+    next_values = np.append(values[1:], 0.0)
+    next_values[np.cumsum(lengths)[lengths > 0] - 1] = 0.0
+    return discounted_sums(rewards + gamma * next_values - values, lengths, gamma * lam)
+
+
+def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
+    """[N] S_n = x_n + factor S_{n+1} of entries x [N], S 0 after the end of a sequence; `lengths` [S] may be 0."""
+    assert lengths.sum() == len(entries), f"{len(entries)} entries for sequences of {lengths.sum()} together"
+    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
+    rows = _scatter(entries, filled)
+    backwards = lfilter([1.0], [1.0, -factor], rows[:, ::-1], axis=1)  # y_n = x_n + factor y_{n-1}
+    sums: Floats = backwards[:, ::-1][filled]
+    return sums
+
+
+def whitened(advantages: Floats, batch: Batch) -> Floats:
+    """[B, L] the advantages whitened over the batch's whitening mask, exactly 0 outside its time steps."""
+    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask), 0.0)
+
+
+def whiten(advantages: Floats, over: Mask) -> Floats:
+    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1."""
+    counted = advantages[over]
+    mean, std = float(counted.mean()), float(counted.std())
+    return (advantages - mean) / (std + WHITENING_EPSILON)
+
+
+def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Counts]:
+    """[B] deviation from the group's mean, [B] the group's sample std (0 in a group of one), [B] the group's size."""
+    _, first, group, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
+    # Measured from a member of the group, so that equal returns deviate by exactly 0 and not by a rounding error.
+    shifted = returns - returns[first][group]
+    deviations = shifted - (np.bincount(group, weights=shifted) / counts)[group]
+    variances = np.bincount(group, weights=deviations**2) / np.maximum(counts - 1, 1)
+    return deviations, np.sqrt(variances)[group], counts[group]
+
+
+class StepSpans(NamedTuple):
+    """Where the steps of a batch are; S = its steps, one trajectory after the other, N = its action tokens."""
+
+    acting: Mask  # [B, L] the action tokens
+    first: Mask  # [B, L] the first token of every step
+    starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
+    tokens: Counts  # [S] tokens of each step
+    per_trajectory: Counts  # [B] steps of each trajectory
+
+
+def step_spans(steps: NDArray[np.int32]) -> StepSpans:
+    """The spans of steps [B, L], given as in `Batch.steps`."""
+    acting = steps >= 0
+    first = acting.copy()
+    first[:, 1:] &= steps[:, 1:] != steps[:, :-1]
+    starts = np.flatnonzero(first[acting])
+    tokens = np.diff(starts, append=np.count_nonzero(acting))
+    return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
+
+
+def _step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
+    """[S] the advantages of steps with values [S]; a step's reward is the sum of its tokens' rewards."""
+    per_step = np.add.reduceat(_rewards_at(rewards, spans.acting), spans.starts)
+    return generalized_advantages(per_step, values, spans.per_trajectory, gamma=params.step_gamma, lam=params.step_lam)
+
+
+def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: CreditParams) -> Floats:
+    """[B, L] the generalised advantages of every trajectory's time steps; tokens between them get exactly 0."""
+    received, lengths = _rewards_at(rewards, time_steps), time_steps.sum(axis=1)
+    flat = generalized_advantages(received, values[time_steps], lengths, gamma=params.gamma, lam=params.lam)
+    return _scatter(flat, time_steps)
+
+
+def _rewards_at(rewards: Floats, time_steps: Mask) -> Floats:
+    """[N] of rewards [B, L] those at the time steps, where all of them must be."""
+    assert not rewards[~time_steps].any(), "a reward outside the time steps would be lost"
+    return rewards[time_steps]
+
+
+def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
+    """The `group_statistics` of the batch's returns, with a warning of trajectories that are alone in their group."""
+    deviations, stds, sizes = group_statistics(batch.rewards.sum(axis=1), batch.groups)
+    alone = np.count_nonzero(sizes == 1)
+    if alone:
+        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(sizes))
+    return deviations, stds, sizes
+
+
+def broadcast(advantages: Floats, batch: Batch) -> Floats:
+    """[B, L] a trajectory's advantage [B] at each of its time steps, exactly 0 elsewhere."""
+    return np.where(batch.time_steps, advantages[:, None], 0.0)
+
+
+def _scatter(entries: Floats, mask: Mask) -> Floats:
+    """[B, L] the entries [N] at the N tokens of the mask, 0 elsewhere."""
+    tokens = np.zeros(mask.shape)
+    tokens[mask] = entries
+    return tokens
+
+
+def without_critic(advantages: Floats) -> Estimate:
+    """The estimate of an estimator that trains no critic."""
+    nowhere = np.zeros(advantages.shape, np.bool_)
+    return Estimate(advantages=advantages, value_targets=np.zeros_like(advantages), critic_mask=nowhere)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.credit.batch import Floats
 from agent_r1.credit.estimators import group_statistics
 from agent_r1.credit.masks import Mask
 from agent_r1.params import FilterParams
-
-Floats = NDArray[np.float64]
 
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 ROUNDING = 1e-9  # relative, of sums and products of shares
@@ -39,8 +38,7 @@ def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams, que
         groups: [B] the group of each trajectory; one of a single trajectory has std 0.
         questions: how many groups a share of groups is of; all there are unless a refill has added some.
     """
-    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
-    stds = group_statistics(returns, groups)[1][first]
+    stds, group = _group_stds(returns, groups)
     kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
     return Selection(
         kept=kept[group],
@@ -51,11 +49,16 @@ def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams, que
 
 def differing(returns: Floats, groups: NDArray[np.int64]) -> int:
     """The number of groups whose returns [B] are not all equal."""
-    _, first = np.unique(groups, return_index=True)
-    return int((group_statistics(returns, groups)[1][first] > EQUAL).sum())
+    return int((_group_stds(returns, groups)[0] > EQUAL).sum())
 
 
-def everything(stds: Floats, share: float, questions: int) -> Mask:
+def _group_stds(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, NDArray[np.intp]]:
+    """[G] the sample std of each group's returns [B], and [B] which of them is the trajectory's."""
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    return group_statistics(returns, groups)[1][first], group
+
+
+def keep_all(stds: Floats, share: float, questions: int) -> Mask:
     """[G] no filter: groups without differences are kept too."""
     assert share == 1, share
     return np.ones(len(stds), np.bool_)
@@ -66,33 +69,28 @@ def top_p(stds: Floats, share: float, questions: int) -> Mask:
 
     The share is taken of the stds themselves ("linear"), not of their softmax.
     """
-    order, ranked = _ranked(stds)
+    ranked, back = _rank(stds)
     covered_before = ranked.cumsum() - ranked
-    return _chosen(order, (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL))
+    kept: Mask = (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL)
+    return kept[back]
 
 
 def top_fraction(stds: Floats, share: float, questions: int) -> Mask:
     """[G] the `share` of `questions` groups (rounded down, at least one) with the largest std; none of std 0."""
-    order, ranked = _ranked(stds)
+    ranked, back = _rank(stds)
     most = max(int(share * questions + ROUNDING), 1)
-    return _chosen(order, (np.arange(len(stds)) < most) & (ranked > EQUAL))
+    kept: Mask = (np.arange(len(stds)) < most) & (ranked > EQUAL)
+    return kept[back]
 
 
 FILTERS: dict[str, Callable[[Floats, float, int], Mask]] = {
-    "none": everything,
+    "none": keep_all,
     "top_p": top_p,
     "top_fraction": top_fraction,
 }
 
 
-def _ranked(stds: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """[G] indices from the largest std to the smallest, among equals the earlier group first; [G] the stds so."""
+def _rank(stds: Floats) -> tuple[Floats, NDArray[np.intp]]:
+    """[G] the stds from the largest, among equals the earlier group first, and [G] each group's place among them."""
     order = np.argsort(-stds, kind="stable")
-    return order, stds[order]
-
-
-def _chosen(order: NDArray[np.int64], ranked: Mask) -> Mask:
-    """[G] a choice among the ranked groups, back in the order of the groups."""
-    chosen = np.empty_like(ranked)
-    chosen[order] = ranked
-    return chosen
+    return stds[order], np.argsort(order)

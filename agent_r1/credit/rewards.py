@@ -1,4 +1,4 @@
-"""Rewards: numbers on steps, made of named parts.
+"""Floats: numbers on steps, made of named parts.
 
 The environment states facts on a step: `em`, `f1` and `grounded` on the answering one, `progress` on a search, `think`
 on every one. Every other part follows from the record. Each part is an array [K], K = steps of the trajectory, before
@@ -8,17 +8,16 @@ its weight. What a policy that is paid for one part alone would do is in the tes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agent_r1.credit.batch import Floats
 from agent_r1.params import RewardWeights
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
-Rewards = NDArray[np.float64]
 
-
-def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Rewards, dict[str, Rewards]]:
+def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Floats, dict[str, Floats]]:
     """The reward of every step and the parts it is made of.
 
     Returns:
@@ -38,7 +37,22 @@ def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Reward
     return totals, parts
 
 
-def agent_r1(trajectory: Trajectory) -> Rewards:
+def _stated(trajectory: Trajectory, fact: str) -> Floats:
+    return _per_step(step.rewards.get(fact, 0.0) for step in trajectory.steps)
+
+
+def _per_step(values: Iterable[float]) -> Floats:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _on_last_step(trajectory: Trajectory, value: float) -> Floats:
+    """An episode aborted before its first action has no step to put it on."""
+    rewards = np.zeros(len(trajectory.steps))
+    rewards[-1:] = value
+    return rewards
+
+
+def agent_r1(trajectory: Trajectory) -> Floats:
     """On the last step: EM where the format is perfect, else format - 1 (Agent-R1, arXiv 2511.14460, Eq. 6).
 
     `format` is the mean of two facts, each 0 or 1: the answer block is well formed (the episode ended in an
@@ -47,50 +61,27 @@ def agent_r1(trajectory: Trajectory) -> Rewards:
     answered = trajectory.outcome is Outcome.ANSWERED
     well_formed_calls = all(step.call_status is not CallStatus.MALFORMED for step in trajectory.steps)
     if answered and well_formed_calls:
-        return em(trajectory)
+        return _stated(trajectory, "em")
     return _on_last_step(trajectory, (answered + well_formed_calls) / 2 - 1)
 
 
-def em(trajectory: Trajectory) -> Rewards:
-    """The answer's exact match on the answering step, whatever the format of the calls before."""
-    return _stated(trajectory, "em")
-
-
-def f1(trajectory: Trajectory) -> Rewards:
-    """The answer's word overlap with the nearest gold answer on the answering step, in [0, 1]."""
-    return _stated(trajectory, "f1")
-
-
-def grounded(trajectory: Trajectory) -> Rewards:
-    """1 on the answering step where the answer, right or wrong, occurs in an observation of the episode.
-
-    A yes or no that follows from what was found is not grounded.
-    """
-    return _stated(trajectory, "grounded")
-
-
-def think(trajectory: Trajectory) -> Rewards:
+def think(trajectory: Trajectory) -> Floats:
     """1 / K on every step whose well-formed action opens with a thought: at most 1 in all, however many the steps."""
     return _stated(trajectory, "think") / max(len(trajectory.steps), 1)
 
 
-def valid_call(trajectory: Trajectory) -> Rewards:
+def valid_call(trajectory: Trajectory) -> Floats:
     """1 for every call that succeeded."""
     return _per_step(1.0 if step.call_status is CallStatus.OK else 0.0 for step in trajectory.steps)
 
 
-def failed_call(trajectory: Trajectory) -> Rewards:
+def failed_call(trajectory: Trajectory) -> Floats:
     """-1 for every call that did not succeed, whatever the reason."""
     succeeded = (CallStatus.OK, CallStatus.NONE)
     return _per_step(0.0 if step.call_status in succeeded else -1.0 for step in trajectory.steps)
 
 
-def progress(trajectory: Trajectory) -> Rewards:
-    """The gold passages that a step brought up for the first time, as the environment counted them."""
-    return _stated(trajectory, "progress")
-
-
-def repeat_call(trajectory: Trajectory) -> Rewards:
+def repeat_call(trajectory: Trajectory) -> Floats:
     """-1 for every call of the same tool with the same arguments as an earlier one.
 
     A call whose arguments could not be read repeats nothing: that is for `failed_call`.
@@ -99,20 +90,20 @@ def repeat_call(trajectory: Trajectory) -> Rewards:
     return _per_step(-1.0 if all(call) and call in calls[:k] else 0.0 for k, call in enumerate(calls))
 
 
-def no_answer(trajectory: Trajectory) -> Rewards:
+def no_answer(trajectory: Trajectory) -> Floats:
     """-1 on the last step of an episode that did not end in an answer."""
     return _on_last_step(trajectory, 0.0 if trajectory.outcome is Outcome.ANSWERED else -1.0)
 
 
-PARTS: dict[str, Callable[[Trajectory], Rewards]] = {
+PARTS: dict[str, Callable[[Trajectory], Floats]] = {
     "agent_r1": agent_r1,
-    "em": em,
-    "f1": f1,
-    "grounded": grounded,
+    "em": partial(_stated, fact="em"),  # of the answer, whatever the format of the calls before
+    "f1": partial(_stated, fact="f1"),  # the answer's word overlap with the nearest gold answer, in [0, 1]
+    "grounded": partial(_stated, fact="grounded"),  # 1 where the answer, right or wrong, occurs in an observation
     "think": think,
     "valid_call": valid_call,
     "failed_call": failed_call,
-    "progress": progress,
+    "progress": partial(_stated, fact="progress"),  # gold passages that the step brought up for the first time
     "repeat_call": repeat_call,
     "no_answer": no_answer,
 }
@@ -131,32 +122,12 @@ def _check_finite(trajectory: Trajectory) -> None:
 def _check_stated(trajectory: Trajectory, weights: RewardWeights) -> None:
     """Without its fact a weighted part would be 0 in silence. `progress` is let pass: not every step searches."""
     answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
-    made_of = {
-        "agent_r1": ("em", answering),
-        "em": ("em", answering),
-        "f1": ("f1", answering),
-        "grounded": ("grounded", answering),
-        "think": ("think", trajectory.steps),
-    }
     weighted = weights.model_dump()
-    for part, (fact, steps) in made_of.items():
+    for part in ("agent_r1", "em", "f1", "grounded", "think"):
+        fact = "em" if part == "agent_r1" else part
+        steps = trajectory.steps if part == "think" else answering
         if weighted[part] and any(fact not in step.rewards for step in steps):
             raise ValueError(
                 f"trajectory {trajectory.trajectory_id!r}: a step{' that answers' * (steps is answering)} carries no "
                 f"reward {fact!r}, which {part} is made of; the environment must state it, or the weight must be 0"
             )
-
-
-def _stated(trajectory: Trajectory, fact: str) -> Rewards:
-    return _per_step(step.rewards.get(fact, 0.0) for step in trajectory.steps)
-
-
-def _per_step(values: Iterable[float]) -> Rewards:
-    return np.fromiter(values, dtype=np.float64)
-
-
-def _on_last_step(trajectory: Trajectory, value: float) -> Rewards:
-    """An episode aborted before its first action has no step to put it on."""
-    rewards = np.zeros(len(trajectory.steps))
-    rewards[-1:] = value
-    return rewards

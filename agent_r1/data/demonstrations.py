@@ -15,59 +15,86 @@ from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 
 
-def demonstrate(
-    plan: Plan,
-    question: Question,
-    *,
-    facts: Facts,
-    stop_early: float,
-    wrong_relation: float,
-    rng: random.Random,
-) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """The demonstrator's actions for one question."""
+
+    question: Question
+    actions: list[str]  # the texts, without end tokens
+
+
+def with_tools(
+    questions: Sequence[Question], plans: Mapping[str, Plan], facts: Facts, params: WarmStartParams
+) -> list[Demonstration]:
+    """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer."""
+    found = []
+    for number, question in enumerate(_take(questions, params.demonstrations)):
+        rng = random.Random(derive(params.seed, "demonstration", number))
+        found.append(Demonstration(question, demonstrate(plans[question.question_id], question, facts, params, rng)))
+    return found
+
+
+def without_tools(
+    questions: Sequence[Question], plans: Mapping[str, Plan], index: Search, top_k: int, params: WarmStartParams
+) -> list[Demonstration]:
+    """`params.naive_rag_demonstrations` answers from the passages that the question itself finds."""
+    chosen = _take(questions, params.naive_rag_demonstrations)
+    shown = index.search([question.text for question in chosen], top_k)
+    found = []
+    for number, (question, passages) in enumerate(zip(chosen, shown, strict=True)):
+        rng = random.Random(derive(params.seed, "naive rag demonstration", number))
+        titles = {passage.title for passage in passages}
+        found.append(Demonstration(question, [answer_at_once(plans[question.question_id], question, titles, rng)]))
+    return found
+
+
+def _take(questions: Sequence[Question], count: int) -> list[Question]:
+    if count and not questions:
+        raise ValueError(
+            "there are no training questions to demonstrate on; give a data set of prepare.files a train file"
+        )
+    return [questions[index % len(questions)] for index in range(count)]
+
+
+def demonstrate(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[str]:
     """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
+
+    With the chance `stop_early`, at every hop but the first, it answers with the entity at hand instead, and guesses
+    in a comparison. With the chance `wrong_relation`, at every hop, it asks for another relation of the same entity and
+    goes on from what that truly leads to, or answers with it where the plan does not apply to it; where there are no
+    facts it repeats the question's own words.
 
     Its thoughts name what the plan still needs, whatever the habits make of it. All that an action copies can be read
     by then in the question, in an earlier thought or in the result of the previous search.
-
-    Args:
-        facts: the world's, to follow wrong relations to what they truly lead to. Without any, a wrong
-            search repeats the question's own words.
-        stop_early: chance, at every hop but the first, to answer with the entity at hand instead; to guess in a
-            comparison.
-        wrong_relation: chance, at every hop, to ask for another relation of the same entity and to go on from
-            what that leads to, or to answer with it where the plan does not apply to it.
     """
-    made = _hops_made(plan, question, facts, stop_early, wrong_relation, rng)
+    made = _hops_made(plan, question, facts, params, rng)
     thoughts = _compare(plan, made) if question.kind == "comparison" else _follow(plan, made)
     searches = [_search(thought, hop) for thought, hop in zip(thoughts, made, strict=True)]
     found = made if question.kind == "comparison" else made[-1:]
     return [*searches, _answer(_conclusion(plan, question, made, rng), found)]
 
 
-def answer_at_once(plan: Plan, question: Question, *, titles: Collection[str], rng: random.Random) -> str:
-    """The text of one action that answers without a search of its own.
+def answer_at_once(plan: Plan, question: Question, titles: Collection[str], rng: random.Random) -> str:
+    """The text of one action that answers without a search of its own, from passages with these titles.
 
-    Args:
-        titles: of the passages that are shown; hops count as made up to the first whose passage is not.
+    Hops count as made up to the first whose passage is not shown.
     """
     made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
     text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
     return _answer(text, made)
 
 
-def _hops_made(
-    plan: Plan, question: Question, facts: Facts, stop_early: float, wrong_relation: float, rng: random.Random
-) -> list[Hop]:
+def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[Hop]:
     made: list[Hop] = []
     for hop in plan.hops:
-        if made and rng.random() < stop_early:
+        if made and rng.random() < params.stop_early:
             break
         at_hand = made[-1].value if made and question.kind == "bridge" else hop.entity
         if at_hand != hop.entity:
             if hop.relation not in facts.get(at_hand, {}):
                 break
             hop = look_up(facts, at_hand, hop.relation)
-        made.append(_astray(hop, question, facts, rng) if rng.random() < wrong_relation else hop)
+        made.append(_astray(hop, question, facts, rng) if rng.random() < params.wrong_relation else hop)
     return made
 
 
@@ -119,61 +146,3 @@ def _answer(text: str, found: Sequence[Hop]) -> str:
 def _found(hops: Sequence[Hop]) -> str:
     """States what was found in the passages' words, which a small model learns to read off them."""
     return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """What the demonstrator does about one question."""
-
-    question: Question
-    actions: list[str]  # the texts, without end tokens
-
-
-def with_tools(
-    questions: Sequence[Question], plans: Mapping[str, Plan], facts: Facts, params: WarmStartParams
-) -> list[Demonstration]:
-    """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer."""
-    return [
-        Demonstration(
-            question,
-            demonstrate(
-                plans[question.question_id],
-                question,
-                facts=facts,
-                stop_early=params.stop_early,
-                wrong_relation=params.wrong_relation,
-                rng=random.Random(derive(params.seed, "demonstration", index)),
-            ),
-        )
-        for index, question in enumerate(_take(questions, params.demonstrations))
-    ]
-
-
-def without_tools(
-    questions: Sequence[Question], plans: Mapping[str, Plan], index: Search, top_k: int, params: WarmStartParams
-) -> list[Demonstration]:
-    """`params.naive_rag_demonstrations` answers from the passages that the question itself finds."""
-    chosen = _take(questions, params.naive_rag_demonstrations)
-    shown = index.search([question.text for question in chosen], top_k)
-    return [
-        Demonstration(
-            question,
-            [
-                answer_at_once(
-                    plans[question.question_id],
-                    question,
-                    titles={passage.title for passage in passages},
-                    rng=random.Random(derive(params.seed, "naive rag demonstration", at)),
-                )
-            ],
-        )
-        for at, (question, passages) in enumerate(zip(chosen, shown, strict=True))
-    ]
-
-
-def _take(questions: Sequence[Question], count: int) -> list[Question]:
-    if count and not questions:
-        raise ValueError(
-            "there are no training questions to demonstrate on; give a data set of prepare.files a train file"
-        )
-    return [questions[index % len(questions)] for index in range(count)]

@@ -1,38 +1,27 @@
-"""The layouts of the published data sets, and of one's own."""
+"""The layouts of the published data sets, and of one's own: the question of a row, and the paragraphs beside it.
+
+A field that is missing or malformed raises a ValueError, whose message names file, row and field.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from agent_r1.data.rows import Row
 from agent_r1.records import Question
 
-HOTPOTQA_KINDS = ("bridge", "comparison")
+
+class Format(NamedTuple):
+    """How to read the rows of a data set."""
+
+    question: Callable[[Row, str, str], Question]  # from a row, the data set's name and the split
+    paragraphs: Callable[[Row], list[tuple[str, str]]]  # titles and texts that the row brings along, in its order
 
 
-def hotpotqa_question(row: Row, dataset: str, split: str) -> Question:
-    """The question of a row; one hop per gold passage.
-
-    Raises:
-        ValueError: a field is missing or malformed; the message names file, row and field.
-    """
-    return supported_question(row, dataset, split, HOTPOTQA_KINDS)
-
-
-def hotpotqa_paragraphs(row: Row) -> list[tuple[str, str]]:
-    """Titles and texts of the row's context, in its order: ten of them, in some rows fewer.
-
-    In the fullwiki setting the context is what a search found, and gold passages may be missing.
-
-    Raises:
-        ValueError: the field is missing or malformed; the message names file, row and field.
-    """
-    return joined_context(row, "")  # all sentences but the first open with their space
-
-
-def supported_question(row: Row, dataset: str, split: str, kinds: Sequence[str]) -> Question:
-    """A question whose gold passages are those of its supporting facts.
+def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[str]) -> Question:
+    """A question whose gold passages are those of its supporting facts, one hop each (HotpotQA, 2WikiMultihopQA).
 
     The facts' sentence numbers are not looked at: in some rows of the releases they are beyond their paragraph.
     """
@@ -49,8 +38,11 @@ def supported_question(row: Row, dataset: str, split: str, kinds: Sequence[str])
     )
 
 
-def joined_context(row: Row, separator: str) -> list[tuple[str, str]]:
-    """The paragraphs of a context, their sentences joined."""
+def joined_context(row: Row, *, separator: str) -> list[tuple[str, str]]:
+    """The paragraphs of a context, their sentences joined.
+
+    In HotpotQA's fullwiki setting the context is what a search found, and gold passages may be missing.
+    """
     found = row.pairs("context", "sentences")
     if not all(
         isinstance(sentences, list) and all(isinstance(each, str) for each in sentences) for _, sentences in found
@@ -59,42 +51,19 @@ def joined_context(row: Row, separator: str) -> list[tuple[str, str]]:
     return [(title, separator.join(sentences).strip()) for title, sentences in found]
 
 
-WIKIMULTIHOP_KINDS = ("comparison", "bridge_comparison", "compositional", "inference")
-
-
-def wikimultihop_question(row: Row, dataset: str, split: str) -> Question:
-    """The question of a row; one hop per gold passage, two or four.
-
-    Raises:
-        ValueError: a field is missing or malformed; the message names file, row and field.
-    """
-    return supported_question(row, dataset, split, WIKIMULTIHOP_KINDS)
-
-
-def wikimultihop_paragraphs(row: Row) -> list[tuple[str, str]]:
-    """Titles and texts of the row's context, in its order.
-
-    Raises:
-        ValueError: the field is missing or malformed; the message names file, row and field.
-    """
-    return joined_context(row, " ")  # sentences come without the spaces between them
-
-
 def musique_question(row: Row, dataset: str, split: str) -> Question:
-    """The question of a row; one hop per question it is composed of, its kind how they hang together (2hop to 4hop3).
+    """MuSiQue's question: a hop for each question it is composed of, its kind how they hang together (2hop to 4hop3).
 
-    Two gold passages may share a title.
-
-    Raises:
-        ValueError: a field is missing or malformed, or the question has no answer; the message names file and row.
+    Two gold passages may share a title. A question that has no answer is refused.
     """
     if row.fields.get("answerable") is False:
         raise ValueError(f"{row}: not answerable, so this is MuSiQue-Full; use the files named musique_ans")
     question_id = row.id("id")
     hops = len(row.objects("question_decomposition"))
-    titles = [title for title, _, is_gold in MUSIQUE__paragraphs(row) if is_gold]
+    titles = [title for title, _, is_gold in _marked_paragraphs(row) if is_gold]
     if not titles:
         raise row.fault("paragraphs", "must hold at least one with is_supporting: true")
+    named, separator, _ = question_id.partition("__")  # the release's ids begin with the kind: 3hop1__140786_2053_5289
     return Question(
         question_id=question_id,
         dataset=dataset,
@@ -103,79 +72,68 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
         answers=list(dict.fromkeys([row.text("answer"), *row.texts("answer_aliases")])),
         gold_titles=list(dict.fromkeys(titles)),
         hops=hops,
-        kind=_kind(question_id, hops),
+        kind=named if separator else f"{hops}hop",
     )
 
 
 def musique_paragraphs(row: Row) -> list[tuple[str, str]]:
-    """Titles and texts of the row's paragraphs, in its order: twenty of them, in some rows fewer.
-
-    Raises:
-        ValueError: the field is missing or malformed; the message names file, row and field.
-    """
-    return [(title, text) for title, text, _ in MUSIQUE__paragraphs(row)]
+    """Titles and texts of MuSiQue's paragraphs."""
+    return [(title, text) for title, text, _ in _marked_paragraphs(row)]
 
 
-def MUSIQUE__paragraphs(row: Row) -> list[tuple[str, str, bool]]:
-    return [_paragraph(row, each) for each in row.objects("paragraphs")]
-
-
-def _paragraph(row: Row, fields: dict[str, Any]) -> tuple[str, str, bool]:
-    match fields:
-        case {"title": str(title), "paragraph_text": str(text), "is_supporting": bool(is_gold)}:
-            return title, text.strip(), is_gold
-    raise row.fault("paragraphs", "must hold objects with title, paragraph_text and is_supporting")
-
-
-def _kind(question_id: str, hops: int) -> str:
-    """The release's ids say it: 3hop1__140786_2053_5289."""
-    named, separator, _ = question_id.partition("__")
-    return named if separator else f"{hops}hop"
-
-
-UNKNOWN = "unknown"
+def _marked_paragraphs(row: Row) -> list[tuple[str, str, bool]]:
+    """Titles and texts of MuSiQue's paragraphs, and whether each is gold."""
+    found = []
+    for fields in row.objects("paragraphs"):
+        match fields:
+            case {"title": str(title), "paragraph_text": str(text), "is_supporting": bool(is_gold)}:
+                found.append((title, text.strip(), is_gold))
+            case _:
+                raise row.fault("paragraphs", "must hold objects with title, paragraph_text and is_supporting")
+    return found
 
 
 def generic_question(row: Row, dataset: str, split: str) -> Question:
-    """The question of a row.
+    """A question of a user's own.
 
     `question`, and `answers` (accepted ones, the canonical one first) or a single `answer`, must be there; `id`,
     `gold_titles`, `hops` and `kind` need not be, or may be null. Without an id the row's place is its id, without hops
     every gold title is one. Other fields are passed over.
-
-    Raises:
-        ValueError: a field is missing or malformed; the message names file, row and field.
     """
     titles = row.texts("gold_titles")
     named = row.first("id", "_id")
+    answers = row.texts("answers") if row.has("answers") else [row.text("answer")]
+    if not answers:
+        raise row.fault("answers", "must hold at least one text that is not empty")
+    hops = row.fields["hops"] if row.has("hops") else max(1, len(titles))
+    if type(hops) is not int or hops < 1:
+        raise row.fault("hops", "must be a number from 1 on")
     return Question(
         question_id=row.id(named) if row.has(named) else f"{dataset}-{split}-{row.path.name}-{row.number}",
         dataset=dataset,
         split=split,
         text=row.text("question"),
-        answers=_answers(row),
+        answers=answers,
         gold_titles=titles,
-        hops=_hops(row, titles),
-        kind=row.text("kind") if row.has("kind") else UNKNOWN,
+        hops=hops,
+        kind=row.text("kind") if row.has("kind") else "unknown",
     )
 
 
-def generic_paragraphs(row: Row) -> list[tuple[str, str]]:
-    """None: what is searched is a corpus of its own."""
+def no_paragraphs(row: Row) -> list[tuple[str, str]]:
+    """No paragraphs: what is searched is a corpus of its own."""
     return []
 
 
-def _answers(row: Row) -> list[str]:
-    answers = row.texts("answers") if row.has("answers") else [row.text("answer")]
-    if not answers:
-        raise row.fault("answers", "must hold at least one text that is not empty")
-    return answers
-
-
-def _hops(row: Row, titles: list[str]) -> int:
-    hops = row.fields.get("hops")
-    if hops is None:
-        return max(1, len(titles))
-    if type(hops) is not int or hops < 1:
-        raise row.fault("hops", "must be a number from 1 on")
-    return hops
+FORMATS = {
+    "hotpotqa": Format(
+        partial(supported_question, kinds=("bridge", "comparison")),
+        partial(joined_context, separator=""),  # all sentences but the first open with their space
+    ),
+    "2wikimultihopqa": Format(
+        partial(supported_question, kinds=("comparison", "bridge_comparison", "compositional", "inference")),
+        partial(joined_context, separator=" "),  # sentences come without the spaces between them
+    ),
+    "musique": Format(musique_question, musique_paragraphs),
+    "generic": Format(generic_question, no_paragraphs),
+}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from agent_r1.data import formats
+from agent_r1.data.formats import FORMATS
 from agent_r1.data.rows import Row
 from agent_r1.data.sources import ROWS, count, data_files, open_text, read, suffix
 from agent_r1.params import FilesParams
@@ -20,9 +20,10 @@ from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 
 TEXT = ".txt"
+T = TypeVar("T")
 
 
-def passages(location: Path) -> Iterator[tuple[str, Passage]]:
+def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
     """The passages of a file, a folder or a pattern, each with the place it was read from.
 
     A row has `title` and `text`, and `id` where it has one; without, its content names it. Of a text file every
@@ -34,7 +35,7 @@ def passages(location: Path) -> Iterator[tuple[str, Passage]]:
     """
     for path in data_files(location, (*ROWS, TEXT)):
         if suffix(path) == TEXT:
-            yield from _read_text(path)
+            yield from _read_paragraphs(path)
         else:
             yield from ((str(row), _passage(row)) for row in read(path))
 
@@ -56,7 +57,7 @@ def _passage(row: Row) -> Passage:
     return Passage(passage_id=row.id("id"), title=title, text=text)
 
 
-def _read_text(path: Path) -> Iterator[tuple[str, Passage]]:
+def _read_paragraphs(path: Path) -> Iterator[tuple[str, Passage]]:
     title = path.name.removesuffix(".gz").removesuffix(TEXT)
     with open_text(path) as lines:
         paragraphs = (group for blank, group in groupby(lines, key=lambda line: not line.strip()) if not blank)
@@ -103,24 +104,6 @@ class Distinct:
                 )
             self._passages.add(passage.passage_id)
         return True
-
-
-T = TypeVar("T")
-
-
-class Format(NamedTuple):
-    """How to read the rows of a data set."""
-
-    question: Callable[[Row, str, str], Question]  # from a row, the data set's name and the split
-    paragraphs: Callable[[Row], list[tuple[str, str]]]  # titles and texts that the row brings along
-
-
-FORMATS = {
-    "hotpotqa": Format(formats.hotpotqa_question, formats.hotpotqa_paragraphs),
-    "2wikimultihopqa": Format(formats.wikimultihop_question, formats.wikimultihop_paragraphs),
-    "musique": Format(formats.musique_question, formats.musique_paragraphs),
-    "generic": Format(formats.generic_question, formats.generic_paragraphs),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agent_r1.data.mixture import Distinct, Entry, Portion, from_files, interleave
-from agent_r1.data.mixture import passages as read_corpus
-from agent_r1.data.questions import Facts, Plan, atlas, plan_from_titles
+from agent_r1.data.mixture import Distinct, Entry, Portion, from_files, interleave, read_passages
+from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import progress
 from agent_r1.params import PrepareParams
 from agent_r1.params.stages import BUILT_IN
@@ -56,7 +55,7 @@ def write(params: PrepareParams, directory: Path) -> None:
     distinct = Distinct()
     questions, passages = directory / QUESTIONS, directory / PASSAGES
     with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
-        generated = atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
+        generated = generate_atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
         for entry in _entries(params, generated.questions if generated else []):
             distinct.take_question(entry.question, entry.where)
             add_question(entry.question)
@@ -67,29 +66,18 @@ def write(params: PrepareParams, directory: Path) -> None:
         for where, passage in _searchable(params, generated.passages if generated else []):
             if distinct.is_new(passage, where):
                 add_passage(passage)
-    _check_passages(passages)
+    if not pq.read_metadata(passages).num_rows:
+        raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     _warn_of_missing_gold(questions, passages)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
 
 
-def plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[dict[str, Plan], Facts]:
-    """What a demonstrator needs: a plan for every question by question_id, and the facts (none for real data)."""
-    real = {row.question_id: plan_from_titles(row) for row in questions if row.dataset != BUILT_IN}
-    if BUILT_IN not in params.datasets:
-        return real, {}
-    generated = atlas(params.atlas, params.seed)
-    return {**generated.plans, **real}, generated.facts
-
-
 def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[Entry]:
     for split in SPLITS:
-        portions = [_portion(params, name, split, generated) for name in params.datasets if _has(params, name, split)]
+        named = [name for name in params.datasets if name == BUILT_IN or split in params.files[name].splits]
+        portions = [_portion(params, name, split, generated) for name in named]
         total = sum(portion.size for portion in portions)
         yield from progress(interleave(portions), f"{split} questions", total)
-
-
-def _has(params: PrepareParams, name: str, split: str) -> bool:
-    return name == BUILT_IN or split in params.files[name].splits
 
 
 def _portion(params: PrepareParams, name: str, split: str, generated: Sequence[Question]) -> Portion[Entry]:
@@ -104,12 +92,7 @@ def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator
     yield from ((BUILT_IN, passage) for passage in generated)
     named = (params.files[name].corpus for name in params.datasets if name != BUILT_IN)
     for corpus in dict.fromkeys(path for path in named if path is not None):
-        yield from progress(read_corpus(corpus), f"passages of {corpus.name}")
-
-
-def _check_passages(path: Path) -> None:
-    if not pq.read_metadata(path).num_rows:
-        raise ValueError("there are no passages to search; check the corpus files under prepare.files")
+        yield from progress(read_passages(corpus), f"passages of {corpus.name}")
 
 
 def _warn_of_missing_gold(questions: Path, passages: Path) -> None:

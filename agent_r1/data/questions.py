@@ -1,4 +1,4 @@
-"""Questions about Atlas, each with the plan that answers it."""
+"""Questions about Atlas, and the plans by which questions are answered."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent_r1.answers import contains
-from agent_r1.data.world import World, build, passages
-from agent_r1.params import AtlasParams
+from agent_r1.data.world import World, build_world, tell
+from agent_r1.params import AtlasParams, PrepareParams
+from agent_r1.params.stages import BUILT_IN
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 
 Facts = Mapping[str, Mapping[str, str]]  # entity -> relation -> value
+Pair = tuple[str, str]  # of entities
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,36 @@ def plan_from_titles(question: Question) -> Plan:
     values = [*titles[1:], question.answers[0]]
     hops = tuple(Hop(title, title, "", value) for title, value in zip(titles, values, strict=True))
     return Plan(hops, question.answers[0])
+
+
+class Atlas(NamedTuple):
+    """The built-in data set: everything in it follows from the parameters and a seed."""
+
+    questions: list[Question]  # of all splits
+    plans: dict[str, Plan]  # how each is answered, by question_id
+    passages: list[Passage]
+    facts: Facts  # all that is true
+
+
+def generate_atlas(params: AtlasParams, seed: int) -> Atlas:
+    """Generates the built-in data set.
+
+    Raises:
+        ValueError: the world is too small for the questions, or the pools of names for the world.
+    """
+    world = build_world(params, seed)
+    rows = generate_questions(world, params, seed)
+    plans = {question.question_id: plan for question, plan in rows}
+    return Atlas([question for question, _ in rows], plans, tell(world, seed), world.facts)
+
+
+def make_plans(params: PrepareParams, questions: Sequence[Question]) -> tuple[dict[str, Plan], Facts]:
+    """A plan for every question by question_id, and the facts of the generated world (none for real data)."""
+    real = {row.question_id: plan_from_titles(row) for row in questions if row.dataset != BUILT_IN}
+    if BUILT_IN not in params.datasets:
+        return real, {}
+    generated = generate_atlas(params.atlas, params.seed)
+    return {**generated.plans, **real}, generated.facts
 
 
 # Two ways to say each relation. Nested from the inside out they make a question of any number of hops.
@@ -91,9 +123,6 @@ _EARLIER: dict[str, tuple[str, str]] = {
 _SHARES = {"lookup": 0.20, "bridge of 2 hops": 0.35, "bridge of 3 hops": 0.30, "yes/no": 0.075}  # "earlier": the rest
 
 
-Pair = tuple[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A question that has no place in a split yet."""
@@ -103,7 +132,7 @@ class Draft:
     plan: Plan
 
 
-def generate(world: World, params: AtlasParams, seed: int) -> list[tuple[Question, Plan]]:
+def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tuple[Question, Plan]]:
     """The questions of all three splits with their plans.
 
     No two share a text, or both the entities asked about and the chain of relations.
@@ -145,22 +174,22 @@ def _split(
     split: str, counts: dict[str, int], drafts: dict[str, Iterator[Draft]], rng: random.Random
 ) -> list[tuple[Question, Plan]]:
     """Takes the split's share of every label and mixes them."""
-    rows = [draft for label, count in counts.items() for draft in itertools.islice(drafts[label], count)]
-    rng.shuffle(rows)
-    return [(_question(f"atlas-{split}-{i:05d}", split, draft), draft.plan) for i, draft in enumerate(rows)]
-
-
-def _question(question_id: str, split: str, draft: Draft) -> Question:
-    return Question(
-        question_id=question_id,
-        dataset="atlas",
-        split=split,
-        text=draft.text,
-        answers=[draft.plan.answer],
-        gold_titles=[hop.entity for hop in draft.plan.hops],
-        hops=len(draft.plan.hops),
-        kind=draft.kind,
-    )
+    mixed = [draft for label, count in counts.items() for draft in itertools.islice(drafts[label], count)]
+    rng.shuffle(mixed)
+    rows = []
+    for number, draft in enumerate(mixed):
+        question = Question(
+            question_id=f"atlas-{split}-{number:05d}",
+            dataset=BUILT_IN,
+            split=split,
+            text=draft.text,
+            answers=[draft.plan.answer],
+            gold_titles=[hop.entity for hop in draft.plan.hops],
+            hops=len(draft.plan.hops),
+            kind=draft.kind,
+        )
+        rows.append((question, draft.plan))
+    return rows
 
 
 def _chains(world: World, length: int, rng: random.Random) -> Iterator[Draft]:
@@ -204,20 +233,16 @@ def _same(world: World, rng: random.Random) -> Iterator[Draft]:
 
 
 def _earlier(world: World, rng: random.Random) -> Iterator[Draft]:
-    """Which of two came first, the relations in turn."""
-    for relation, pair in _in_turn({relation: _unlike(world, relation, rng) for relation in _EARLIER}):
-        first, second = pair
-        answer = first if int(world.facts[first][relation]) < int(world.facts[second][relation]) else second
-        yield _comparison(world, relation, pair, _EARLIER, answer, rng)
+    """Which of two came first: a pair of each relation in turn, until all have run out."""
+    for pairs in itertools.zip_longest(*(_unlike(world, relation, rng) for relation in _EARLIER)):
+        for relation, pair in zip(_EARLIER, pairs, strict=True):
+            if pair is not None:
+                answer = min(pair, key=lambda entity: int(world.facts[entity][relation]))
+                yield _comparison(world, relation, pair, _EARLIER, answer, rng)
 
 
 def _comparison(
-    world: World,
-    relation: str,
-    pair: Pair,
-    phrasings: dict[str, tuple[str, str]],
-    answer: str,
-    rng: random.Random,
+    world: World, relation: str, pair: Pair, phrasings: dict[str, tuple[str, str]], answer: str, rng: random.Random
 ) -> Draft:
     entities = rng.sample(pair, 2)
     hops = tuple(look_up(world.facts, entity, relation) for entity in entities)
@@ -247,12 +272,6 @@ def _unlike(world: World, relation: str, rng: random.Random) -> Iterator[Pair]:
                 yield pair
 
 
-def _in_turn(pairs: dict[str, Iterator[Pair]]) -> Iterator[tuple[str, Pair]]:
-    """One pair of each relation after the other, until all have run out."""
-    for row in itertools.zip_longest(*pairs.values()):
-        yield from ((relation, pair) for relation, pair in zip(pairs, row, strict=True) if pair is not None)
-
-
 _DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
     "lookup": lambda world, rng: _chains(world, 1, rng),
     "bridge of 2 hops": lambda world, rng: _chains(world, 2, rng),
@@ -260,24 +279,3 @@ _DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
     "yes/no": _same,
     "earlier": _earlier,
 }
-
-
-class Atlas(NamedTuple):
-    """The built-in data set: everything in it follows from the parameters and a seed."""
-
-    questions: list[Question]  # of all splits
-    plans: dict[str, Plan]  # how each is answered, by question_id
-    passages: list[Passage]
-    facts: Facts  # all that is true
-
-
-def atlas(params: AtlasParams, seed: int) -> Atlas:
-    """Generates the built-in data set.
-
-    Raises:
-        ValueError: the world is too small for the questions, or the pools of names for the world.
-    """
-    world = build(params, seed)
-    rows = generate(world, params, seed)
-    plans = {question.question_id: plan for question, plan in rows}
-    return Atlas([question for question, _ in rows], plans, passages(world, seed), world.facts)

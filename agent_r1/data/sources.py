@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LINE_EVERY = 100_000  # items
+ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
+_CHUNK = 1 << 20  # characters
+_LONGEST_ROW = 1 << 26  # characters; a row that does not end before is a broken one
+_BATCH = 1024  # rows of a Parquet file
+_BLANK, _COMMA, _END = re.compile(r"\s*"), re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
 
 
 def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
@@ -32,13 +37,6 @@ def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterato
         yield item
         if bar.disable and number % LINE_EVERY == 0:
             logger.info("%s: %d%s", what, number, f" of {total}" if total else "")
-
-
-ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
-_CHUNK = 1 << 20  # characters
-_LONGEST_ROW = 1 << 26  # characters; a row that does not end before is a broken one
-_BATCH = 1024  # rows of a Parquet file
-_FILLED = re.compile(r"\S")
 
 
 def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
@@ -118,9 +116,10 @@ def _read_file(path: Path) -> Iterator[Row]:
             if not isinstance(fields, dict):
                 raise ValueError(f"{path}, row {number}: expected an object with named fields, found {fields!r:.80}")
             yield Row(fields, path, number)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
+        problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise ValueError(
-            f"{path}, row {number + 1}: broken or cut off ({error.msg}); expected a JSON list of objects or one "
+            f"{path}, row {number + 1}: broken or cut off ({problem}); expected a JSON list of objects or one "
             "object per line; download the file again"
         ) from None
 
@@ -145,60 +144,27 @@ def _values(path: Path) -> Iterator[Any]:
 
 
 def _list_items(text: TextIO) -> Iterator[Any]:
-    window = _Window(text)
-    window.take("[")
-    while window.peek() != "]":
-        yield window.value()
-        if window.peek() != "]":
-            window.take(",")
-    window.take("]")
-    window.end()
-
-
-class _Window:
-    """The piece of a text that is being decoded; it grows until the value that starts in it is whole."""
-
-    def __init__(self, text: TextIO) -> None:
-        self._text = text
-        self._held = ""
-        self._at = 0
-        self._decoder = json.JSONDecoder()
-
-    def peek(self) -> str:
-        """The next character that is not blank, "" at the end of the text."""
-        while not (found := _FILLED.search(self._held, self._at)):
-            self._at = len(self._held)
-            if not self._grow():
-                return ""
-        self._at = found.start()
-        return found.group()
-
-    def take(self, expected: str) -> None:
-        """Passes a character."""
-        if self.peek() != expected:
-            raise json.JSONDecodeError(f"Expecting {expected!r}", self._held, self._at)
-        self._at += 1
-
-    def value(self) -> Any:
-        """Passes a JSON value."""
-        self.peek()
-        while True:
-            try:
-                value, self._at = self._decoder.raw_decode(self._held, self._at)
-            except json.JSONDecodeError:
-                if len(self._held) - self._at > _LONGEST_ROW or not self._grow():
-                    raise
-            else:
-                return value
-
-    def end(self) -> None:
-        """Makes sure that nothing but blanks is left."""
-        if self.peek():
-            follows = self._held[self._at : self._at + 40]
-            raise json.JSONDecodeError(f"the list is followed by {follows!r}", self._held, self._at)
-
-    def _grow(self) -> bool:
-        rest = self._held[self._at :]
-        more = self._text.read(max(_CHUNK, len(rest)))  # twice as much: a long value is decoded few times
-        self._held, self._at = rest + more, 0
-        return bool(more)
+    """The values of a JSON list, out of a window of its text that grows until the next value in it is whole."""
+    decoder = json.JSONDecoder()
+    held = text.read(_CHUNK)
+    at, lead = held.index("[") + 1, _BLANK
+    while not (end := _END.match(held, at)):
+        try:
+            start = lead.match(held, at)
+            if not start:
+                raise json.JSONDecodeError("Expecting ',' or ']'", held, at)
+            value, at = decoder.raw_decode(held, start.end())
+        except json.JSONDecodeError:
+            rest = held[at:]  # read twice as much each time: a long value is decoded few times
+            more = text.read(max(_CHUNK, len(rest))) if len(rest) <= _LONGEST_ROW else ""
+            if not more:
+                raise
+            held, at = rest + more, 0
+        else:
+            lead = _COMMA
+            yield value
+    rest = held[end.end() :].lstrip()
+    while not rest and (more := text.read(_CHUNK)):
+        rest = more.lstrip()
+    if rest:
+        raise json.JSONDecodeError(f"the list is followed by {rest[:40]!r}", rest, 0)

@@ -39,9 +39,7 @@ _FIRM = _words("""
 Orlen Brix Calder Dynex Eltor Fenwick Gravon Helix Indra Jaspen Kelvar Lumen Magnar Nexal Optor Pyrex Quanta
 Rivon Solex Tavor Ultra Vortex Wexel Xanor Zenith Argon Boreal Cobalt Delphi Ember
 """)
-_FIRM_KIND = _words("""
-Group Forge Media Labs Trust Lines
-""")
+_FIRM_KIND = _words("Group Forge Media Labs Trust Lines")
 _CITY = _words("""
 Tesk Arvik Belmar Corden Dravo Elsin Farrow Gorda Hestia Ilmar Jorval Kestan Lorne Mirov Nantel Ostra Pravo
 Quirra Rovena Selbar Torvald Ursk Vardo Wexdale Ystal Zadrin Almar Brask Cadmor Doven Estero Fontan Gallin Hovik
@@ -72,7 +70,7 @@ POOLS: dict[str, tuple[list[str], list[str]]] = {  # first and second words; one
 }
 
 
-def draw(kind: str, count: int, rng: random.Random) -> list[str]:
+def draw_names(kind: str, count: int, rng: random.Random) -> list[str]:
     """`count` different names of one kind, in which every word is used about equally often.
 
     Raises:
@@ -89,6 +87,8 @@ def draw(kind: str, count: int, rng: random.Random) -> list[str]:
     return [f"{first[i % len(first)]} {second[(i + i // lap) % len(second)]}".strip() for i in range(count)]
 
 
+Entities = dict[str, dict[str, str]]  # entity -> relation -> value
+
 YEARS = [str(year) for year in range(1950, 2000)]
 
 # Two ways to tell an entity's facts, in any order. The value comes right after its relation and follows a space: a
@@ -102,14 +102,14 @@ class World:
     """Who and what there is, and what is true of it."""
 
     kinds: dict[str, str]  # entity -> person, film, company, city or country
-    facts: dict[str, dict[str, str]]  # entity -> relation -> value
+    facts: Entities
 
     def of_kind(self, kind: str) -> list[str]:
         """The entities of one kind, in their order."""
         return [entity for entity, its_kind in self.kinds.items() if its_kind == kind]
 
 
-def build(params: AtlasParams, seed: int) -> World:
+def build_world(params: AtlasParams, seed: int) -> World:
     """The world of a seed.
 
     Raises:
@@ -121,9 +121,9 @@ def build(params: AtlasParams, seed: int) -> World:
             f"raise cities to {params.countries} or more"
         )
     rng = random.Random(derive(seed, "atlas", "world"))
-    people, films = draw("person", params.people, rng), draw("film", params.films, rng)
-    companies, cities = draw("company", params.companies, rng), draw("city", params.cities, rng)
-    countries = draw("country", params.countries, rng)
+    people, films = draw_names("person", params.people, rng), draw_names("film", params.films, rng)
+    companies, cities = draw_names("company", params.companies, rng), draw_names("city", params.cities, rng)
+    countries = draw_names("country", params.countries, rng)
     facts = {
         "person": _people(people, companies, cities, rng),
         "film": _films(films, people, companies, rng),
@@ -135,22 +135,19 @@ def build(params: AtlasParams, seed: int) -> World:
     return World(kinds, {entity: known for entities in facts.values() for entity, known in entities.items()})
 
 
-def passages(world: World, seed: int) -> list[Passage]:
+def tell(world: World, seed: int) -> list[Passage]:
     """One passage per entity, titled with its name."""
     rng = random.Random(derive(seed, "atlas", "passages"))
     return [
-        Passage(passage_id=f"atlas-{i:05d}", title=name, text=_tell(name, kind, world.facts[name], rng))
+        Passage(passage_id=f"atlas-{i:05d}", title=name, text=_tell_of(name, kind, world.facts[name], rng))
         for i, (name, kind) in enumerate(world.kinds.items())
     ]
 
 
-def _tell(name: str, kind: str, facts: dict[str, str], rng: random.Random) -> str:
+def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) -> str:
     *most, last = (f"the {relation} {value}" for relation, value in rng.sample(list(facts.items()), len(facts)))
     told = f"{', '.join(most)} and {last}"
     return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=told)
-
-
-Entities = dict[str, dict[str, str]]
 
 
 def _people(people: list[str], companies: list[str], cities: list[str], rng: random.Random) -> Entities:
@@ -182,11 +179,7 @@ def _films(films: list[str], people: list[str], companies: list[str], rng: rando
 
 def _companies(companies: list[str], people: list[str], cities: list[str], rng: random.Random) -> Entities:
     return {
-        name: {
-            "founder": rng.choice(people),
-            "headquarters": rng.choice(cities),
-            "founding year": rng.choice(YEARS),
-        }
+        name: {"founder": rng.choice(people), "headquarters": rng.choice(cities), "founding year": rng.choice(YEARS)}
         for name in companies
     }
 
@@ -198,8 +191,8 @@ def _cities(cities: list[str], people: list[str], countries: list[str], rng: ran
 
 
 def _countries(countries: list[str], cities: list[str], rng: random.Random) -> Entities:
-    currencies = draw("currency", len(countries), rng)
-    languages = draw("language", len(countries), rng)
+    currencies = draw_names("currency", len(countries), rng)
+    languages = draw_names("language", len(countries), rng)
     capitals = cities[: len(countries)]
     return {
         name: {"capital": capital, "currency": currency, "language": language}

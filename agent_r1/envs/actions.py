@@ -1,17 +1,23 @@
-"""Reading an action: at most one thought, then one tool call or one answer, in Hermes tags."""
+"""Reading an action: at most one thought, then one tool call or one answer, in Hermes tags.
+
+`parse_action` says what an action means, to the environment; `split_action` how it reads, to a person.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_r1.records import CallStatus
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|tool_call|answer)>")
+_OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
+_PIECE = re.compile(rf"{_OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
+_KINDS = {"think": "thought", "tool_call": "call", "answer": "answer"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,3 +69,28 @@ def _refuse(constant: str) -> None:
 
 def _malformed(thought: str, problem: str) -> ParsedAction:
     return ParsedAction(thought=thought, call_status=CallStatus.MALFORMED, problem=problem)
+
+
+class Piece(NamedTuple):
+    """A stretch of an action's text."""
+
+    kind: str  # thought, call, answer, or text for what stands outside of tags
+    text: str  # with its tags
+
+    @property
+    def inside(self) -> str:
+        """What stands between the tags."""
+        tag = next((tag for tag, kind in _KINDS.items() if kind == self.kind), "")
+        return (self.text.removeprefix(f"<{tag}>").removesuffix(f"</{tag}>") if tag else self.text).strip()
+
+
+def split_action(text: str) -> list[Piece]:
+    """The pieces of an action's text in order, well formed or not; joined, they are the text again.
+
+    A thought may lack the tag that opens it, where the prompt wrote that; the last piece may lack the tag that closes.
+    """
+    pieces, at = [], 0
+    for found in _PIECE.finditer(text):
+        pieces += [Piece("text", text[at : found.start()]), Piece(_KINDS[found[1] or "think"], found[0])]
+        at = found.end()
+    return [piece for piece in [*pieces, Piece("text", text[at:])] if piece.text]

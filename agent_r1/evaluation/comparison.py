@@ -1,4 +1,4 @@
-"""Evaluations as they lie on disk, whether two were measured alike, and two of them question by question."""
+"""Evaluations as they lie on disk, whether they were measured alike, two of them question by question; in Markdown."""
 
 from __future__ import annotations
 
@@ -9,42 +9,19 @@ from pathlib import Path
 
 from agent_r1.evaluation.scores import MEASURES
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
-from agent_r1.params import fingerprint
+from agent_r1.params import EvaluateParams, Places, fingerprint
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column names things and whose others hold numbers."""
-    rule = ["---", *("---:" for _ in header[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
-
-
-def code(names: Sequence[str]) -> str:
-    """The names, set as code."""
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def mean(found: Interval, decimals: int = 3) -> str:
-    """A mean with its interval, which has one decimal less: 0.750 [0.70, 0.80]."""
-    return f"{found.mean:.{decimals}f} [{found.low:.{decimals - 1}f}, {found.high:.{decimals - 1}f}]"
-
-
-def difference(found: Interval) -> str:
-    """A signed difference with its interval, bold where the interval leaves out 0."""
-    text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    return f"**{text}**" if found.excludes_zero else text
-
+from agent_r1.tracking.registry import Version
 
 MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
 LIMITS = "limits"  # of an episode, and what samples it; an evaluation without them was made under others
-
 NAMED = 6  # agents of a group that is listed in full
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """What `evaluate` wrote about one agent."""
+    """The files that `evaluate` wrote about one agent."""
 
     name: str  # of the run or of the baseline
     predictions: list[Prediction]
@@ -72,45 +49,42 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
     )
 
 
+def finished_folders(home: Path) -> list[Path]:
+    """A version's evaluations, oldest first, each in a folder of its own."""
+    return sorted(each for each in home.glob("[!.]*") if each.is_dir())
+
+
+def latest_folder(version: Version, places: Places) -> Path | None:
+    """The latest evaluation of a version on all data sets: one of its own, or its run's under outputs/evaluate."""
+    folders = finished_folders(places.history / version.name)
+    if folders:
+        return folders[-1]
+    descriptor = version.descriptor
+    hashes = places.evaluation(descriptor.label, descriptor.sweep) / "hashes.json"
+    current = hashes.exists() and json.loads(hashes.read_text())["policy"] == descriptor.policy_hash
+    return hashes.parent if current else None
+
+
 def read_curve(path: Path) -> list[dict[str, float]]:
     """The metrics of every iteration, as `train` wrote them: one JSON object per line."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
-    """What the agents were not measured on alike: setting -> the agents, those with the same hash together.
+    """Every setting that some agents differ in -> the agents' names, those with the same hash together.
 
     An agent of which a setting is not known is alike with no other.
     """
     settings = {e.name: {**e.hashes, "questions asked": e.asked} for e in evaluations}
     known = [key for hashes in settings.values() for key in hashes if key != MEANT_TO_DIFFER]
-    keys = dict.fromkeys([*known, LIMITS])
-    groups = {key: _grouped({name: hashes.get(key, f"of {name}") for name, hashes in settings.items()}) for key in keys}
-    return {key: found for key, found in groups.items() if len(found) > 1}
-
-
-def warning(evaluations: Sequence[Evaluation]) -> list[str]:
-    """A paragraph that names what the agents were not measured on alike; none where they were."""
-    differing = differences_of_setting(evaluations)
-    if not differing:
-        return []
-    lines = [f"> - {key}: {' / '.join(map(_shown, groups))}" for key, groups in differing.items()]
-    heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
-    return ["\n".join([heading, ">", *lines])]
-
-
-def _shown(names: list[str]) -> str:
-    """All names, or the first of many and how many others there are."""
-    if len(names) <= NAMED:
-        return code(names)
-    return f"{code(names[:1])} and {len(names) - 1} others"
-
-
-def _grouped(hashes: dict[str, str]) -> list[list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name, value in hashes.items():
-        groups.setdefault(value, []).append(name)
-    return list(groups.values())
+    differing = {}
+    for key in dict.fromkeys([*known, LIMITS]):
+        groups: dict[str, list[str]] = {}
+        for name, hashes in settings.items():
+            groups.setdefault(hashes.get(key, f"of {name}"), []).append(name)
+        if len(groups) > 1:
+            differing[key] = list(groups.values())
+    return differing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,12 +108,12 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What two evaluations have in common and what not. Right is exact match."""
+    """Two evaluations on the questions that both answered. Right is exact match."""
 
     a: str  # the evaluations' names
     b: str
     differing: list[str]  # settings that they were not measured alike on
-    pairs: list[Pair]  # the questions that both answered, in a's order
+    pairs: list[Pair]  # in a's order
     measured: list[Measured]
 
     @property
@@ -154,14 +128,9 @@ class Comparison:
 
 
 def compare(
-    a: Evaluation, b: Evaluation, questions: Sequence[Question], *, samples: int, seed: int, anyway: bool = False
+    a: Evaluation, b: Evaluation, questions: Sequence[Question], params: EvaluateParams, *, anyway: bool = False
 ) -> Comparison:
-    """Compares two evaluations on the questions that both answered.
-
-    Args:
-        questions: those that were asked are among them.
-        samples: of the bootstrap, and `seed` its seed.
-        anyway: also where the two were not measured alike.
+    """Compares two evaluations on the questions that both answered; `questions` has those and may have more.
 
     Raises:
         ValueError: they differ in more than the policy and `anyway` is not set, they share no question, or one that
@@ -174,7 +143,7 @@ def compare(
             "again under one configuration, or compare them --anyway, on the questions that both answered"
         )
     pairs = _pairs(a, b, questions)
-    return Comparison(a=a.name, b=b.name, differing=differing, pairs=pairs, measured=_measured(pairs, samples, seed))
+    return Comparison(a=a.name, b=b.name, differing=differing, pairs=pairs, measured=_measured(pairs, params))
 
 
 def _pairs(a: Evaluation, b: Evaluation, questions: Sequence[Question]) -> list[Pair]:
@@ -192,19 +161,49 @@ def _pairs(a: Evaluation, b: Evaluation, questions: Sequence[Question]) -> list[
     return [Pair(question=by_id[each.question_id], a=each, b=theirs[each.question_id]) for each in shared]
 
 
-def _measured(pairs: Sequence[Pair], samples: int, seed: int) -> list[Measured]:
+def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
+    draws = params.bootstrap_samples, params.seed
     found = []
     for measure, value_of in MEASURES.items():
         both = [(value_of((pair.a, pair.question)), value_of((pair.b, pair.question))) for pair in pairs]
         ours = [float(value) for value, _ in both if value is not None]
         theirs = [float(value) for _, value in both if value is not None]
         if ours:
-            found.append(
-                Measured(
-                    measure=measure,
-                    a=interval(ours, samples, seed),
-                    b=interval(theirs, samples, seed),
-                    difference=paired_difference(ours, theirs, samples, seed),
-                )
-            )
+            difference = paired_difference(ours, theirs, *draws)
+            a, b = interval(ours, *draws), interval(theirs, *draws)
+            found.append(Measured(measure=measure, a=a, b=b, difference=difference))
     return found
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first column names things and whose others hold numbers."""
+    rule = ["---", *("---:" for _ in header[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def mean_cell(found: Interval, decimals: int = 3) -> str:
+    """A mean with its interval, which has one decimal less: 0.750 [0.70, 0.80]."""
+    return f"{found.mean:.{decimals}f} [{found.low:.{decimals - 1}f}, {found.high:.{decimals - 1}f}]"
+
+
+def difference_cell(found: Interval) -> str:
+    """A signed difference with its interval, bold where the interval leaves out 0."""
+    text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    return f"**{text}**" if found.excludes_zero else text
+
+
+def warning(evaluations: Sequence[Evaluation]) -> list[str]:
+    """A paragraph that names the settings in which the agents differ; none where they were measured alike."""
+    differing = differences_of_setting(evaluations)
+    if not differing:
+        return []
+    lines = [f"> - {key}: {' / '.join(map(_listed, groups))}" for key, groups in differing.items()]
+    heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
+    return ["\n".join([heading, ">", *lines])]
+
+
+def _listed(names: list[str]) -> str:
+    """All names, or the first of many and how many others there are."""
+    if len(names) <= NAMED:
+        return ", ".join(f"`{name}`" for name in names)
+    return f"`{names[0]}` and {len(names) - 1} others"

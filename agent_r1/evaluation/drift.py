@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agent_r1.evaluation.comparison import MEANT_TO_DIFFER, Evaluation, Pair, compare, differences_of_setting
 from agent_r1.evaluation.statistics import Interval, paired_difference
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 
 
@@ -31,25 +32,18 @@ class Drift:
 
 def same_setting(a: Evaluation, b: Evaluation) -> bool:
     """Whether two evaluations are of one policy and were measured alike."""
-    same_policy = a.hashes[MEANT_TO_DIFFER] == b.hashes[MEANT_TO_DIFFER]
-    return same_policy and not differences_of_setting([a, b])
+    return a.hashes[MEANT_TO_DIFFER] == b.hashes[MEANT_TO_DIFFER] and not differences_of_setting([a, b])
 
 
-def drift(
-    current: Evaluation, previous: Evaluation, questions: Sequence[Question], *, samples: int, seed: int
-) -> Drift:
-    """What changed between two evaluations of one policy, with 95 % intervals.
-
-    Args:
-        questions: those that were asked are among them.
-        samples: of the bootstrap, and `seed` its seed.
+def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Question], params: EvaluateParams) -> Drift:
+    """Compares two evaluations of one policy, by data set; `questions` has those asked and may have more.
 
     Raises:
         ValueError: they are of two policies, or were not measured alike.
     """
     if current.hashes[MEANT_TO_DIFFER] != previous.hashes[MEANT_TO_DIFFER]:
         raise ValueError(f"{current.name} and {previous.name} are of two policies: that is no drift; compare them")
-    pairs = compare(current, previous, questions, samples=samples, seed=seed).pairs
+    pairs = compare(current, previous, questions, params).pairs
     by_dataset: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_dataset.setdefault(pair.question.dataset, []).append(pair)
@@ -57,15 +51,17 @@ def drift(
         current=current.name,
         previous=previous.name,
         changed=[pair for pair in pairs if pair.a.answer != pair.b.answer],
-        differences={
-            dataset: paired_difference([pair.a.em for pair in own], [pair.b.em for pair in own], samples, seed)
-            for dataset, own in by_dataset.items()
-        },
+        differences={dataset: _difference(own, params) for dataset, own in by_dataset.items()},
     )
 
 
+def _difference(pairs: Sequence[Pair], params: EvaluateParams) -> Interval:
+    now, before = [pair.a.em for pair in pairs], [pair.b.em for pair in pairs]
+    return paired_difference(now, before, params.bootstrap_samples, params.seed)
+
+
 def explain(found: Drift, shown: int | None = None) -> str:
-    """What drifted and which questions changed: a sentence, and a line for each question or for the first `shown`."""
+    """A sentence on how far answers drifted, and a line for each changed question or for the first `shown`."""
     if not found.changed:
         return f"{found.current} answers every question as {found.previous} did"
     moved = [
@@ -73,17 +69,14 @@ def explain(found: Drift, shown: int | None = None) -> str:
         for dataset, each in found.differences.items()
     ]
     weight = f"beyond chance on {', '.join(found.beyond)}" if found.beyond else "within chance"
-    lines = [_line(pair) for pair in found.changed[:shown]]
-    further = len(found.changed) - len(lines)
     count = f"{len(found.changed)} question{'s' if len(found.changed) > 1 else ''}"
-    return "\n".join(
-        [
-            f"{found.current} answers {count} differently from {found.previous}, {weight}; "
-            f"exact match now less before: {', '.join(moved)}",
-            *lines,
-            *([f"  and {further} more"] if further else []),
-        ]
-    )
+    lines = [
+        f"{found.current} answers {count} differently from {found.previous}, {weight}; "
+        f"exact match now less before: {', '.join(moved)}",
+        *map(_line, found.changed[:shown]),
+    ]
+    further = len(found.changed) - len(lines) + 1
+    return "\n".join([*lines, f"  and {further} more"] if further else lines)
 
 
 def _line(pair: Pair) -> str:

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -17,14 +20,19 @@ from agent_r1.evaluation.statistics import Interval
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
+DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left out, by baseline
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
+LEGEND_COLUMNS = 4
 DPI = 160
+# How the marks of the final scores are drawn.
+INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
+MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
+SEED: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "fillstyle": "none"}
 
 Curve = Sequence[Mapping[str, float]]  # one mapping of metrics per iteration
 Curves = Mapping[str, Curve]  # by run
 Points = tuple[NDArray[np.float64], NDArray[np.float64]]  # iterations [T], values [T]
-End = tuple[float, str, str]  # where a line ends on the y axis, its label, its colour
 
 
 def colours(runs: Sequence[str]) -> dict[str, str]:
@@ -34,18 +42,22 @@ def colours(runs: Sequence[str]) -> dict[str, str]:
 
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) -> None:
     """Exact match and reward per iteration, a line per run; `baselines` are test scores, drawn dashed."""
-    figure = _figure(13, 5.4)
+    figure = _figure(13, 6.2)
     left, right = figure.subplots(1, 2)
     _titles(left, "Exact match", "training questions, sampled; dashed: baselines, test questions")
     _titles(right, "Reward", "mean per episode of the training questions")
-    for em in baselines.values():
-        left.axhline(em, color=MUTED, linestyle=(0, (5, 4)), linewidth=1.4, zorder=1)
     left.set_ylim(0, 1)
     for axes, metric in ((left, "rollout/em"), (right, "reward/total")):
-        ends = _draw(axes, curves, metric)
-        if axes is left:
-            ends += [(em, f"{name} {em:.2f}", MUTED) for name, em in baselines.items()]
-        _label_ends(axes, ends)
+        _draw(axes, curves, metric)
+    lines = [Line2D([], [], color=colour, linewidth=2.8, label=run) for run, colour in colours(list(curves)).items()]
+    for place, (name, em) in enumerate(baselines.items()):
+        dashes = (0, DASHES[place % len(DASHES)])
+        lines.append(left.axhline(em, color=MUTED, linestyle=dashes, linewidth=1.6, label=f"{name} {em:.2f}", zorder=1))
+    meaning = [
+        Line2D([], [], color=INK, linewidth=2.8, label=f"mean of the last {SMOOTHED_OVER} iterations"),
+        Line2D([], [], color=INK, linewidth=1, alpha=0.3, label="single iterations"),
+    ]
+    _legend(figure, [*lines, *meaning])
     _save(figure, path)
 
 
@@ -55,22 +67,29 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
     The reference's mean is drawn in grey in every other panel.
     """
     rows = -(-len(curves) // PANELS_PER_ROW)
-    figure = _figure(13, 0.6 + 2.6 * rows)
+    figure = _figure(13, 1.1 + 2.6 * rows)
     panels = figure.subplots(rows, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
-    figure.supxlabel(f"iteration; bands from the lowest to the highest seed; dashed: {reference}", color=MUTED)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
-    for panel, (run, seeds), colour in zip(panels, curves.items(), colours(list(curves)).values(), strict=False):
+    dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
+    colour = colours(list(curves))
+    for place, (panel, (run, seeds)) in enumerate(zip(panels, curves.items(), strict=False)):
         if run != reference:
             x, y, _, _ = _band(curves[reference], metric)
-            panel.plot(x, y, color=MUTED, linewidth=1.4, linestyle=(0, (5, 3)))
+            panel.plot(x, y, **dashed)
         x, mean, low, high = _band(seeds, metric)
-        panel.fill_between(x, low, high, color=colour, alpha=0.22, linewidth=0)
-        panel.plot(x, mean, color=colour, linewidth=2.6)
+        panel.fill_between(x, low, high, color=colour[run], alpha=0.22, linewidth=0)
+        panel.plot(x, mean, color=colour[run], linewidth=2.6)
         _clear(panel)
-        panel.set_title(run, loc="left", fontsize=12.5, color=colour, fontweight="bold")
+        panel.set_title(run, loc="left", fontsize=12.5, color=colour[run], fontweight="bold")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+        if place + PANELS_PER_ROW >= len(curves):  # no panel below it
+            panel.tick_params(labelbottom=True)
+            panel.set_xlabel("iteration", color=MUTED)
+    band = Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed")
+    mean_line = Line2D([], [], color=INK, linewidth=2.6, label="mean of the seeds")
+    _legend(figure, [mean_line, band, Line2D([], [], label=f"mean of {reference}", **dashed)])
     _save(figure, path)
 
 
@@ -81,43 +100,39 @@ def final_scores(
 
     `seeds` are the scores of an agent's single seeds, drawn as rings; none for an agent with one.
     """
-    figure = _figure(9, 1.5 + 0.55 * len(scores))
+    figure = _figure(9, 2 + 0.55 * len(scores))
     axes = figure.subplots()
     colour = colours(trained)
     for row, (name, found) in enumerate(scores.items()):
         ink = colour.get(name, MUTED)
-        axes.plot([found.low, found.high], [row, row], color=ink, linewidth=3, solid_capstyle="round", alpha=0.45)
-        axes.plot(found.mean, row, "o", color=ink, markersize=10)
+        axes.plot([found.low, found.high], [row, row], color=ink, **INTERVAL)
+        axes.plot(found.mean, row, color=ink, **MEAN)
         of_seeds = seeds.get(name, [])
-        axes.plot(of_seeds, [row + 0.24] * len(of_seeds), "o", color=ink, markersize=5, fillstyle="none")
-        axes.annotate(
-            f"{found.mean:.3f}",
-            (found.high, row),
-            (10, 0),
-            textcoords="offset points",
-            va="center",
-            color=ink,
-            fontsize=14,
-            fontweight="bold",
-        )
+        axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, **SEED)
+        text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
+        axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
     axes.set_yticks(range(len(scores)), list(scores))
-    over = "questions and seeds; rings: seeds" if seeds else "questions"
-    _titles(axes, "Exact match on the test questions", f"greedy; bars: 95 % bootstrap intervals over {over}")
+    _titles(axes, "Exact match on the test questions", "greedy; baselines in grey")
     axes.set_ylim(len(scores) - 0.4, -0.6)
     axes.set_xlim(0, 1)
     axes.spines["left"].set_visible(False)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0, labelsize=14, labelcolor=INK)
+    over = "questions and seeds" if seeds else "questions"
+    marks = [
+        Line2D([], [], color=INK, label="mean", **MEAN),
+        Line2D([], [], color=INK, label=f"95 % bootstrap interval over {over}", **INTERVAL),
+        Line2D([], [], color=INK, label="single seed", **SEED),
+    ]
+    _legend(figure, marks if seeds else marks[:2])
     _save(figure, path)
 
 
-def _points(rows: Sequence[Mapping[str, float]], metric: str) -> Points:
+def _points(rows: Curve, metric: str) -> Points:
     """Iterations [T] and values [T] of a metric, where it was logged."""
     logged = [row for row in rows if metric in row]
-    return (
-        np.array([row["iteration"] for row in logged], dtype=np.float64),
-        np.array([row[metric] for row in logged], dtype=np.float64),
-    )
+    x, y = ([row[key] for row in logged] for key in ("iteration", metric))
+    return np.array(x, dtype=np.float64), np.array(y, dtype=np.float64)
 
 
 def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
@@ -128,19 +143,16 @@ def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...
     return points[0][0][:shortest], values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def _draw(axes: Axes, curves: Curves, metric: str) -> list[End]:
-    """Every run's values, faint, with their running mean; returns where the lines end."""
+def _draw(axes: Axes, curves: Curves, metric: str) -> None:
+    """Every run's values, faint, with their running mean."""
     axes.margins(x=0.015)
     axes.set_xlabel("iteration", color=MUTED, fontsize=12)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
-    colour, ends = colours(list(curves)), []
+    colour = colours(list(curves))
     for run, rows in curves.items():
         x, y = _points(rows, metric)
-        if x.size:
-            axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
-            axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
-            ends.append((float(smoothed(y)[-1]), run, colour[run]))
-    return ends
+        axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
+        axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -149,45 +161,6 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(0, stop - SMOOTHED_OVER)
     return np.asarray((sums[stop] - sums[start]) / (stop - start), dtype=np.float64)
-
-
-def _label_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Names beside the lines' right ends, pushed apart where they would overlap and then tied to their lines."""
-    low, high = axes.get_ylim()
-    ordered = sorted(ends)
-    places = apart([y for y, _, _ in ordered], gap=0.062 * (high - low))
-    for (y, text, colour), place in zip(ordered, places, strict=True):
-        axes.annotate(
-            text,
-            (1.0, y),
-            (1.035, place),
-            xycoords=("axes fraction", "data"),
-            textcoords=("axes fraction", "data"),
-            va="center",
-            fontsize=12.5,
-            color=colour,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.9,
-                "shrinkA": 1,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
-
-
-def apart(positions: Sequence[float], gap: float) -> list[float]:
-    """The nearest positions to these ascending ones that keep `gap` between neighbours (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []  # sum of (position - rank * gap), count
-    for rank, position in enumerate(positions):
-        total, count = position - rank * gap, 1
-        while pools and pools[-1][0] / pools[-1][1] >= total / count:
-            previous = pools.pop()
-            total, count = total + previous[0], count + previous[1]
-        pools.append((total, count))
-    shifts = [total / count for total, count in pools for _ in range(count)]
-    return [shift + rank * gap for rank, shift in enumerate(shifts)]
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -211,6 +184,12 @@ def _clear(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
+
+
+def _legend(figure: Figure, marks: Sequence[Artist]) -> None:
+    """Names what is drawn, below the picture."""
+    columns = min(LEGEND_COLUMNS, len(marks))
+    figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=12, labelcolor=INK)
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -25,18 +25,14 @@ BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
 }
 OF_A_SWEEP = (BASE_TOOL_CALL, NAIVE_RAG)  # those in the report of a sweep
 
-
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[Passage]]:
-    """By question_id the passages under its gold titles, in the order of the titles.
+    """By question_id the passages under its gold titles, in the order of the titles, read from the file of passages.
 
     Where several passages share a title all of them are gold, in the order of the file. A question without gold titles,
     or with one that is the title of no passage, is left out, and the log says how many are.
-
-    Args:
-        path: the prepared passages. Only those that are needed are read.
 
     Raises:
         ValueError: not one question has gold passages.
@@ -56,7 +52,7 @@ def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[P
             "passages, or leave gold_passages out (of repro_baselines, too)"
         )
     if len(gold) < len(questions):
-        log.warning("left out %d of %d questions: no gold passages", len(questions) - len(gold), len(questions))
+        logger.warning("left out %d of %d questions: no gold passages", len(questions) - len(gold), len(questions))
     return gold
 
 
@@ -76,20 +72,12 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
     return [test[place] for place in sorted(chosen)]
 
 
-def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
-    """The share of a question's gold passages that was seen by the end of each step, mean over questions.
-
-    Under `gold_recall/step_1`, ... for as many steps as the longest episode has; a shorter one keeps what it had found.
-    Questions without gold titles do not count.
-    """
-    golds = {question.question_id: len(question.gold_titles) for question in questions}
-    found = [
-        [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
-        for trajectory in trajectories
-        if golds[trajectory.question_id]
-    ]
-    longest = max(map(len, found), default=0)
-    return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
+def _drawn(places: list[int], count: int, seed: int, dataset: str) -> list[int]:
+    if count > len(places):
+        raise ValueError(
+            f"evaluate.questions is {count} and the test split of {dataset} has {len(places)}; lower it, or 0 for all"
+        )
+    return random.Random(seed).sample(places, count) if count else places
 
 
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
@@ -100,14 +88,6 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
     """
     by_id = {question.question_id: question for question in questions}
     return [_prediction(trajectory, by_id[trajectory.question_id], run, seed) for trajectory in trajectories]
-
-
-def _drawn(places: list[int], count: int, seed: int, dataset: str) -> list[int]:
-    if count > len(places):
-        raise ValueError(
-            f"evaluate.questions is {count} and the test split of {dataset} has {len(places)}; lower it, or 0 for all"
-        )
-    return random.Random(seed).sample(places, count) if count else places
 
 
 def _prediction(trajectory: Trajectory, question: Question, run: str, seed: int) -> Prediction:
@@ -126,3 +106,19 @@ def _prediction(trajectory: Trajectory, question: Question, run: str, seed: int)
         tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
         tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
     )
+
+
+def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
+    """The share of a question's gold passages that was seen by the end of each step, mean over questions.
+
+    Under `gold_recall/step_1`, ... for as many steps as the longest episode has; a shorter one keeps what it had found.
+    Questions without gold titles do not count.
+    """
+    golds = {question.question_id: len(question.gold_titles) for question in questions}
+    found = [
+        [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
+        for trajectory in trajectories
+        if golds[trajectory.question_id]
+    ]
+    longest = max(map(len, found), default=0)
+    return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from scipy.stats import binomtest
 
-from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, table
+from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, markdown_table
 from agent_r1.evaluation.statistics import Interval, paired_difference
+from agent_r1.params import EvaluateParams, PromoteParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """What was decided about a challenger, and by which numbers."""
+    """The verdict on a challenger, and the numbers behind it."""
 
     challenger: str  # the evaluations' names
     champion: str
@@ -35,36 +36,33 @@ class Decision:
     most_luck: float  # what it may be at most: one tail of the interval
 
 
-def decide(
-    challenger: Evaluation, champion: Evaluation, *, margin: float, level: float, samples: int, seed: int
-) -> Decision:
+def decide(challenger: Evaluation, champion: Evaluation, gate: PromoteParams, draws: EvaluateParams) -> Decision:
     """Promotes a challenger whose gain is beyond the margin and beyond luck, and refuses any other.
 
     Its lower bound of the difference is above the margin, and the one-sided sign test is significant at the same level.
     Two that were not measured alike, on other questions or with other hashes of data, index or prompt, under another
     protocol or other limits, cannot be compared: the challenger is refused.
 
-    Args:
-        margin: how rarely a challenger that is better by less is promoted, the bootstrap only approximates.
-        level: of the two-sided interval; with 0.95 an equal challenger is promoted in 1 of 40 cases at most.
-        samples: of the bootstrap, and `seed` its seed.
+    With a level of 0.95 an equal challenger is promoted in 1 of 40 cases at most. How rarely one is that is better by
+    less than the margin, the bootstrap only approximates.
     """
     assert challenger.name != champion.name, "a version is not its own challenger"
     differing = list(differences_of_setting([challenger, champion]))
     pairs = [] if differing else _paired(challenger, champion)
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    difference = paired_difference(ours, theirs, samples, seed, level) if pairs else None
+    sampling = draws.bootstrap_samples, draws.seed, gate.level
+    difference = paired_difference(ours, theirs, *sampling) if pairs else None
     gained, lost = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
-    most_luck = (1 - level) / 2
-    promoted, reason = _verdict(difference, margin, luck, most_luck, differing)
+    most_luck = (1 - gate.level) / 2
+    promoted, reason = _verdict(difference, gate.margin, luck, most_luck, differing)
     return Decision(
         challenger=challenger.name,
         champion=champion.name,
         promoted=promoted,
         reason=reason,
-        margin=margin,
-        level=level,
+        margin=gate.margin,
+        level=gate.level,
         questions=len(pairs),
         challenger_em=_mean(ours),
         champion_em=_mean(theirs),
@@ -74,27 +72,6 @@ def decide(
         luck=luck,
         most_luck=most_luck,
     )
-
-
-def decision_table(decision: Decision) -> str:
-    """The decision in Markdown: a sentence, and the numbers behind it."""
-    verdict = "is promoted" if decision.promoted else "is refused"
-    sentence = f"{decision.challenger} {verdict} against {decision.champion}: {decision.reason}."
-    if decision.difference is None:
-        return f"{sentence}\n"
-    found = decision.difference
-    rows = [
-        ["questions", str(decision.questions)],
-        [f"exact match of {decision.challenger}", f"{decision.challenger_em:.3f}"],
-        [f"exact match of {decision.champion}", f"{decision.champion_em:.3f}"],
-        [f"right in {decision.challenger} alone", str(decision.only_challenger_right)],
-        [f"right in {decision.champion} alone", str(decision.only_champion_right)],
-        ["difference", f"{found.mean:+.3f}"],
-        [f"its {decision.level:.0%} interval", f"{found.low:+.3f} to {found.high:+.3f}"],
-        ["margin", f"{decision.margin:+.3f}"],
-        ["chance of an equal one (sign test)", f"{decision.luck:.4f}, at most {decision.most_luck:.4f} passes"],
-    ]
-    return f"{sentence}\n\n{table(['', ''], rows)}\n"
 
 
 def _paired(challenger: Evaluation, champion: Evaluation) -> list[tuple[float, float]]:
@@ -107,8 +84,8 @@ def _verdict(
     difference: Interval | None, margin: float, luck: float, most_luck: float, differing: list[str]
 ) -> tuple[bool, str]:
     if difference is None:
-        what = ", ".join(differing)
-        return False, f"they were not measured alike, they differ in {what}; evaluate both under one configuration"
+        named = ", ".join(differing)
+        return False, f"they were not measured alike, they differ in {named}; evaluate both under one configuration"
     bound = f"the lower bound {difference.low:+.3f} of the difference"
     if difference.low <= margin:
         return False, f"{bound} is not above the margin {margin:+.3f}"
@@ -120,3 +97,24 @@ def _verdict(
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def decision_table(decision: Decision) -> str:
+    """The decision in Markdown: a sentence, and the numbers behind it."""
+    verdict = "is promoted" if decision.promoted else "is refused"
+    sentence = f"{decision.challenger} {verdict} against {decision.champion}: {decision.reason}."
+    found = decision.difference
+    if found is None:
+        return f"{sentence}\n"
+    rows = [
+        ["questions", str(decision.questions)],
+        [f"exact match of {decision.challenger}", f"{decision.challenger_em:.3f}"],
+        [f"exact match of {decision.champion}", f"{decision.champion_em:.3f}"],
+        [f"right in {decision.challenger} alone", str(decision.only_challenger_right)],
+        [f"right in {decision.champion} alone", str(decision.only_champion_right)],
+        ["difference", f"{found.mean:+.3f}"],
+        [f"its {decision.level:.0%} interval", f"{found.low:+.3f} to {found.high:+.3f}"],
+        ["margin", f"{decision.margin:+.3f}"],
+        ["chance of an equal one (sign test)", f"{decision.luck:.4f}, at most {decision.most_luck:.4f} passes"],
+    ]
+    return f"{sentence}\n\n{markdown_table(['', ''], rows)}\n"

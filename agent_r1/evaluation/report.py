@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from agent_r1.evaluation import comparison
-from agent_r1.evaluation.comparison import Evaluation, warning
+from agent_r1.evaluation.comparison import Evaluation, difference_cell, markdown_table, mean_cell, warning
 from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
-from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, paired_difference
-from agent_r1.evaluation.transcript import Decode, examples
+from agent_r1.evaluation.transcript import PlainText, examples
+from agent_r1.files import write_text
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
-from agent_r1.tables import write_text
 
-CURVES_PNG, FINAL_PNG, PAGE, METRICS = "learning_curves.png", "final_scores.png", "report.md", "metrics.json"
-REFERENCES = ("ppo", BASE_TOOL_CALL)  # every other agent is compared with these
+CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
-TOKENS = ("read", "sampled")
 
 Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
 
@@ -28,35 +25,46 @@ def render(
     evaluations: Sequence[Evaluation],
     curves: Curves,
     questions: Sequence[Question],
-    decode: Decode,
+    decode: PlainText,
     folder: Path,
-    *,
-    samples: int,
-    seed: int,
+    params: EvaluateParams,
 ) -> None:
     """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
 
-    The agents in `curves` are the trained runs, the others baselines; both keep their order. `samples` and `seed` are
-    those of the bootstrap.
+    The agents in `curves` are the trained runs, the others baselines; both keep their order, and the first of each are
+    what all agents are compared with.
     """
-    scores = {e.name: score(e.predictions, questions, samples, seed) for e in evaluations}
-    learning_curves(folder / CURVES_PNG, curves, {name: s["em"] for name, s in scores.items() if name not in curves})
-    final_scores(folder / FINAL_PNG, {name: _interval(s, "em") for name, s in scores.items()}, list(curves), seeds={})
-    page = "\n\n".join(
-        [
-            "# Report",
-            _summary(scores, list(curves) or list(scores)),
-            *warning(evaluations),
-            f"![Exact match on the test questions, per agent]({FINAL_PNG})",
-            *_tables(scores),
-            *_differences(evaluations, samples, seed),
-            "## Learning curves",
-            f"![Exact match and reward per iteration]({CURVES_PNG})",
-            *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
-        ]
-    )
-    write_text(folder / PAGE, page + "\n")
-    write_text(folder / METRICS, json.dumps({name: round(s["em"], 4) for name, s in scores.items()}, indent=2) + "\n")
+    scores = {e.name: score(e.predictions, questions, params) for e in evaluations}
+    baselines = {name: row["em"] for name, row in scores.items() if name not in curves}
+    learning_curves(folder / CURVES_PNG, curves, baselines)
+    final_scores(folder / FINAL_PNG, {name: _interval(row, "em") for name, row in scores.items()}, list(curves), {})
+    parts = [
+        "# Report",
+        _summary(scores, list(curves) or list(scores)),
+        *warning(evaluations),
+        f"![Exact match on the test questions, per agent]({FINAL_PNG})",
+        *_tables(scores),
+        "## Exact match, difference on the same questions",
+        "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
+        _differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
+        "## Learning curves",
+        f"![Exact match and reward per iteration]({CURVES_PNG})",
+        *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
+    ]
+    write_report(folder, parts, {name: row["em"] for name, row in scores.items()})
+
+
+def write_report(folder: Path, parts: Sequence[str], exact_match: Mapping[str, float]) -> None:
+    """Writes the page's parts to report.md, and every agent's exact match to metrics.json."""
+    write_text(folder / "report.md", "\n\n".join(parts) + "\n")
+    rounded = {name: round(mean, 4) for name, mean in exact_match.items()}
+    write_text(folder / "metrics.json", json.dumps(rounded, indent=2) + "\n")
+
+
+def differences_table(agents: Sequence[str], references: Sequence[str], cell: Callable[[str, str], str]) -> str:
+    """A row per agent and a column per reference; `cell` gives the text of an agent and a reference."""
+    rows = [[f"`{name}`", *(cell(name, other) for other in references)] for name in agents]
+    return markdown_table(["agent", *(f"less `{other}`" for other in references)], rows)
 
 
 def _summary(scores: Scores, trained: Sequence[str]) -> str:
@@ -68,9 +76,19 @@ def _summary(scores: Scores, trained: Sequence[str]) -> str:
 
 
 def _tables(scores: Scores) -> list[str]:
-    hops, kinds = _strata(scores, "hops_"), _strata(scores, "kind_")
+    hops, datasets = _strata(scores, "hops_"), _strata(scores, "dataset_")
+    by_dataset = [
+        "## Scores by data set",
+        "### Exact match",
+        _table(scores, "em", datasets),
+        "### F1",
+        _table(scores, "f1", datasets),
+    ]
+    rows = [
+        [f"`{name}`", _cell(row, "tokens_read", 1), _cell(row, "tokens_sampled", 1)] for name, row in scores.items()
+    ]
     return [
-        *_dataset_tables(scores),
+        *(by_dataset if datasets else []),
         "## Scores by number of hops",
         "### Exact match",
         _table(scores, "em", hops),
@@ -79,26 +97,15 @@ def _tables(scores: Scores) -> list[str]:
         "### Tool calls per question",
         _table(scores, "tool_calls", hops),
         "## Exact match by kind of question",
-        _table(scores, "em", kinds),
+        _table(scores, "em", _strata(scores, "kind_")),
         "## Tokens per question",
         "Sampled tokens are the policy's actions; all others it reads. Each counts once, as with a cache.",
-        _tokens(scores),
-    ]
-
-
-def _dataset_tables(scores: Scores) -> list[str]:
-    """Nothing where there is one data set."""
-    datasets = _strata(scores, "dataset_")
-    if not datasets:
-        return []
-    return [
-        "## Scores by data set",
-        *("### Exact match", _table(scores, "em", datasets)),
-        *("### F1", _table(scores, "f1", datasets)),
+        markdown_table(["agent", "read", "sampled"], rows),
     ]
 
 
 def _strata(scores: Scores, prefix: str) -> list[str]:
+    """The strata that start with the prefix; none of data sets where there is one."""
     found = {key.split("/")[1] for row in scores.values() for key in row if key.startswith(f"questions/{prefix}")}
     return sorted(found, key=lambda stratum: (len(stratum), stratum) if prefix == "hops_" else (0, stratum))
 
@@ -106,12 +113,7 @@ def _strata(scores: Scores, prefix: str) -> list[str]:
 def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[f"`{name}`", *(_cell(row, key) for key in keys)] for name, row in scores.items()]
-    return comparison.table(["agent", "all", *map(_stratum_title, strata)], rows)
-
-
-def _tokens(scores: Scores) -> str:
-    rows = [[f"`{name}`", *(_cell(row, f"tokens_{kind}", 1) for kind in TOKENS)] for name, row in scores.items()]
-    return comparison.table(["agent", *TOKENS], rows)
+    return markdown_table(["agent", "all", *map(_stratum_title, strata)], rows)
 
 
 def _stratum_title(stratum: str) -> str:
@@ -119,24 +121,17 @@ def _stratum_title(stratum: str) -> str:
     return value if what != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
 
 
-def _differences(evaluations: Sequence[Evaluation], samples: int, seed: int) -> list[str]:
-    references = [e for name in REFERENCES for e in evaluations if e.name == name]
-    if not references:
-        return []
-    rows = [[f"`{e.name}`", *(_difference(e, other, samples, seed) for other in references)] for e in evaluations]
-    return [
-        "## Exact match, difference on the same questions",
-        "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
-        comparison.table(["agent", *(f"less `{e.name}`" for e in references)], rows),
-    ]
+def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> str:
+    by_name = {e.name: e for e in evaluations}
 
+    def cell(name: str, other: str) -> str:
+        if name == other or by_name[name].asked != by_name[other].asked:
+            return ABSENT
+        ours, theirs = ({p.question_id: p.em for p in by_name[each].predictions} for each in (name, other))
+        values = list(ours.values()), [theirs[question] for question in ours]
+        return difference_cell(paired_difference(*values, params.bootstrap_samples, params.seed))
 
-def _difference(evaluation: Evaluation, other: Evaluation, samples: int, seed: int) -> str:
-    if evaluation is other or evaluation.asked != other.asked:
-        return ABSENT
-    ours, theirs = ({p.question_id: p.em for p in e.predictions} for e in (evaluation, other))
-    values = list(ours.values()), [theirs[question] for question in ours]
-    return comparison.difference(paired_difference(*values, samples, seed))
+    return differences_table(list(by_name), references, cell)
 
 
 def _interval(scores: Mapping[str, float], key: str) -> Interval:
@@ -144,4 +139,4 @@ def _interval(scores: Mapping[str, float], key: str) -> Interval:
 
 
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
-    return comparison.mean(_interval(scores, key), decimals) if key in scores else ABSENT
+    return mean_cell(_interval(scores, key), decimals) if key in scores else ABSENT

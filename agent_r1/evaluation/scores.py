@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agent_r1.evaluation.statistics import interval
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Prediction, Question
 
 Asked = tuple[Prediction, Question]
@@ -28,9 +29,7 @@ MEASURES: dict[str, Callable[[Asked], float | None]] = {
 }
 
 
-def score(
-    predictions: Sequence[Prediction], questions: Sequence[Question], samples: int, seed: int
-) -> dict[str, float]:
+def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
     """Means over questions with 95 % bootstrap intervals, under flat keys.
 
     For every measure (`em`, `f1`, `contains`, per question `tool_calls`, `tokens_read` and `tokens_sampled`, and
@@ -52,22 +51,9 @@ def score(
         for measure, value_of in MEASURES.items():
             values = [float(value) for value in map(value_of, members) if value is not None]
             if values:
-                found = interval(values, samples, seed)
-                key = measure + suffix
+                found, key = interval(values, params.bootstrap_samples, params.seed), measure + suffix
                 scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
     return scores
-
-
-def headline(scores: dict[str, float]) -> dict[str, float]:
-    """The scores that are kept and tracked, four decimals each.
-
-    Over all questions their number and every measure with its interval; then the means of EM per hop count, EM and F1
-    per data set where there are several, recall per step.
-    """
-    parts = ("em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
-    strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
-    overall = [f"{measure}{end}" for measure in MEASURES for end in ("", "/low", "/high")]
-    return {key: round(scores[key], 4) for key in ["questions", *overall, *strata] if key in scores}
 
 
 def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
@@ -80,3 +66,15 @@ def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
         for stratum in [*names, f"dataset_{question.dataset}"] if several else names:
             strata.setdefault(stratum, []).append(each)
     return {"": list(asked), **{stratum: strata[stratum] for stratum in sorted(strata)}}
+
+
+def headline(scores: dict[str, float]) -> dict[str, float]:
+    """The scores that are kept and tracked, four decimals each.
+
+    Over all questions their number and every measure with its interval; then the means of EM per hop count, EM and F1
+    per data set where there are several, recall per step.
+    """
+    parts = ("em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
+    strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
+    overall = [f"{measure}{end}" for measure in MEASURES for end in ("", "/low", "/high")]
+    return {key: round(scores[key], 4) for key in ["questions", *overall, *strata] if key in scores}

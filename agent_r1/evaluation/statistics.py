@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_DRAWS = 1 << 22  # question draws held in memory at a time
+LEVEL = 0.95  # both tails together
+
+Values = Sequence[float] | NDArray[np.float64]  # [N]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +31,7 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def interval(values: Sequence[float] | NDArray[np.float64], samples: int, seed: int, level: float = 0.95) -> Interval:
+def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
     """The mean of `values` [N] with the interval that holds `level` of `samples` resampled means.
 
     Questions are drawn with replacement; the same seed draws the same questions.
@@ -39,18 +42,12 @@ def interval(values: Sequence[float] | NDArray[np.float64], samples: int, seed: 
     if len(values) == 0:
         raise ValueError("no values to average: the set of questions is empty")
     if not 0 < level < 1:
-        raise ValueError(f"level {level} is not a share between 0 and 1; 0.95 is usual")
+        raise ValueError(f"level {level} is not a share between 0 and 1; {LEVEL} is usual")
     observed = np.asarray(values, dtype=np.float64)
     return _percentiles(float(observed.mean()), _resampled_means(observed, samples, seed), level)
 
 
-def paired_difference(
-    a: Sequence[float] | NDArray[np.float64],
-    b: Sequence[float] | NDArray[np.float64],
-    samples: int,
-    seed: int,
-    level: float = 0.95,
-) -> Interval:
+def paired_difference(a: Values, b: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
     """The mean of `a - b` [N] with its interval: both were measured on the same questions, in the same order.
 
     Raises:
@@ -61,7 +58,7 @@ def paired_difference(
     return interval(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64), samples, seed, level)
 
 
-def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int, level: float = 0.95) -> Interval:
+def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int) -> Interval:
     """The mean of `values` [S, N] with its interval: questions and seeds are both drawn with replacement.
 
     Every seed answered the same questions, so that a drawn question brings all its answers along (Owen, The pigeonhole
@@ -69,12 +66,10 @@ def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int, le
     """
     rng, n = np.random.default_rng(seed), values.shape[1]
     means = _weighted_means(values, rng.multinomial(n, np.full(n, 1 / n), size=samples), rng)
-    return _percentiles(float(values.mean()), means, level)
+    return _percentiles(float(values.mean()), means, LEVEL)
 
 
-def difference_over_seeds(
-    a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int, level: float = 0.95
-) -> Interval:
+def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int) -> Interval:
     """The mean of `a` [S, N] less that of `b` [S', N] on the same questions, with its interval.
 
     A drawn question counts for both; the seeds of each are drawn for themselves, because trainings share no luck.
@@ -87,7 +82,15 @@ def difference_over_seeds(
     rng, n = np.random.default_rng(seed), a.shape[1]
     questions = rng.multinomial(n, np.full(n, 1 / n), size=samples)
     means = _weighted_means(a, questions, rng) - _weighted_means(b, questions, rng)
-    return _percentiles(float(a.mean() - b.mean()), means, level)
+    return _percentiles(float(a.mean() - b.mean()), means, LEVEL)
+
+
+def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
+    """[samples] means of N draws with replacement each."""
+    rng, n = np.random.default_rng(seed), len(values)
+    rows = max(1, BLOCK_DRAWS // n)
+    blocks = [min(rows, samples - start) for start in range(0, samples, rows)]
+    return np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])
 
 
 def _weighted_means(
@@ -103,11 +106,3 @@ def _percentiles(mean: float, resampled: NDArray[np.float64], level: float) -> I
     tail = (1 - level) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Interval(mean=mean, low=float(low), high=float(high))
-
-
-def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
-    """[samples] means of N draws with replacement each."""
-    rng, n = np.random.default_rng(seed), len(values)
-    rows = max(1, BLOCK_DRAWS // n)
-    blocks = [min(rows, samples - start) for start in range(0, samples, rows)]
-    return np.concatenate([values[rng.integers(n, size=(block, n))].mean(axis=1) for block in blocks])

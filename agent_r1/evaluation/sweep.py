@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.evaluation import comparison
-from agent_r1.evaluation.comparison import Evaluation, warning
+from agent_r1.evaluation.comparison import Evaluation, difference_cell, markdown_table, mean_cell, warning
 from agent_r1.evaluation.plots import Curve, final_scores, seed_curves
-from agent_r1.evaluation.report import CURVES_PNG, FINAL_PNG, METRICS, PAGE
+from agent_r1.evaluation.report import CURVES_PNG, FINAL_PNG, differences_table, write_report
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
-from agent_r1.tables import write_text
 
 AT_THE_END = 3  # iterations
 
@@ -29,28 +27,28 @@ def render(
     curves: Mapping[str, Sequence[Curve]],
     questions: Sequence[Question],
     folder: Path,
-    *,
-    samples: int,
-    seed: int,
+    params: EvaluateParams,
 ) -> None:
     """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
 
-    The first run and the first baseline are what the others are compared with. `samples` and `seed` are those of the
-    bootstrap.
+    The first run and the first baseline are what the others are compared with.
 
     Raises:
         ValueError: the agents did not answer the same questions.
     """
     agents = {**runs, **{baseline.name: [baseline] for baseline in baselines}}
-    hits = exact_matches(agents)
-    found = {name: interval_over_seeds(values, samples, seed) for name, values in hits.items()}
+    hits, draws = exact_matches(agents), (params.bootstrap_samples, params.seed)
+    found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
     of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
     reference, base = next(iter(runs)), baselines[0].name
+
+    def difference(name: str, other: str) -> str:
+        return difference_cell(difference_over_seeds(hits[name], hits[other], *draws)) if name != other else ""
+
     final_scores(folder / FINAL_PNG, found, list(runs), of_seeds)
-    seed_curves(
-        folder / CURVES_PNG, curves, reference, "rollout/em", "Exact match of the sampled answers, by iteration"
-    )
-    page = [
+    title = "Exact match of the sampled answers, by iteration"
+    seed_curves(folder / CURVES_PNG, curves, reference, "rollout/em", title)
+    parts = [
         "# Ablations",
         _summary(runs, hits),
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
@@ -59,15 +57,14 @@ def render(
         _scores(hits, found, _by_hops(next(iter(agents.values()))[0], questions)),
         "## Differences on the same questions",
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
-        _differences(hits, [reference, base], samples, seed),
+        differences_table(list(hits), [reference, base], difference),
         "## Training",
         f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds. An "
         "alarm is the collapse monitor's; the iteration is that of the first one.",
         _training(curves),
         f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
     ]
-    write_text(folder / PAGE, "\n\n".join(page) + "\n")
-    write_text(folder / METRICS, json.dumps({name: round(i.mean, 4) for name, i in found.items()}, indent=2) + "\n")
+    write_report(folder, parts, {name: each.mean for name, each in found.items()})
 
 
 def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
@@ -107,40 +104,27 @@ def _summary(runs: Agents, hits: Hits) -> str:
 
 
 def _scores(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArray[np.bool_]]) -> str:
-    rows = [
-        [
-            f"`{name}`",
-            comparison.mean(found[name]),
-            " ".join(f"{mean:.3f}" for mean in values.mean(axis=1)),
-            *(f"{values[:, chosen].mean():.3f}" for chosen in hops.values()),
-        ]
-        for name, values in hits.items()
-    ]
-    return comparison.table(["agent", "all", "single seeds", *hops], rows)
-
-
-def _differences(hits: Hits, others: Sequence[str], samples: int, seed: int) -> str:
-    def cell(name: str, other: str) -> str:
-        if name == other:
-            return ""
-        return comparison.difference(difference_over_seeds(hits[name], hits[other], samples, seed))
-
-    rows = [[f"`{name}`", *(cell(name, other) for other in others)] for name in hits]
-    return comparison.table(["agent", *(f"less `{other}`" for other in others)], rows)
+    rows = []
+    for name, values in hits.items():
+        seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
+        strata = [f"{values[:, chosen].mean():.3f}" for chosen in hops.values()]
+        rows.append([f"`{name}`", mean_cell(found[name]), seeds, *strata])
+    return markdown_table(["agent", "all", "single seeds", *hops], rows)
 
 
 def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
     rows = []
     for run, seeds in curves.items():
-        alarmed = [[row["iteration"] for row in rows_of_seed if row["monitor/alarms"]] for rows_of_seed in seeds]
+        alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
         firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
-        sampled = np.mean([row["rollout/em"] for rows_of_seed in seeds for row in rows_of_seed[-AT_THE_END:]])
-        minutes = np.mean([_seconds(rows_of_seed) for rows_of_seed in seeds]) / 60
+        sampled = np.mean([metrics["rollout/em"] for curve in seeds for metrics in curve[-AT_THE_END:]])
+        minutes = np.mean([_seconds(curve) for curve in seeds]) / 60
         rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", ", ".join(firsts), f"{minutes:.1f}"])
-    return comparison.table(
-        ["run", "iterations", "sampled exact match", "first alarm, by seed", "minutes per seed"], rows
-    )
+    header = ["run", "iterations", "sampled exact match", "first alarm, by seed", "minutes per seed"]
+    return markdown_table(header, rows)
 
 
 def _seconds(curve: Curve) -> float:
-    return sum(value for row in curve for name, value in row.items() if name.startswith("time/"))
+    """The sum of `time/*_s`; no other metric is in seconds."""
+    timed = [(name, value) for metrics in curve for name, value in metrics.items() if name.startswith("time/")]
+    return sum(value for name, value in timed if name.endswith("_s"))

@@ -3,65 +3,54 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from agent_r1.answers import exact_match
+from agent_r1.envs.actions import split_action
 from agent_r1.evaluation.predictions import BASE_TOOL_CALL
 from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
 
-Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
+PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
 
 WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
-THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-OPENED = re.compile(r"(?:(?!<think>).)*</think>", re.DOTALL)  # the prompt wrote the thought's tag
 
 
-def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
+def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *, with_prompt: bool = False) -> str:
     """The whole episode as plain text: question, every step with thought, search and passages, answer, outcome.
 
     `with_prompt` shows the opening messages too, where the passages of naive RAG are.
     """
     lines = _field("question", question.text)
     if with_prompt:
-        first = trajectory.contexts[0]
-        lines += _field("prompt", _decoded(trajectory, first.start, first.stop, Source.PROMPT, decode))
+        lines += _field("prompt", _decoded(trajectory, trajectory.contexts[0], Source.PROMPT, decode))
     for number, step in enumerate(trajectory.steps, start=1):
         lines += ["", f"step {number}", *_step(trajectory, number - 1, step, decode)]
     return "\n".join([*lines, "", *_ending(trajectory, question)])
 
 
-def _ending(trajectory: Trajectory, question: Question) -> list[str]:
-    verdict = "exact match" if exact_match(trajectory.answer, question.answers) else "no exact match"
-    return [
-        *_field("outcome", trajectory.outcome),
-        *_field("answer", f"{trajectory.answer or '(none)'} ({verdict})"),
-        *_field("gold", " | ".join(question.answers)),
-    ]
-
-
-def _step(trajectory: Trajectory, index: int, step: Step, decode: Decode) -> list[str]:
+def _step(trajectory: Trajectory, index: int, step: Step, decode: PlainText) -> list[str]:
     last = index + 1 == len(trajectory.steps)
     following = len(trajectory.token_ids) if last else trajectory.steps[index + 1].action_start
-    action = _decoded(trajectory, step.action_start, step.action_stop, Source.ACTION, decode)
-    observation = _decoded(trajectory, step.action_stop, following, Source.OBSERVATION, decode)
+    action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
+    observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
     label = "passages" if step.call_status is CallStatus.OK else "reply"
     return [*_action(action, step), *(_field(label, observation) if observation else [])]
 
 
 def _action(text: str, step: Step) -> list[str]:
     """Thought and call where the action is well formed; the action as it is otherwise."""
-    text = f"<think>{text}" if OPENED.match(text) else text
-    thoughts = [thought.strip() for thought in THOUGHT.findall(text)]
-    lines = _field("thought", "\n".join(thoughts)) if thoughts else []
+    pieces = split_action(text)
+    thoughts = [piece for piece in pieces if piece.kind == "thought" and piece.text.endswith("</think>")]
+    said = "".join(piece.text for piece in pieces if piece not in thoughts).strip()
+    lines = _field("thought", "\n".join(piece.inside for piece in thoughts)) if thoughts else []
     if step.call_status is CallStatus.OK:
         return lines + _field(step.tool, shown_arguments(step.arguments))
     if step.call_status is CallStatus.NONE:
-        return lines + _field("says", THOUGHT.sub("", text).strip())
-    return lines + _field("call", f"{THOUGHT.sub('', text).strip()} ({step.call_status})")
+        return lines + _field("says", said)
+    return lines + _field("call", f"{said} ({step.call_status})")
 
 
 def shown_arguments(arguments: str) -> str:
@@ -72,8 +61,7 @@ def shown_arguments(arguments: str) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
-def _decoded(trajectory: Trajectory, start: int, stop: int, source: Source, decode: Decode) -> str:
-    span = slice(start, stop)
+def _decoded(trajectory: Trajectory, span: slice, source: Source, decode: PlainText) -> str:
     ids = trajectory.token_ids[span][np.equal(trajectory.source[span], source)]
     return decode(ids.tolist()).strip()
 
@@ -81,8 +69,15 @@ def _decoded(trajectory: Trajectory, start: int, stop: int, source: Source, deco
 def _field(label: str, text: str) -> list[str]:
     """A label with its text beside it, wrapped, every line of the text kept apart."""
     wrapped = [row for line in text.splitlines() or [""] for row in textwrap.wrap(line, WIDTH - LABEL) or [""]]
+    return [f"{'' if place else label:<{LABEL}}{row}".rstrip() for place, row in enumerate(wrapped)]
+
+
+def _ending(trajectory: Trajectory, question: Question) -> list[str]:
+    verdict = "exact match" if exact_match(trajectory.answer, question.answers) else "no exact match"
     return [
-        f"{name:<{LABEL}}{row}".rstrip() for name, row in zip([label] + [""] * (len(wrapped) - 1), wrapped, strict=True)
+        *_field("outcome", trajectory.outcome),
+        *_field("answer", f"{trajectory.answer or '(none)'} ({verdict})"),
+        *_field("gold", " | ".join(question.answers)),
     ]
 
 
@@ -103,7 +98,7 @@ def examples(
     trajectories: Mapping[str, Sequence[Trajectory]],
     trained: Sequence[str],
     questions: Sequence[Question],
-    decode: Decode,
+    decode: PlainText,
 ) -> list[str]:
     """A Markdown section on the first trained agent: heading, then a fenced transcript for each example.
 
@@ -114,14 +109,14 @@ def examples(
         return []
     by_id = {question.question_id: question for question in questions}
     before = {trajectory.question_id: trajectory for trajectory in trajectories.get(BASE_TOOL_CALL, [])}
-    parts = ["## Example trajectories"]
+    shown: dict[str, Trajectory] = {}
     for title, trajectory in worth_reading(trajectories[trained[0]], questions).items():
-        shown = {f"`{trained[0]}`, {title}": trajectory}
+        shown[f"`{trained[0]}`, {title}"] = trajectory
         if title == "right" and trajectory.question_id in before:
             shown[f"`{BASE_TOOL_CALL}`, the same question"] = before[trajectory.question_id]
-        for heading, episode in shown.items():
-            text = transcript(episode, by_id[episode.question_id], decode)
-            parts += [f"### {heading}", _fenced(text)]
+    parts = ["## Example trajectories"]
+    for heading, episode in shown.items():
+        parts += [f"### {heading}", _fenced(transcript(episode, by_id[episode.question_id], decode))]
     return parts
 
 

@@ -16,8 +16,8 @@ from agent_r1.credit.batch import token_rewards
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params import RewardWeights, UpdateParams
 from agent_r1.policy.batching import Compute
-from agent_r1.policy.losses import Metrics, Tokens, concatenate, normaliser, policy_metrics, token_losses
-from agent_r1.policy.rows import make_rows, policy_pass
+from agent_r1.policy.losses import LossTokens, Metrics, concatenate, normaliser, policy_metrics, token_losses
+from agent_r1.policy.rows import join_credit, policy_pass
 from agent_r1.records import Credit, Trajectory
 
 Floats = NDArray[np.float64]
@@ -127,11 +127,11 @@ def policy_gradient(
         FloatingPointError: a loss is not finite; names the trajectories.
         ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
     """
-    rows = make_rows(policy, trajectories, credits, params, compute)  # those not kept have no loss token
+    rows = join_credit(policy, trajectories, credits, params, compute)  # those not kept have no loss token
     divisor = normaliser([row.loss_tokens for row in rows], params)
     weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
-    seen: list[Tokens] = []
+    seen: list[LossTokens] = []
     for tokens, _ in policy_pass(policy, rows, params, compute, learn=True):
         for part, total in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
             if part.any():
@@ -164,7 +164,7 @@ def gradient_metrics(gradient: PolicyGradient, other: PolicyGradient) -> Metrics
     }
 
 
-def _only(tokens: Tokens, part: Tensor) -> Tokens:
+def _only(tokens: LossTokens, part: Tensor) -> LossTokens:
     """The same tokens with a graph at those of `part` [N] alone: tokens of one span share a ratio, not a gradient."""
     return replace(
         tokens,
@@ -177,7 +177,7 @@ def _flat(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients]).cpu()
 
 
-def _observed_loss_share(tokens: Tokens, params: UpdateParams) -> float:
+def _observed_loss_share(tokens: LossTokens, params: UpdateParams) -> float:
     sizes = (token_losses(tokens, params) * tokens.weights).abs().double()
     total = sizes.sum().item()
     return sizes[~tokens.sampled].sum().item() / total if total else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby, islice
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -11,15 +10,189 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.inspection.viewer import Decode, Shown
+from agent_r1.envs.actions import split_action
+from agent_r1.inspection.selection import Shown
 from agent_r1.records import Question, Step, StopReason
+from agent_r1.tracking.traces import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
 LONGEST = 8  # tokens that one text may take to become whole; more are no character
-OPENED = r"\A(?:(?!<think>).)*?</think>"  # a thought whose tag the prompt wrote
-TAGGED = re.compile(rf"{OPENED}|<(think|tool_call|answer)>.*?(?:</\1>|\Z)", re.DOTALL)
-PARTS = {"think": "thought", "tool_call": "call", "answer": "answer"}
-OTHER = "text"
+DIGITS = 3
+FIRST_LETTER = ord("]")  # it and all after it stand for themselves in JSON
+SURROGATES = range(0xD800, 0xE000)  # are no letters
+
+T = TypeVar("T", bound=Hashable)
+Number = float | int | None
+Floats = NDArray[np.floating[Any]]
+
+
+class Alphabet(dict[T, int], Generic[T]):
+    """Values in the order of their first use, each with its place, which a letter stands for."""
+
+    def of(self, value: T) -> int:
+        """The place of a value, which is added where it is new."""
+        return self.setdefault(value, len(self))
+
+    def spell(self, values: Iterable[T]) -> str:
+        """The places of some values as a letter each."""
+        return "".join([_letter(self.of(value)) for value in values])
+
+
+def _letter(place: int) -> str:
+    code = FIRST_LETTER + place
+    return chr(code if code < SURROGATES.start else code + len(SURROGATES))
+
+
+class Filled(NamedTuple):
+    """How much the parts of a payload held after a group was added."""
+
+    questions: int
+    episodes: int
+    tokens: int
+    numbers: int
+
+
+class Payload:
+    """Collects the trajectories of a page, group by group."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._pieces = Pieces(decode)
+        self._tokens: Alphabet[tuple[int, str]] = Alphabet()  # id and text
+        self._numbers: Alphabet[Number] = Alphabet()
+        self._asked: Alphabet[str] = Alphabet()  # ids of the questions
+        self._questions: list[dict[str, Any]] = []
+        self._episodes: list[dict[str, Any]] = []
+        self._filled = [Filled(0, 0, 0, 0)]
+
+    def add(self, group: Iterable[Shown]) -> None:
+        """Adds trajectories that belong together."""
+        for shown in group:
+            self._episodes.append(self._episode(shown))
+        parts = (self._questions, self._episodes, self._tokens, self._numbers)
+        self._filled.append(Filled(*map(len, parts)))
+
+    def episodes(self, groups: int) -> int:
+        """How many trajectories the first so many groups have."""
+        return self._filled[groups].episodes
+
+    def content(self, about: Mapping[str, Any], groups: int) -> dict[str, Any]:
+        """The first so many groups, with what is said about the page as a whole."""
+        filled = self._filled[groups]
+        return {
+            **about,
+            "tokens": list(islice(self._tokens, filled.tokens)),
+            "numbers": list(islice(self._numbers, filled.numbers)),
+            "questions": self._questions[: filled.questions],
+            "episodes": self._episodes[: filled.episodes],
+        }
+
+    def _question(self, question: Question) -> int:
+        """The question's place; it is added where it is new."""
+        place = self._asked.of(question.question_id)
+        if place == len(self._questions):
+            self._questions.append(
+                {
+                    "id": question.question_id,
+                    "dataset": question.dataset,
+                    "text": question.text,
+                    "answers": question.answers,
+                    "hops": question.hops,
+                    "kind": question.kind,
+                }
+            )
+        return place
+
+    def _episode(self, shown: Shown) -> dict[str, Any]:
+        trajectory = shown.trajectory
+        ids = trajectory.token_ids.tolist()
+        pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
+        sampled = trajectory.action_mask
+        return {
+            "id": trajectory.trajectory_id,
+            "question": self._question(shown.question),
+            "when": shown.when,
+            "iteration": trajectory.iteration,
+            "version": trajectory.policy_version,
+            "outcome": trajectory.outcome,
+            "answer": trajectory.answer,
+            "right": shown.right,
+            "return": _number(float(shown.totals.sum())),
+            "contexts": trajectory.context_starts,
+            "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
+            "source": run_lengths(trajectory.source.tolist()),
+            "steps": _steps(shown, pieces),
+            **_choices(shown),
+            **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
+        }
+
+    def _spelled(self, numbers: Floats, sampled: NDArray[np.bool_]) -> str:
+        """The numbers [L] of the sampled tokens; of all tokens where others have one too."""
+        told = numbers if numbers[~sampled].any() else numbers[sampled]
+        return self._numbers.spell(map(_number, told.tolist()))
+
+
+def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
+    steps = shown.trajectory.steps
+    stops = [step.action_start for step in steps[1:]] + [len(pieces)]
+    return [
+        _step(shown, place, step, stop, pieces) for place, (step, stop) in enumerate(zip(steps, stops, strict=True))
+    ]
+
+
+def _step(shown: Shown, place: int, step: Step, stop: int, pieces: Sequence[str]) -> dict[str, Any]:
+    action = pieces[step.action_start : step.action_stop]
+    return {
+        "start": step.action_start,
+        "action_stop": step.action_stop,
+        "stop": stop,
+        "parts": action_parts(action, ended=step.stop_reason is StopReason.END),
+        "stopped": step.stop_reason,
+        "tool": step.tool,
+        "status": step.call_status,
+        "latency_ms": _number(1e3 * step.latency_s),
+        "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
+        "reward": _number(shown.totals[place]),
+    }
+
+
+def _choices(shown: Shown) -> dict[str, Any]:
+    """Training's choices: whether the trajectory was kept, and its tokens that are in the loss."""
+    if shown.credit is None:
+        return {}
+    return {"kept": shown.credit.kept, "loss": run_lengths(shown.credit.loss_mask.astype(int).tolist())}
+
+
+def _numbers(shown: Shown) -> dict[str, Floats]:
+    """The known numbers of the tokens by name, [L]; gap and drift are the sampler's logprobs less those of another."""
+    found: dict[str, Floats] = {"logprobs": shown.trajectory.logprobs}
+    if shown.learner_logprobs is not None:
+        found["gap"] = _distance(shown, shown.learner_logprobs)
+    if (credit := shown.credit) is not None:
+        found["advantages"] = credit.advantages
+        if credit.values.any():
+            found |= {"values": credit.values, "targets": credit.value_targets}
+        if credit.reference_logprobs.any():
+            found["drift"] = _distance(shown, credit.reference_logprobs)
+    return found
+
+
+def _distance(shown: Shown, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The sampler's logprobs less others, at the tokens that were sampled."""
+    trajectory = shown.trajectory
+    return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
+
+
+def run_lengths(values: Sequence[int]) -> list[int]:
+    """A value and how often it comes in a row, then the next: [1, 1, 0] is [1, 2, 0, 1]."""
+    return [number for value, run in groupby(values) for number in (value, len(list(run)))]
+
+
+def _number(value: float) -> Number:
+    """Short to write; None where it is not finite, which JSON cannot say."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() else short
 
 
 class Pieces:
@@ -51,12 +224,12 @@ class Pieces:
 
 
 def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]:
-    """What an action consists of, in order: thought, call, answer or other text, each with its number of tokens.
+    """An action's thought, call, answer or other text in order, each with its number of tokens.
 
     A token belongs to the part in which its first letter is. White space, and the end token where the action `ended`
     with it, belong to what they follow.
     """
-    kinds = _kinds("".join(pieces))
+    kinds = [kind for kind, text in split_action("".join(pieces)) for _ in text]  # of every character
     found: list[str | None] = []  # None: as the one before
     offset = 0
     for piece in pieces:
@@ -64,188 +237,6 @@ def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]
         offset += len(piece)
     if ended and found:
         found[-1] = None
-    first = next(filter(None, found), OTHER)
+    first = next(filter(None, found), "text")
     filled = accumulate(found, lambda before, kind: kind or before, initial=first)
     return [(str(kind), len(list(tokens))) for kind, tokens in groupby(islice(filled, 1, None))]
-
-
-def _kinds(text: str) -> list[str]:
-    """The part to which every character belongs."""
-    kinds = [OTHER] * len(text)
-    for match in TAGGED.finditer(text):
-        kinds[match.start() : match.end()] = [PARTS[match[1] or "think"]] * (match.end() - match.start())
-    return kinds
-
-
-DIGITS = 3
-FIRST_LETTER = ord("]")  # it and all after it stand for themselves in JSON
-SURROGATES = range(0xD800, 0xE000)  # are no letters
-
-T = TypeVar("T", bound=Hashable)
-Number = float | int | None
-
-
-class Table(dict[T, int], Generic[T]):
-    """Values in the order of their first use, with their places."""
-
-    def spell(self, values: Iterable[T]) -> str:
-        """The places of some values, which are added where they are new, as a letter each."""
-        return "".join([_letter(self.setdefault(value, len(self))) for value in values])
-
-
-def _letter(place: int) -> str:
-    code = FIRST_LETTER + place
-    return chr(code if code < SURROGATES.start else code + len(SURROGATES))
-
-
-class Filled(NamedTuple):
-    """How much the parts of a payload held after a group was added."""
-
-    questions: int
-    episodes: int
-    tokens: int
-    numbers: int
-
-
-class Payload:
-    """Collects the trajectories of a page, group by group."""
-
-    def __init__(self, decode: Decode) -> None:
-        self._pieces = Pieces(decode)
-        self._tokens: Table[tuple[int, str]] = Table()  # id and text
-        self._numbers: Table[Number] = Table()
-        self._questions: dict[str, dict[str, Any]] = {}  # by id
-        self._episodes: list[dict[str, Any]] = []
-        self._filled: list[Filled] = []
-
-    def add(self, group: Iterable[Shown]) -> None:
-        """Adds trajectories that belong together."""
-        for shown in group:
-            self._episodes.append(self._episode(shown))
-        parts = (self._questions, self._episodes, self._tokens, self._numbers)
-        self._filled.append(Filled(*map(len, parts)))
-
-    def episodes(self, groups: int) -> int:
-        """How many trajectories the first so many groups have."""
-        return self._filled[groups - 1].episodes if groups else 0
-
-    def content(self, about: Mapping[str, Any], groups: int) -> dict[str, Any]:
-        """The first so many groups, with what is said about the page as a whole."""
-        filled = self._filled[groups - 1] if groups else Filled(0, 0, 0, 0)
-        return {
-            **about,
-            "tokens": list(islice(self._tokens, filled.tokens)),
-            "numbers": list(islice(self._numbers, filled.numbers)),
-            "questions": list(islice(self._questions.values(), filled.questions)),
-            "episodes": self._episodes[: filled.episodes],
-        }
-
-    def _question(self, question: Question) -> int:
-        """Its place."""
-        self._questions.setdefault(
-            question.question_id,
-            {
-                "id": question.question_id,
-                "dataset": question.dataset,
-                "text": question.text,
-                "answers": question.answers,
-                "hops": question.hops,
-                "kind": question.kind,
-            },
-        )
-        return list(self._questions).index(question.question_id)
-
-    def _episode(self, shown: Shown) -> dict[str, Any]:
-        trajectory = shown.trajectory
-        ids = trajectory.token_ids.tolist()
-        pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
-        sampled = trajectory.action_mask
-        return {
-            "id": trajectory.trajectory_id,
-            "question": self._question(shown.question),
-            "when": shown.when,
-            "iteration": trajectory.iteration,
-            "version": trajectory.policy_version,
-            "outcome": trajectory.outcome,
-            "answer": trajectory.answer,
-            "right": shown.right,
-            "return": _number(float(shown.totals.sum())),
-            "contexts": trajectory.context_starts,
-            "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
-            "source": run_lengths(trajectory.source.tolist()),
-            "steps": _steps(shown, pieces),
-            **_choices(shown),
-            **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
-        }
-
-    def _spelled(self, numbers: NDArray[np.floating[Any]], sampled: NDArray[np.bool_]) -> str:
-        """The numbers [L] of the sampled tokens; of all tokens where others have one too."""
-        told = numbers if numbers[~sampled].any() else numbers[sampled]
-        return self._numbers.spell(map(_number, told.tolist()))
-
-
-def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
-    stops = [step.action_start for step in shown.trajectory.steps[1:]] + [len(pieces)]
-    return [
-        _step(shown, place, step, stop, action_parts(_action(pieces, step), ended=step.stop_reason is StopReason.END))
-        for place, (step, stop) in enumerate(zip(shown.trajectory.steps, stops, strict=True))
-    ]
-
-
-def _action(pieces: Sequence[str], step: Step) -> Sequence[str]:
-    return pieces[step.action_start : step.action_stop]
-
-
-def _step(shown: Shown, place: int, step: Step, stop: int, parts: Iterable[tuple[str, int]]) -> dict[str, Any]:
-    return {
-        "start": step.action_start,
-        "action_stop": step.action_stop,
-        "stop": stop,
-        "parts": list(parts),
-        "stopped": step.stop_reason,
-        "tool": step.tool,
-        "status": step.call_status,
-        "latency_ms": _number(1e3 * step.latency_s),
-        "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
-        "reward": _number(shown.totals[place]),
-    }
-
-
-def _choices(shown: Shown) -> dict[str, Any]:
-    """What training made of it: whether it was kept, and the tokens that are in the loss."""
-    if shown.credit is None:
-        return {}
-    return {"kept": shown.credit.kept, "loss": run_lengths(shown.credit.loss_mask.astype(int).tolist())}
-
-
-def _numbers(shown: Shown) -> dict[str, NDArray[np.floating[Any]]]:
-    """What is known of the tokens, by name, [L]; gap and drift are the sampler's logprobs less those of another."""
-    found: dict[str, NDArray[np.floating[Any]]] = {"logprobs": shown.trajectory.logprobs}
-    if shown.learner_logprobs is not None:
-        found["gap"] = _distance(shown, shown.learner_logprobs)
-    if (credit := shown.credit) is not None:
-        found["advantages"] = credit.advantages
-        if credit.values.any():
-            found |= {"values": credit.values, "targets": credit.value_targets}
-        if credit.reference_logprobs.any():
-            found["drift"] = _distance(shown, credit.reference_logprobs)
-    return found
-
-
-def _distance(shown: Shown, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The sampler's logprobs less others, at the tokens that were sampled."""
-    trajectory = shown.trajectory
-    return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
-
-
-def run_lengths(values: Sequence[int]) -> list[int]:
-    """A value and how often it comes in a row, then the next: [1, 1, 0] is [1, 2, 0, 1]."""
-    return [number for value, run in groupby(values) for number in (value, len(list(run)))]
-
-
-def _number(value: float) -> Number:
-    """Short to write; None where it is not finite, which JSON cannot say."""
-    if not math.isfinite(value):
-        return None
-    short = float(f"{value:.{DIGITS}g}")
-    return int(short) if short.is_integer() else short

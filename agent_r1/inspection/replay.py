@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import yaml
 from rich import box
+from rich.progress import track
 from rich.table import Table
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.masks import loss_mask
+from agent_r1.credit.masks import select_tokens
 from agent_r1.inspection.gradients import (
     PolicyGradient,
     advantage_comparison,
@@ -26,17 +27,14 @@ from agent_r1.inspection.gradients import (
     value_errors,
 )
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
-from agent_r1.params import CreditParams, Params, TrainParams
+from agent_r1.params import CreditParams, Params, RunId, TrainParams
 from agent_r1.params.sections import override, validated
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import frozen
-from agent_r1.policy.model import compute_dtype, default_device, load_policy
-from agent_r1.project import WARM_START
+from agent_r1.policy.losses import Metrics
+from agent_r1.policy.model import DtypeName, compute_dtype, default_device, load_policy
 from agent_r1.records import Credit, Trajectory
-
-logger = logging.getLogger(__name__)
-
-Metrics = dict[str, float]
+from agent_r1.rollout.canary import accepted_gap
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
 OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
@@ -51,6 +49,8 @@ OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a r
 }
 OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits
 OTHER_MODEL = 10  # times the canary's tolerance, because here every token of an iteration is looked at
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +74,12 @@ class Replayed:
     """One iteration under its run's own configuration and under others."""
 
     iteration: int
-    trajectories: int
     policy: PolicyOnDisk  # at which the gradients were taken
     replays: list[Replay]  # the run's own first
     values: Metrics  # errors of the values that the run's critic gave; empty without one
 
 
-def configurations(settings: Params, run: str, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
+def configurations(settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
     """The run's own configuration, and after it those to compare with it.
 
     Raises:
@@ -88,17 +87,17 @@ def configurations(settings: Params, run: str, others: Sequence[str], changes: S
     """
     own = settings.run(run)
     wanted = parse_changes(changes)
-    found = [Configuration(name=run, train=own)]
-    for other in others or [run]:
+    found = [Configuration(name=run.run, train=own)]
+    for other in others or [run.run]:
         name = " ".join([other, *changes])
-        base = own.model_dump() | settings.run(other).model_dump(include=set(REPLAYED))
-        where = f"{run} replayed as {name}"
+        base = own.model_dump() | settings.run(RunId(other)).model_dump(include=set(REPLAYED))
+        where = f"{run.run} replayed as {name}"
         config = validated(TrainParams, override(base, wanted), where)
         config.require_read(wanted, where)
         if config.credit.needs_critic and not own.credit.needs_critic:
             raise ValueError(
-                f"{run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of {name} "
-                "needs; replay a run with a critic, or take an estimator without one"
+                f"{run.run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of "
+                f"{name} needs; replay a run with a critic, or take an estimator without one"
             )
         found.append(Configuration(name=name, train=config))
     return found
@@ -136,20 +135,50 @@ def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
     return own.advantage_mask.critic and not (other.advantage_mask.recursion and other.advantage_mask.critic)
 
 
+def replay(
+    settings: Params,
+    run: RunId,
+    others: Sequence[str],
+    changes: Sequence[str],
+    *,
+    folder: Path | None,
+    iterations: Sequence[str],
+    with_gradient: bool,
+) -> list[Replayed]:
+    """Credits stored trajectories as their run did and as other configurations would, and compares.
+
+    Args:
+        run: whose trajectories; its own configuration is the one in params.yaml.
+        others: runs whose `credit` and `update` take the place of the run's; the run itself when empty.
+        changes: `credit.lam=1.0` and the like, on top of each of them.
+        folder: of the run's files, where it is not the one that training uses.
+        iterations: see `StoredRun.choose`.
+        with_gradient: whether gradients are compared too, in iterations whose policy is on disk.
+
+    Raises:
+        FileNotFoundError: the run has no finished iteration.
+        ValueError: a configuration is refused, or needs what the run did not store.
+    """
+    compared = configurations(settings, run, others, changes)
+    places = settings.places
+    stored = StoredRun(run.run, folder or places.training(run), places.warm_start)
+    chosen = stored.choose(iterations)
+    replayer = Replayer(stored, compared, settings.model.dtype, with_gradient=with_gradient)
+    return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
+
+
 class Replayer:
     """Replays the iterations of a stored run; loads a model when it is first needed."""
 
     def __init__(
-        self, stored: StoredRun, compared: Sequence[Configuration], settings: Params, *, with_gradient: bool
+        self, stored: StoredRun, compared: list[Configuration], dtype: DtypeName, *, with_gradient: bool
     ) -> None:
-        self.stored, self.compared, self.with_gradient = stored, list(compared), with_gradient
-        self.dtype, self.device = settings.model.dtype, default_device()
+        self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
+        self.device = default_device()
+        self.dtype = compute_dtype(dtype, self.device)
         self.policies: dict[Path, PreTrainedModel] = {}
-        self.reference = (
-            frozen(WARM_START, self._compute(compared[0].train))
-            if any(each.train.needs_reference for each in compared)
-            else None
-        )
+        needed = any(each.train.needs_reference for each in compared)
+        self.reference = frozen(stored.warm_start, self._compute(compared[0].train)) if needed else None
 
     def replay(self, number: int) -> Replayed:
         """One iteration under every configuration.
@@ -161,25 +190,16 @@ class Replayer:
         policy = self.stored.policy(trajectories[0].policy_version)
         assigned = [self._assign(trajectories, stored, each) for each in self.compared]
         self._compare_with_stored(number, assigned[0][0], stored)
-        gradients = [
-            self._gradient(number, policy, trajectories, credits_, each.train)
-            for each, (credits_, _) in zip(self.compared, assigned, strict=True)
-        ]
-        return Replayed(
-            iteration=number,
-            trajectories=len(trajectories),
-            policy=policy,
-            replays=[
-                Replay(
-                    configuration=each,
-                    metrics=metrics
-                    | advantage_comparison(trajectories, credits_, assigned[0][0])
-                    | (gradient_metrics(gradient, gradients[0]) if gradient and gradients[0] else {}),
-                )
-                for each, (credits_, metrics), gradient in zip(self.compared, assigned, gradients, strict=True)
-            ],
-            values=self._value_errors(trajectories, stored),
-        )
+        replays, own = [], None
+        for each, (credits_, metrics) in zip(self.compared, assigned, strict=True):
+            gradient = self._gradient(number, policy, trajectories, credits_, each.train)
+            own = own or gradient
+            compared = advantage_comparison(trajectories, credits_, assigned[0][0])
+            angles = gradient_metrics(gradient, own) if gradient and own else {}
+            replays.append(Replay(configuration=each, metrics=metrics | compared | angles))
+        credit = self.compared[0].train.credit
+        values = value_errors(trajectories, stored, credit.rewards) if credit.needs_critic else {}
+        return Replayed(iteration=number, policy=policy, replays=replays, values=values)
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
@@ -189,7 +209,7 @@ class Replayer:
         values = [row.values for row in stored] if credit.needs_critic else None
         reference = None
         if self.reference is not None and configuration.train.needs_reference:
-            masks = [loss_mask(each.source, credit.loss_mask) for each in trajectories]
+            masks = [select_tokens(each.source, credit.loss_mask) for each in trajectories]
             reference = self.reference.logprobs(trajectories, masks)
         questions = configuration.train.rollout.questions
         credits_, metrics = assign(trajectories, values, credit, reference=reference, questions=questions)
@@ -201,8 +221,7 @@ class Replayer:
         return credits_, metrics
 
     def _compute(self, config: TrainParams) -> Compute:
-        dtype = compute_dtype(self.dtype, self.device)
-        return Compute(device=self.device, dtype=dtype, max_tokens=config.update.max_tokens_per_microbatch)
+        return Compute(device=self.device, dtype=self.dtype, max_tokens=config.update.max_tokens_per_microbatch)
 
     def _gradient(
         self,
@@ -216,11 +235,9 @@ class Replayer:
             return None
         if policy.path not in self.policies:
             self.policies[policy.path] = load_policy(policy.path, device=self.device)
-        gradient = policy_gradient(
-            self.policies[policy.path], trajectories, credits_, config.update, self._compute(config)
-        )
-        tolerance, exact = config.update.canary_tolerance, self._compute(config).dtype is torch.float32
-        measure, allowed = ("max", tolerance.float32) if exact else ("mean", tolerance.bfloat16)  # as canary.prove
+        compute = self._compute(config)
+        gradient = policy_gradient(self.policies[policy.path], trajectories, credits_, config.update, compute)
+        measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
             raise ValueError(
@@ -228,10 +245,6 @@ class Replayer:
                 f"by {gap:.2g} nats ({measure}); bring its outputs back (dvc checkout), or compare without gradients"
             )
         return gradient
-
-    def _value_errors(self, trajectories: list[Trajectory], stored: list[Credit]) -> Metrics:
-        own = self.compared[0].train.credit
-        return value_errors(trajectories, stored, own.rewards) if own.needs_critic else {}
 
     def _compare_with_stored(self, number: int, credits_: list[Credit], stored: list[Credit]) -> None:
         gap = max(np.abs(new.advantages - old.advantages).max() for new, old in zip(credits_, stored, strict=True))

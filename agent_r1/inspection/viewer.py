@@ -3,139 +3,114 @@
 from __future__ import annotations
 
 import base64
-import enum
 import gzip
 import hashlib
 import html
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any, TypeVar
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from agent_r1.answers import exact_match
+from agent_r1 import tracking
+from agent_r1.evaluation.comparison import latest_folder
+from agent_r1.evaluation.predictions import BASE_TOOL_CALL
+from agent_r1.files import sha256, write_text
 from agent_r1.inspection.payload import Payload
-from agent_r1.records import Credit, Question, Trajectory
-from agent_r1.seeds import derive
-
-Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens included, nothing cleaned up
-
-
-class When(enum.StrEnum):
-    """When in the life of a policy it acted."""
-
-    BEFORE = "before"  # the untrained policy, on a test question
-    TRAINING = "training"
-    AFTER = "after"  # the trained policy, on a test question
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
-    """One trajectory of the page."""
-
-    when: When
-    question: Question
-    trajectory: Trajectory
-    totals: NDArray[np.float64]  # [K] the step's reward, weighted
-    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
-    credit: Credit | None = None  # None outside of training
-    learner_logprobs: NDArray[np.float32] | None = None  # [L] nats; None where the learner was not asked
-
-    @property
-    def right(self) -> bool:
-        """Whether the answer is an exact match."""
-        return bool(exact_match(self.trajectory.answer, self.question.answers))
-
-
-T = TypeVar("T")
-
-PER_ITERATION = 5
-
-
-def spread(count: int, at_most: int) -> list[int]:
-    """At most so many of `range(count)`, the first and the last among them, evenly apart."""
-    if count <= at_most:
-        return list(range(count))
-    if at_most < 2:
-        return [count - 1][:at_most]
-    return [round(place * (count - 1) / (at_most - 1)) for place in range(at_most)]
-
-
-def quotas(iterations: int, count: int, recurring: int) -> list[int]:
-    """How many trajectories each of the iterations gives to a page of `count`.
-
-    The first and the last give up to a quarter each for questions that occur in both; the rest is shared evenly.
-    """
-    if not iterations:
-        return []
-    extra = min(recurring, count // 4) if iterations > 1 else 0
-    share, left = divmod(count - 2 * extra, iterations)
-    even = [share + (place < left) for place in range(iterations)]
-    return [each + extra * (place in (0, iterations - 1)) for place, each in enumerate(even)]
-
-
-def from_iteration(
-    trajectories: Sequence[Trajectory], count: int, *, recurring: Collection[str], proved: Collection[str], seed: int
-) -> list[Trajectory]:
-    """The trajectories of one iteration that a page shows.
-
-    First those of questions that recur in another iteration, each question once before any twice and in an order that
-    is the same in both; then those whose logprobs the learner has confirmed; otherwise in a random order.
-
-    Args:
-        trajectories: of the iteration.
-        count: how many at most.
-        recurring: ids of the questions that recur.
-        proved: ids of the trajectories that the learner was asked about.
-        seed: of the order.
-    """
-
-    def rank(trajectory: Trajectory) -> tuple[int, int, int]:
-        if trajectory.question_id in recurring:
-            return 0, trajectory.sample, derive(seed, trajectory.question_id)
-        return 1, trajectory.trajectory_id not in proved, derive(seed, trajectory.trajectory_id)
-
-    return sorted(trajectories, key=rank)[:count]
-
-
-def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: int) -> list[list[Shown]]:
-    """Answers of two policies to the same question: as many of every kind of change as there are, in turns.
-
-    The kinds are wrong then right, right then wrong, wrong twice, right twice; within a kind the order is random.
-    """
-    earlier = {shown.question.question_id: shown for shown in before}
-    both = [[earlier[later.question.question_id], later] for later in after if later.question.question_id in earlier]
-    both.sort(key=lambda pair: derive(seed, pair[1].question.question_id))
-    kinds = [[False, True], [True, False], [False, False], [True, True]]
-    return interleaved([[pair for pair in both if [shown.right for shown in pair] == kind] for kind in kinds])[:count]
-
-
-def interleaved(rows: Sequence[Sequence[T]]) -> list[T]:
-    """The first of every row, then the second of every row, and so on."""
-    longest = max(map(len, rows), default=0)
-    return [row[place] for place in range(longest) for row in rows if place < len(row)]
-
+from agent_r1.inspection.selection import Selection, Shown, When
+from agent_r1.inspection.stored import StoredRun
+from agent_r1.params import Params, RunId, TrainParams
+from agent_r1.policy.model import load_tokenizer
+from agent_r1.records import Question
+from agent_r1.tables import read_rows
+from agent_r1.tracking import registry
+from agent_r1.tracking.traces import Decode
 
 LARGEST_PAGE = 5_000_000  # bytes
 SCRIPTS = ("model.js", "tokens.js", "reading.js", "app.js")
+ARTIFACT = "viewer.html"
+NOTES = [
+    "Test questions, answered greedily before and after training, are chosen so that every kind of change is there: "
+    "their shares are not those of the whole test.",
+    "Trajectories of training are drawn evenly over the iterations; first come questions that the first and the last "
+    "iteration share, then those whose log-probabilities the learner has confirmed.",
+    "The gap is the sampler's log-probability less the learner's right after the weights were handed over, known for "
+    "the trajectories that prove the transfer.",
+]
 
 logger = logging.getLogger(__name__)
+
+
+def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, traces: int) -> None:
+    """Writes the page of a training's trajectories, and adds it and traces of some of them to its run in MLflow.
+
+    There the page is an artifact, in place of an earlier one, and a trace is added of each trajectory that has none.
+
+    Args:
+        file: of the page, in place of outputs/view/LABEL.html.
+        trajectories: how many the page holds at most.
+        traces: how many of them, without those before training, become traces.
+
+    Raises:
+        FileNotFoundError: the run was not trained.
+        ValueError: there is no such run, or params.yaml or the prepared questions are no longer those of the run.
+    """
+    config, places = settings.run(run), settings.places
+    stored = StoredRun(run.run, places.training(run), places.warm_start)
+    tokenizer = load_tokenizer(stored.policy_folder)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+
+    questions = {row.question_id: row for row in read_rows(places.questions, Question)}
+    selection = Selection(stored, questions, config.credit.rewards, seed=config.seed)
+    version = registry.of_policy(sha256(stored.policy_folder))
+    after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
+    groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after)
+    text, path = page(run.label, _about(config, stored), groups, decode), file or places.page(run)
+    write_text(path, text)
+    logger.info("%s: %.1f MB", path, len(text) / 1e6)
+    later = [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE]
+    _track(stored, text, later[:traces], decode)
+
+
+def _about(config: TrainParams, stored: StoredRun) -> dict[str, Any]:
+    """The page's facts about the run and about the choice of its trajectories."""
+    weights = config.credit.rewards.model_dump()
+    return {
+        "facts": [
+            ["run", stored.run],
+            ["seed", str(config.seed)],
+            ["estimator", config.credit.estimator],
+            ["iterations", str(stored.progress.iterations)],
+            ["policy updates", str(stored.progress.policy_version)],
+        ],
+        "weights": {name: weight for name, weight in weights.items() if weight},
+        "notes": NOTES,
+    }
+
+
+def _track(stored: StoredRun, text: str, traced: Sequence[Shown], decode: Decode) -> None:
+    run_id = stored.folder / "mlflow_run_id"
+    run = tracking.resume(run_id.read_text()) if run_id.exists() else None
+    if run is None:
+        logger.warning("MLflow does not have the run of %s: the page is only on disk", stored.folder)
+        return
+    run.text(text, ARTIFACT)
+    added = tracking.log_traces(run.run_id, traced, decode)
+    logger.info("MLflow run %s: %s and %d new traces", run.run_id, ARTIFACT, added)
 
 
 def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
     """The page of some trajectories.
 
     Args:
-        title: of the page.
-        about: what its script is told besides: `facts`, pairs of a label and a text; `weights`, name -> weight of the
+        about: told to the page's script: `facts`, pairs of a label and a text; `weights`, name -> weight of the
             reward's parts; `notes`, sentences about what is shown.
         groups: trajectories that belong together, the most important groups first. The last ones are left out where the
             page would be larger than LARGEST_PAGE bytes, and a note says how many trajectories are there.
-        decode: gives the text of token ids.
     """
     payload = Payload(decode)
     for group in groups:
@@ -144,18 +119,14 @@ def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]]
     count = len(groups)
     while (size := len(text.encode())) > LARGEST_PAGE and count > 1:
         count = max(1, int(0.95 * count * LARGEST_PAGE / size))
-        cut = _left_out(payload.episodes(count), payload.episodes(len(groups)))
+        cut = (
+            f"{payload.episodes(count)} of {payload.episodes(len(groups))} trajectories are shown; the rest would make "
+            f"the page larger than {LARGEST_PAGE / 1e6:.0f} MB."
+        )
         text = _page(title, payload.content({"title": title, **about, "notes": [*about["notes"], cut]}, count))
     if count < len(groups):
         logger.warning("%s", cut)
     return text
-
-
-def _left_out(shown: int, wanted: int) -> str:
-    return (
-        f"{shown} of {wanted} trajectories are shown; the rest would make the page larger than "
-        f"{LARGEST_PAGE / 1e6:.0f} MB."
-    )
 
 
 def _page(title: str, content: Mapping[str, Any]) -> str:

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, get_args
 
 import yaml
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field
 
 from agent_r1.params.places import PARAMS, Places, RunId
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
@@ -47,42 +48,7 @@ from agent_r1.params.train import (
     UpdateParams,
 )
 
-__all__ = [
-    "PROTOCOLS",
-    "SWEEP",
-    "AtlasParams",
-    "BM25Params",
-    "Baseline",
-    "CanaryTolerance",
-    "CreditParams",
-    "DenseParams",
-    "EngineParams",
-    "EnvParams",
-    "FilesParams",
-    "FilterParams",
-    "HybridParams",
-    "KeepParams",
-    "LoraParams",
-    "ModelParams",
-    "MonitorParams",
-    "OperateParams",
-    "Params",
-    "Places",
-    "PrepareParams",
-    "PromoteParams",
-    "Protocol",
-    "RemoteParams",
-    "RewardWeights",
-    "RunId",
-    "SearchParams",
-    "SplitParams",
-    "TrainParams",
-    "UpdateParams",
-    "WarmStartParams",
-    "fingerprint",
-    "load",
-]
-
+SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml, which travels with the package
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
 
@@ -94,16 +60,16 @@ class AblationsParams(Section):
     seeds: Annotated[list[Natural], Field(min_length=1)]
     iterations: Count
 
-    @model_validator(mode="after")
-    def _each_once(self) -> Self:
+    def objections(self) -> Iterator[str]:
         for what, values in (("runs", self.runs), ("seeds", self.seeds)):
             repeated = [value for value, count in Counter(values).items() if count > 1]
             if repeated:
-                raise ValueError(f"{what} names {repeated[0]!r} more than once; leave one of them")
-        return self
+                yield f"{what} names {repeated[0]!r} more than once; leave one of them"
 
 
 class Params(Section):
+    """All of params.yaml."""
+
     places: Places
     prepare: PrepareParams
     search: SearchParams
@@ -119,31 +85,6 @@ class Params(Section):
     repro_baselines: list[Baseline]
     ablations: AblationsParams
     operate: OperateParams
-
-    @model_validator(mode="after")
-    def _something_to_fine_tune(self) -> Self:
-        if self.warm_start.fine_tune and not self.model.path:
-            raise ValueError(
-                "warm_start.fine_tune: true has no effect on the built-in model, which is trained on the "
-                "demonstrations anyway; set model.path, or fine_tune: false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _runs_resolve(self) -> Self:
-        for name in self.runs:
-            if not _RUN_NAME.fullmatch(name):
-                raise ValueError(f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only")
-            if name in get_args(Baseline):
-                raise ValueError(f"runs: {name!r} is the name of a baseline; name the run differently")
-            self.run(RunId(name))
-        for where, names in (("repro_runs", self.repro_runs), ("ablations.runs", self.ablations.runs)):
-            for name in names:
-                if name not in self.runs:
-                    raise ValueError(f"{where} names {name!r}, which runs: does not define{nearest(name, self.runs)}")
-        for name in self.ablations.runs:
-            self.run(RunId(name, sweep=SWEEP))
-        return self
 
     def run(self, run: RunId) -> TrainParams:
         """The `train` section with the overrides of one run, and then with those of its seed and its sweep.
@@ -163,6 +104,25 @@ class Params(Section):
         resolved = validated(TrainParams, merged | of_the_seed | of_the_sweep, where)
         resolved.require_read(overrides, where)
         return resolved
+
+    def objections(self) -> Iterator[str]:
+        if self.warm_start.fine_tune and not self.model.path:
+            yield (
+                "warm_start.fine_tune: true has no effect on the built-in model, which is trained on the "
+                "demonstrations anyway; set model.path, or fine_tune: false"
+            )
+        for name in self.runs:
+            if not _RUN_NAME.fullmatch(name):
+                yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
+            if name in get_args(Baseline):
+                yield f"runs: {name!r} is the name of a baseline; name the run differently"
+            self.run(RunId(name))
+        for where, names in (("repro_runs", self.repro_runs), ("ablations.runs", self.ablations.runs)):
+            for name in names:
+                if name not in self.runs:
+                    yield f"{where} names {name!r}, which runs: does not define{nearest(name, self.runs)}"
+        for name in self.ablations.runs:
+            self.run(RunId(name, sweep=SWEEP))
 
 
 def load(path: Path = Path(PARAMS)) -> Params:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -30,13 +30,23 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def objections(self) -> Iterator[str]:
+        """Says what is wrong with values that are each in range, and how to mend it; the first one is raised."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        for objection in self.objections():
+            raise ValueError(objection)
+        return self
+
 
 S = TypeVar("S", bound=Section)
 
 
 def override(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A mapping with changes: mappings inside are changed key by key, everything else is replaced."""
-    merged = dict(base)
+    merged = base.copy()  # of its own kind: one that keeps comments stays one
     for key, value in changes.items():
         both_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)
         merged[key] = override(base[key], value) if both_mappings else value
@@ -49,6 +59,21 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+    """What differs between two flat mappings, in words such as `train.credit.lam 0.99 -> 0.95`."""
+    names = [*earlier, *(name for name in later if name not in earlier)]
+    return [
+        f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}"
+        for name in names
+        if earlier.get(name) != later.get(name)
+    ]
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
 
 
 def validated(kind: type[S], content: dict[str, Any], where: str) -> S:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
 
@@ -40,19 +41,17 @@ class FilesParams(Section):
     test: SplitParams | None = None
     corpus: Path | None = None  # passages to search, a file, folder or pattern; without one, the rows' own paragraphs
 
-    @model_validator(mode="after")
-    def _holds_something(self) -> Self:
-        if not self.splits:
-            raise ValueError("a data set needs a file of questions: give it train, dev or test")
-        if self.format == "generic" and self.corpus is None:
-            raise ValueError("rows of format generic bring no passages along; name a corpus to search")
-        return self
-
     @property
     def splits(self) -> dict[str, SplitParams]:
         """The splits that there are, by name."""
         named = {"train": self.train, "dev": self.dev, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
+
+    def objections(self) -> Iterator[str]:
+        if not self.splits:
+            yield "a data set needs a file of questions: give it train, dev or test"
+        if self.format == "generic" and self.corpus is None:
+            yield "rows of format generic bring no passages along; name a corpus to search"
 
 
 class PrepareParams(Section):
@@ -68,20 +67,18 @@ class PrepareParams(Section):
             raise ValueError(f"{BUILT_IN!r} is the built-in data set; name the one in files differently")
         return files
 
-    @model_validator(mode="after")
-    def _datasets_exist(self) -> Self:
-        known = [BUILT_IN, *self.files]
-        for name in self.datasets:
-            if name not in known:
-                raise ValueError(f"datasets names {name!r}, which prepare.files does not define{nearest(name, known)}")
-            if self.datasets.count(name) > 1:
-                raise ValueError(f"datasets names {name!r} twice; name each data set once")
-        return self
-
     @property
     def dataset(self) -> str:
         """All data sets as one name, such as `hotpotqa+musique`."""
         return "+".join(self.datasets)
+
+    def objections(self) -> Iterator[str]:
+        known = [BUILT_IN, *self.files]
+        for name in self.datasets:
+            if name not in known:
+                yield f"datasets names {name!r}, which prepare.files does not define{nearest(name, known)}"
+            if self.datasets.count(name) > 1:
+                yield f"datasets names {name!r} twice; name each data set once"
 
 
 SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
@@ -103,19 +100,17 @@ class DenseParams(Section):
     nlist: Natural
     nprobe: Natural
 
-    @model_validator(mode="after")
-    def _lists_go_with_ivf(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.faiss == "flat" and (self.nlist or self.nprobe):
-            raise ValueError(
+            yield (
                 f"nlist {self.nlist} and nprobe {self.nprobe} have no effect with faiss: flat, which looks at every "
                 "passage; set both to 0, or choose faiss: ivf"
             )
         if self.faiss == "ivf" and not 1 <= self.nprobe <= self.nlist:
-            raise ValueError(
+            yield (
                 f"nprobe {self.nprobe} lists out of nlist {self.nlist} cannot be looked at with faiss: ivf; "
                 "nprobe is at least 1 and at most nlist"
             )
-        return self
 
 
 class HybridParams(Section):
@@ -138,17 +133,11 @@ class SearchParams(Section):
     hybrid: HybridParams
     remote: RemoteParams
 
-    @model_validator(mode="after")
-    def _what_the_kind_needs(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.kind in ("dense", "hybrid") and not self.dense.encoder:
-            raise ValueError(
-                f"kind: {self.kind} needs an encoder; set dense.encoder to a Hugging Face folder or hub id"
-            )
+            yield f"kind: {self.kind} needs an encoder; set dense.encoder to a Hugging Face folder or hub id"
         if self.kind == "remote" and not self.remote.url.startswith(("http://", "https://")):
-            raise ValueError(
-                f"kind: remote needs a search server; set remote.url to its http:// address; got {self.remote.url!r}"
-            )
-        return self
+            yield f"kind: remote needs a search server; set remote.url to its http:// address; got {self.remote.url!r}"
 
 
 class LoraParams(Section):
@@ -196,14 +185,12 @@ class EnvParams(Section):
     max_tokens: Count
     max_action_tokens: Count
 
-    @model_validator(mode="after")
-    def _room_for_an_action(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.max_action_tokens >= self.max_tokens:
-            raise ValueError(
+            yield (
                 f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
                 f"max_tokens {self.max_tokens}; raise max_tokens"
             )
-        return self
 
 
 class VllmParams(Section):
@@ -229,11 +216,9 @@ class ServerParams(Section):
     timeout_s: Positive
     retries: Natural
 
-    @model_validator(mode="after")
-    def _each_server_once(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if len(set(self.urls)) < len(self.urls):
-            raise ValueError(f"urls names a server twice: {', '.join(self.urls)}; raise concurrency instead")
-        return self
+            yield f"urls names a server twice: {', '.join(self.urls)}; raise concurrency instead"
 
 
 class EngineParams(Section):
@@ -248,16 +233,14 @@ class EngineParams(Section):
         settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
         return {"kind": self.kind, **(settings.model_dump() if settings else {})}
 
-    @model_validator(mode="after")
-    def _servers_where_they_are_asked(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.kind == "server" and not self.server.urls:
-            raise ValueError(
+            yield (
                 "kind: server needs server.urls; start one with `python -m agent_r1.rollout.serve MODEL --port 8001` "
                 "and name it there, as http://127.0.0.1:8001"
             )
         if self.kind != "server" and self.server.urls:
-            raise ValueError(f"server.urls has no effect with kind: {self.kind}; set kind: server, or urls: []")
-        return self
+            yield f"server.urls has no effect with kind: {self.kind}; set kind: server, or urls: []"
 
 
 # How a policy can be put to the test questions.
@@ -291,7 +274,7 @@ class TimeoutsParams(Section):
     index: Positive
     warm_start: Positive
     train: Positive
-    registering: Annotated[Positive, Field(alias="register")]  # a name that pydantic's models have taken
+    register_: Annotated[Positive, Field(alias="register")]  # which pydantic has for itself
     evaluate: Positive
     baseline: Positive
     report: Positive
@@ -305,5 +288,4 @@ class OperateParams(Section):
 
     def timeout_s(self, stage: str) -> float:
         """Of a stage by its name: `train`."""
-        timeouts: dict[str, float] = self.timeouts_s.model_dump(by_alias=True)
-        return timeouts[stage]
+        return float(self.timeouts_s.model_dump(by_alias=True)[stage])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight
 
@@ -29,11 +30,9 @@ class RewardWeights(Section):
     repeat_call: Weight
     no_answer: Weight
 
-    @model_validator(mode="after")
-    def _some_reward(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if not any(self.model_dump().values()):
-            raise ValueError("all reward weights are 0: nothing can be learned; set at least one above 0")
-        return self
+            yield "all reward weights are 0: nothing can be learned; set at least one above 0"
 
 
 Estimator = Literal[
@@ -43,6 +42,7 @@ STEP_LEVEL = frozenset({"step_gae", "bi_level_gae"})  # work on steps, which hol
 WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
 WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
+OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # of update: read with one
 DISCOUNTS: dict[str, frozenset[str]] = {  # what each reads of them; the others read none
     "gae": frozenset({"gamma", "lam"}),
     "step_gae": frozenset({"step_gamma", "step_lam"}),
@@ -58,19 +58,17 @@ class FilterParams(Section):
     share: Annotated[float, Field(gt=0, le=1)]
     refill: Natural
 
-    @model_validator(mode="after")
-    def _share_has_an_effect(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.kind == "none" and self.share < 1:
-            raise ValueError(
+            yield (
                 f"share {self.share} has no effect with kind: none, which keeps every group; "
                 "choose kind: top_p or top_fraction, or set share: 1.0"
             )
         if self.kind == "none" and self.refill:
-            raise ValueError(
+            yield (
                 f"refill {self.refill} has no effect with kind: none, which drops no group; "
                 "choose kind: top_p or top_fraction, or set refill: 0"
             )
-        return self
 
 
 class CreditParams(Section):
@@ -98,51 +96,40 @@ class CreditParams(Section):
         """Those of `gamma`, `lam`, `step_gamma` and `step_lam` that the estimator reads."""
         return DISCOUNTS.get(self.estimator, frozenset())
 
-    @model_validator(mode="after")
-    def _penalty_keeps_its_scale(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.estimator == "grpo" and self.kl_reward:
-            raise ValueError(
+            yield (
                 f"kl_reward {self.kl_reward} with estimator grpo: where a group's rewards are equal, the penalty alone "
                 "would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
                 "train.update.kl_loss instead"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _switches_have_an_effect(self) -> Self:
         mask = self.advantage_mask
         if self.estimator in STEP_LEVEL and not (self.loss_mask and mask.recursion and mask.critic):
-            raise ValueError(
+            yield (
                 f"estimator {self.estimator} works on steps, which hold action tokens only: leave loss_mask, "
                 "advantage_mask.recursion and advantage_mask.critic true"
             )
         if not self.loss_mask and mask.recursion:
-            raise ValueError(
+            yield (
                 "loss_mask: false has no effect while advantage_mask.recursion is true: the advantage at every "
                 "observation token is 0; set advantage_mask.recursion: false as well"
             )
         if not self.needs_critic and not mask.critic:
-            raise ValueError(f"estimator {self.estimator} trains no critic: leave advantage_mask.critic true")
+            yield f"estimator {self.estimator} trains no critic: leave advantage_mask.critic true"
         if self.estimator not in WITH_WHITENING and not mask.whitening:
-            raise ValueError(
-                f"estimator {self.estimator} does not whiten over the batch: leave advantage_mask.whitening true"
-            )
+            yield f"estimator {self.estimator} does not whiten over the batch: leave advantage_mask.whitening true"
         if self.loss_mask and mask.whitening and not mask.recursion and self._observations_cannot_matter():
-            raise ValueError(
+            yield (
                 f"advantage_mask.recursion: false has no effect on estimator {self.estimator} at gamma {self.gamma} "
                 f"and lam {self.lam} while the loss mask is on: the advantages at action tokens are the same either "
                 "way; set loss_mask: false or recursion: true"
             )
-        return self
 
     def _observations_cannot_matter(self) -> bool:
         """Whether action tokens get the same raw advantages when observation tokens are time steps too (DESIGN §6)."""
         if self.estimator == "gae":
             return self.gamma == self.lam == 1  # the deltas telescope
         return self.needs_groups or self.gamma == 1
-
-
-OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # read where there is one
 
 
 class CanaryTolerance(Section):
@@ -177,23 +164,17 @@ class UpdateParams(Section):
         """Whether the policy loss has terms that give a gradient where the advantage is 0."""
         return self.kl_loss > 0 or self.entropy_bonus > 0
 
-    @model_validator(mode="after")
-    def _cap_lets_agreement_pass(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if 0 < self.importance_cap < 1:
-            raise ValueError(
+            yield (
                 f"importance_cap {self.importance_cap} cuts the weight even where sampler and learner agree, which "
                 "only scales the loss; set it to 1 or more, or to 0 to switch it off"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _length_goes_with_its_aggregation(self) -> Self:
         if (self.aggregation == "constant_length") != (self.constant_length > 0):
-            raise ValueError(
+            yield (
                 f"constant_length {self.constant_length} with aggregation {self.aggregation}: it is the tokens that "
                 "aggregation constant_length divides a trajectory's sum by, above 0 there and 0 with the others"
             )
-        return self
 
 
 class MonitorThresholds(Section):
@@ -215,18 +196,14 @@ class MonitorParams(Section):
     first_iterations: Count
     thresholds: MonitorThresholds
 
-    @model_validator(mode="after")
-    def _reactions_have_an_effect(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if (self.on_collapse == "rollback") != (self.max_rollbacks > 0):
-            raise ValueError(
+            yield (
                 f"max_rollbacks {self.max_rollbacks} does not go with on_collapse: {self.on_collapse}; "
                 "it is at least 1 with rollback, and 0 without"
             )
         if self.on_collapse != "warn" and not any(self.thresholds.model_dump().values()):
-            raise ValueError(
-                f"on_collapse: {self.on_collapse} has no effect while every threshold is 0; set one above 0, or warn"
-            )
-        return self
+            yield f"on_collapse: {self.on_collapse} has no effect while every threshold is 0; set one above 0, or warn"
 
 
 class RolloutParams(Section):
@@ -235,18 +212,14 @@ class RolloutParams(Section):
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
 
-    @model_validator(mode="after")
-    def _sampled_logprobs_are_the_policys(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.top_p < 1:
-            raise ValueError(
-                f"top_p {self.top_p} cuts the distribution that the loss assumes; training needs top_p: 1.0"
-            )
+            yield f"top_p {self.top_p} cuts the distribution that the loss assumes; training needs top_p: 1.0"
         if self.temperature != 1:
-            raise ValueError(
+            yield (
                 f"temperature {self.temperature} samples from another distribution than the loss assumes; "
                 "training needs temperature: 1.0"
             )
-        return self
 
 
 class KeepParams(Section):
@@ -291,57 +264,37 @@ class TrainParams(Section):
                 "nothing; leave that out"
             )
 
-    @model_validator(mode="after")
-    def _groups_where_needed(self) -> Self:
+    def objections(self) -> Iterator[str]:
         if self.credit.needs_groups and self.rollout.samples < 2:
-            raise ValueError(
+            yield (
                 f"estimator {self.credit.estimator} compares the episodes of a group, and rollout.samples is "
                 f"{self.rollout.samples}; set it to 2 or more"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_to_filter(self) -> Self:
         kind, samples = self.credit.filter.kind, self.rollout.samples
-        if kind == "none":
-            return self
-        if samples < 2:
-            raise ValueError(
+        if kind != "none" and samples < 2:
+            yield (
                 f"credit.filter {kind} looks at how returns differ within a group, and rollout.samples is {samples}; "
                 "set it to 2 or more"
             )
-        if samples < self.update.minibatches:
-            raise ValueError(
+        if kind != "none" and samples < self.update.minibatches:
+            yield (
                 f"credit.filter {kind} may keep a single group, whose {samples} trajectories do not fill "
                 f"update.minibatches {self.update.minibatches}; lower it or raise rollout.samples"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _trajectories_for_every_step(self) -> Self:
         trajectories = self.rollout.questions * self.rollout.samples
         if trajectories < self.update.minibatches:
-            raise ValueError(
+            yield (
                 f"{trajectories} trajectories per iteration (rollout.questions times rollout.samples) do not fill "
                 f"update.minibatches {self.update.minibatches}; lower it or raise rollout.questions"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _time_to_train(self) -> Self:
         warmup = self.update.critic_warmup_iterations
         if self.credit.needs_critic and warmup >= self.iterations:
-            raise ValueError(
+            yield (
                 f"update.critic_warmup_iterations {warmup} trains the critic alone in all {self.iterations} "
                 "iterations, and the policy never; lower it or raise iterations"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _time_to_react(self) -> Self:
         if self.monitor.on_collapse != "warn" and self.iterations <= self.monitor.patience:
-            raise ValueError(
+            yield (
                 f"monitor.on_collapse: {self.monitor.on_collapse} has no effect: with monitor.patience "
                 f"{self.monitor.patience} no alarm is possible in {self.iterations} iterations; lower the patience"
             )
-        return self

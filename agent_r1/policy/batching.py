@@ -16,46 +16,104 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.policy.model import precision, token_logprobs
+from agent_r1.params import ModelParams, UpdateParams
+from agent_r1.policy.model import compute_dtype, precision, token_logprobs
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
+Mask = NDArray[np.bool_]
+Floats32 = NDArray[np.float32]
 
-def minibatches(count: int, parts: int, *, seed: int, iteration: int, epoch: int) -> list[NDArray[np.int64]]:
-    """Splits `range(count)` into `parts` random sets of nearly equal size: one optimiser step each.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute:
+    """Where and how a model runs."""
+
+    device: torch.device
+    dtype: torch.dtype  # of the matrix products; weights are float32
+    max_tokens: int  # of a padded micro-batch
+
+
+def compute_of(model: ModelParams, update: UpdateParams, device: torch.device) -> Compute:
+    """How params.yaml has a model run on a device."""
+    return Compute(device=device, dtype=compute_dtype(model.dtype, device), max_tokens=update.max_tokens_per_microbatch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Trajectories that go through a model together, and which of their tokens are asked for."""
+
+    rows: list[int]  # [R] indices into the trajectories that were batched
+    masks: list[Mask]  # [R] of [L]
+    ids: Tensor  # [B, T] int64, right-padded; no context sees another
+    mask: Tensor  # [B, T] bool, false on padding
+
+    def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
+        """The entries [N] at the selected tokens, in the order of `ids[mask]`, of arrays [L] of all trajectories."""
+        chosen = [arrays[row][mask] for row, mask in zip(self.rows, self.masks, strict=True)]
+        return torch.from_numpy(np.concatenate(chosen)).to(self.ids.device)
+
+    def split(self, entries: Tensor) -> list[Tensor]:
+        """Takes entries [N] apart again: [R], one piece per trajectory."""
+        return list(torch.split(entries, [int(mask.sum()) for mask in self.masks]))
+
+
+def minibatches(count: int, params: UpdateParams, *, seed: int, iteration: int, epoch: int) -> list[NDArray[np.int64]]:
+    """Splits `range(count)` into `params.minibatches` random sets of nearly equal size: one optimiser step each.
 
     Raises:
-        ValueError: there are fewer rows than parts.
+        ValueError: there are fewer trajectories than sets.
     """
-    if count < parts:
+    if count < params.minibatches:
         raise ValueError(
-            f"update.minibatches {parts} splits {count} trajectories into empty parts; "
+            f"update.minibatches {params.minibatches} splits {count} trajectories into empty parts; "
             "lower it or raise rollout.questions"
         )
     order = np.random.default_rng(derive(seed, iteration, epoch)).permutation(count)
-    return np.array_split(order, parts)
+    return np.array_split(order, params.minibatches)
 
 
-def group_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Groups trajectories of similar length so that a group, its contexts padded to the longest, keeps to a budget.
+def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
+    """The trajectories in micro-batches within `compute.max_tokens`; one without a selected token is in none.
+
+    Args:
+        trajectories: in any order.
+        masks: the tokens of each trajectory that are asked for, [L].
+        compute: the budget, and the device of the tensors.
+    """
+    asked = [index for index, mask in enumerate(masks) if mask.any()]
+    lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
+    for group in pack_by_length(lengths, compute.max_tokens):
+        rows = [asked[position] for position in group]
+        contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
+        yield MicroBatch(
+            rows=rows,
+            masks=[masks[row] for row in rows],
+            ids=pad([trajectories[row].token_ids[span] for row, span in contexts], torch.long).to(compute.device),
+            mask=pad([masks[row][span] for row, span in contexts], torch.bool).to(compute.device),
+        )
+
+
+def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Packs trajectories of similar length so that a pack, its contexts padded to the longest, keeps to a budget.
 
     Args:
         lengths: tokens of each context of each trajectory. The contexts of a trajectory stay together.
-        max_tokens: the budget of a padded group; a trajectory beyond it gets a group of its own.
+        max_tokens: the budget of a padded pack; a trajectory beyond it gets a pack of its own.
 
     Returns:
         Indices into `lengths`, the longest contexts first, so that too large a budget fails at once.
     """
-    groups: list[list[int]] = []
-    width, height = 0, 0  # of the group being filled
+    packs: list[list[int]] = []
+    width, height = 0, 0  # of the pack being filled
     for index in sorted(range(len(lengths)), key=lambda index: (-max(lengths[index]), index)):
         height += len(lengths[index])
-        if groups and height * width <= max_tokens:
-            groups[-1].append(index)
+        if packs and height * width <= max_tokens:
+            packs[-1].append(index)
         else:
-            groups.append([index])
+            packs.append([index])
             width, height = max(lengths[index]), len(lengths[index])
-    return groups
+    return packs
 
 
 def pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
@@ -70,89 +128,27 @@ def pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
     return padded
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """Trajectories that go through a model together, and which of their tokens are asked for."""
-
-    rows: list[int]  # [R] indices into the trajectories that were batched
-    masks: list[NDArray[np.bool_]]  # [R] of [L]
-    ids: Tensor  # [B, T] int64, right-padded; no context sees another
-    mask: Tensor  # [B, T] bool, false on padding
-
-    def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """The entries of these trajectories at the selected tokens: [N], in the order of `ids[mask]`.
-
-        Args:
-            arrays: one [L] for each of the trajectories that were batched.
-        """
-        chosen = [arrays[row][mask] for row, mask in zip(self.rows, self.masks, strict=True)]
-        return torch.from_numpy(np.concatenate(chosen)).to(self.ids.device)
-
-    def split(self, entries: Tensor) -> list[Tensor]:
-        """Takes entries [N] apart again: [R], one piece per trajectory."""
-        return list(torch.split(entries, [int(mask.sum()) for mask in self.masks]))
-
-
-def batches(
-    trajectories: Sequence[Trajectory], masks: Sequence[NDArray[np.bool_]], *, max_tokens: int, device: torch.device
-) -> Iterator[MicroBatch]:
-    """Micro-batches of at most `max_tokens` padded tokens; a trajectory without a selected token is in none.
-
-    Args:
-        masks: the tokens of each trajectory that are asked for, [L].
-    """
-    asked = [index for index, mask in enumerate(masks) if mask.any()]
-    lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
-    for group in group_by_length(lengths, max_tokens):
-        rows = [asked[position] for position in group]
-        contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
-        yield MicroBatch(
-            rows=rows,
-            masks=[masks[row] for row in rows],
-            ids=pad([trajectories[row].token_ids[span] for row, span in contexts], torch.long).to(device),
-            mask=pad([masks[row][span] for row, span in contexts], torch.bool).to(device),
-        )
-
-
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compute:
-    """Where and how a model runs."""
-
-    device: torch.device
-    dtype: torch.dtype  # of the matrix products; weights are float32
-    max_tokens: int  # of a padded micro-batch
-
-
-def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
-    """The trajectories in micro-batches; those without an asked-for token are in none."""
-    return batches(trajectories, masks, max_tokens=compute.max_tokens, device=compute.device)
-
-
-def scores(
-    score: Callable[[Tensor, Tensor], Tensor],
+def score(
+    scorer: Callable[[Tensor, Tensor], Tensor],
     trajectories: Sequence[Trajectory],
     masks: Sequence[Mask],
     compute: Compute,
-) -> list[Floats]:
-    """What `score(ids [B, T], mask [B, T]) -> [N]` gives for the masked tokens: [L] per trajectory, 0 elsewhere."""
+) -> list[Floats32]:
+    """Applies `scorer(ids [B, T], mask [B, T]) -> [N]` to the masked tokens: [L] per trajectory, 0 elsewhere."""
     results = [np.zeros(len(mask), np.float32) for mask in masks]
     with torch.no_grad(), precision(compute.device, compute.dtype):
         for batch in micro_batches(trajectories, masks, compute):
-            pieces = batch.split(score(batch.ids, batch.mask).cpu())
+            pieces = batch.split(scorer(batch.ids, batch.mask).cpu())
             for row, mask, piece in zip(batch.rows, batch.masks, pieces, strict=True):
                 results[row][mask] = piece.numpy()
     return results
 
 
-def logprobs(
+def score_logprobs(
     policy: PreTrainedModel, trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute
-) -> list[Floats]:
+) -> list[Floats32]:
     """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere.
 
     Never ask for the first token of a context: nothing predicts it.
     """
-    return scores(lambda ids, mask: token_logprobs(policy, ids, mask), trajectories, masks, compute)
+    return score(lambda ids, mask: token_logprobs(policy, ids, mask), trajectories, masks, compute)

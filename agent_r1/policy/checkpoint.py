@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
+
+from agent_r1.files import finish_swap, replaced_folder
 
 if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
     from agent_r1.policy.learner import Learner
@@ -41,19 +41,18 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
     Raises:
         OSError: the disk is full or not writable; the checkpoint that was there is untouched.
     """
-    with _replacing(folder) as fresh:
-        try:
+    try:
+        with replaced_folder(folder) as fresh:
             learner.save_policy(fresh / "policy")
             torch.save(learner.state(), fresh / "learner.pt")
             (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
-            _sync(fresh)
-        except torch.OutOfMemoryError:  # a RuntimeError too, but of the device
-            raise
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
-            raise OSError(
-                f"the checkpoint {folder} could not be written, the one before it is whole; "
-                f"free some disk space and start again: {error}"
-            ) from error
+    except torch.OutOfMemoryError:  # a RuntimeError too, but of the device
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
+        raise OSError(
+            f"the checkpoint {folder} could not be written, the one before it is whole; "
+            f"free some disk space and start again: {error}"
+        ) from error
 
 
 def set_aside(folder: Path, aside: Path) -> None:
@@ -65,13 +64,13 @@ def set_aside(folder: Path, aside: Path) -> None:
     Raises:
         OSError: the file system has no hard links.
     """
-    with _replacing(aside) as fresh:
+    with replaced_folder(aside) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link)
 
 
 def progress(folder: Path) -> Progress | None:
     """How far the checkpoint in `folder` is; None where there is none."""
-    _finish_swap(folder)
+    finish_swap(folder)
     return peek(folder)
 
 
@@ -101,47 +100,3 @@ def load(folder: Path, learner: Learner) -> Progress:
 def drop_learner(folder: Path) -> None:
     """Leaves the policy and the progress alone: nothing can go on from the checkpoint any more."""
     (folder / "learner.pt").unlink(missing_ok=True)
-
-
-@contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it goes."""
-    fresh = folder.with_name(f".{folder.name}.new")
-    _clean_up(fresh, folder)
-    try:
-        yield fresh
-        _swap_in(fresh, folder)
-    finally:
-        _clean_up(fresh, folder)
-
-
-def _clean_up(fresh: Path, folder: Path) -> None:
-    """Leaves the folder alone: the new one, or the old one where no new one came to be."""
-    shutil.rmtree(fresh, ignore_errors=True)
-    _finish_swap(folder)
-
-
-def _sync(folder: Path) -> None:
-    """Waits until everything in the folder is on disk."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as written:
-                os.fsync(written.fileno())
-
-
-def _swap_in(fresh: Path, folder: Path) -> None:
-    if folder.exists():
-        folder.rename(_old(folder))
-    fresh.rename(folder)
-    shutil.rmtree(_old(folder), ignore_errors=True)
-
-
-def _finish_swap(folder: Path) -> None:
-    """Cleans up after a process that was killed during `_swap_in`: a folder cannot be replaced in one rename."""
-    if not folder.exists() and _old(folder).exists():
-        _old(folder).rename(folder)
-    shutil.rmtree(_old(folder), ignore_errors=True)
-
-
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")

@@ -14,30 +14,21 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from agent_r1.params import LoraParams, UpdateParams
-from agent_r1.policy import losses
-from agent_r1.policy.adapter import (
-    attach,
-    detached,
-    load_adapter,
-    load_trained_state,
-    merged_state,
-    save_adapter,
-    trained_state,
+from agent_r1.params import ModelParams, UpdateParams
+from agent_r1.policy import adapter, losses
+from agent_r1.policy.batching import (
+    Compute,
+    Floats32,
+    Mask,
+    compute_of,
+    micro_batches,
+    minibatches,
+    score,
+    score_logprobs,
 )
-from agent_r1.policy.batching import Compute, Floats, Mask, logprobs, micro_batches, minibatches, scores
-from agent_r1.policy.losses import Metrics, Tokens, concatenate, normaliser, policy_metrics
-from agent_r1.policy.model import (
-    Critic,
-    DtypeName,
-    compute_dtype,
-    default_device,
-    load_agent,
-    load_policy,
-    precision,
-    recompute_activations,
-)
-from agent_r1.policy.rows import Row, make_rows, not_finite, policy_pass, require_finite
+from agent_r1.policy.losses import LossTokens, Metrics
+from agent_r1.policy.model import Critic, default_device, load_agent, load_policy, precision, recompute_activations
+from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
 
@@ -54,19 +45,13 @@ class Learner:
         self,
         path: str | Path,
         params: UpdateParams,
+        model: ModelParams,
         *,
         with_critic: bool,
         seed: int,
-        dtype: DtypeName = "auto",
         device: torch.device | None = None,
-        adapter: LoraParams | None = None,
-        gradient_checkpointing: bool = False,
     ) -> None:
-        """Starts from a Hugging Face folder or hub id, on the accelerator where there is one.
-
-        Args:
-            adapter: of policy and critic, which then train instead of the weights.
-            gradient_checkpointing: computes the layers of an update twice instead of keeping their activations.
+        """Starts from a Hugging Face folder or hub id, whatever `model.path` says; by default on the accelerator.
 
         Raises:
             ValueError: no model, tokenizer or chat template at `path`, or an option that the model does not support.
@@ -74,35 +59,32 @@ class Learner:
         self.params = params
         self.seed = seed
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
-        device = device or default_device()
-        self.compute = Compute(
-            device=device, dtype=compute_dtype(dtype, device), max_tokens=params.max_tokens_per_microbatch
-        )
-        stored = self.compute.dtype if adapter else torch.float32
-        self.policy, self.tokenizer = load_agent(path, stored, device)
-        self.critic = Critic(path, device, dtype=stored) if with_critic else None
-        self.adapter = adapter
+        self.compute = compute_of(model, params, device or default_device())
+        self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
+        stored = self.compute.dtype if self.adapter else torch.float32
+        self.policy, self.tokenizer = load_agent(path, stored, self.compute.device)
+        self.critic = Critic(path, stored, self.compute.device) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
-            if adapter:
-                attach(backbone, adapter, seed=derive(seed, "adapter", name))
-            if gradient_checkpointing:
+            if self.adapter:
+                adapter.attach(backbone, self.adapter, seed=derive(seed, "adapter", name))
+            if model.gradient_checkpointing:
                 recompute_activations(backbone)
         self.policy_optimizer = _adamw(self.policy, params.learning_rate)
         self.critic_optimizer = _adamw(self.critic, params.critic_learning_rate) if self.critic else None
 
-    def values(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
+    def values(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
         critic = self.critic
         if critic is None:
             return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
         everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
-        return scores(lambda ids, mask: critic(ids)[mask], trajectories, everywhere, self.compute)
+        return score(lambda ids, mask: critic(ids)[mask], trajectories, everywhere, self.compute)
 
-    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The learner's own logprob [L] of every token in nats, 0 at a context's first, which nothing predicts."""
         predicted = [~np.isin(np.arange(len(each.token_ids)), each.context_starts) for each in trajectories]
-        return logprobs(self.policy, trajectories, predicted, self.compute)
+        return score_logprobs(self.policy, trajectories, predicted, self.compute)
 
     def update(
         self, trajectories: Sequence[Trajectory], credits: Sequence[Credit], iteration: int, *, rate: float = 1.0
@@ -122,26 +104,77 @@ class Learner:
             FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
             ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
         """
-        rows = make_rows(self.policy, trajectories, credits, self.params, self.compute)
+        rows = join_credit(self.policy, trajectories, credits, self.params, self.compute)
         rows = [row for row in rows if row.credit.kept]
         _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
             _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
         trains_policy = self.critic is None or iteration >= self.params.critic_warmup_iterations
         steps = [
-            self._step([rows[index] for index in chosen], trains_policy)
+            self.step([rows[index] for index in chosen], trains_policy)
             for epoch in range(self.params.epochs if rows else 0)
-            for chosen in minibatches(
-                len(rows), self.params.minibatches, seed=self.seed, iteration=iteration, epoch=epoch
-            )
+            for chosen in minibatches(len(rows), self.params, seed=self.seed, iteration=iteration, epoch=epoch)
         ]
         self.policy_version += trains_policy and any(steps)
-        teaching = [row for row in rows if _has_gradient(row, self.params)]
-        return _summary(steps) | {
+        teaching = [row for row in rows if row.has_gradient(self.params)]
+        return _summarise(steps) | {
             "policy/learning_rate": self.params.learning_rate * rate,
             "update/trained_share": len(teaching) / len(trajectories),
             "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
         }
+
+    def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool) -> Metrics:
+        """One optimiser step of the critic, and of the policy where it trains; no metrics where nothing has a gradient.
+
+        Raises:
+            FloatingPointError: a loss or gradient is not finite; no weight was changed.
+        """
+        teaching = [row for row in rows if row.has_gradient(self.params)]
+        if not teaching:
+            return {}
+        divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
+        metrics = self._add_policy_gradient(teaching, divisor, learn=trains_policy)
+        training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
+        if trains_policy:
+            training.append(("policy", self.policy, self.policy_optimizer))
+        if self.critic and self.critic_optimizer:
+            tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
+            metrics["critic/loss"] = self._add_critic_gradient(self.critic, teaching, tokens)
+            training.append(("critic", self.critic, self.critic_optimizer))
+        for name, model, _ in training:
+            norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
+            if not math.isfinite(norm):
+                raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in teaching])
+            metrics[f"{name}/grad_norm"] = norm  # before the clipping
+        for _, _, optimizer in training:  # after both gradients proved finite, so that a failed step changes nothing
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return metrics
+
+    def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> Metrics:
+        """Adds up the policy's gradient of one optimiser step, or only measures."""
+        seen: list[LossTokens] = []
+        for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
+            if learn:
+                ((terms * tokens.weights).sum() / divisor).backward()
+            seen.append(tokens.detach())
+        return losses.policy_metrics(losses.concatenate(seen), self.params, divisor)
+
+    def _add_critic_gradient(self, critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int) -> float:
+        """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
+        total = 0.0
+        trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
+        for batch in micro_batches(trajectories, masks, self.compute):
+            with precision(self.compute.device, self.compute.dtype):
+                values = critic(batch.ids)[batch.mask]
+            old_values = batch.take([row.credit.values for row in rows])
+            targets = batch.take([row.credit.value_targets for row in rows])
+            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.value_clip)
+            require_finite("critic loss", batch, trajectories, terms, old_values)
+            loss = terms.sum() / tokens
+            loss.backward()
+            total += loss.item()
+        return total
 
     def save_policy(self, folder: Path) -> None:
         """Writes policy and tokenizer as an ordinary Hugging Face folder.
@@ -149,9 +182,9 @@ class Learner:
         Adapters are merged into its weights, which rounds them where the weights are bfloat16 when they are used; the
         folder `adapter` in it holds them as they are.
         """
-        self.policy.save_pretrained(folder, state_dict=merged_state(self.policy) if self.adapter else None)
+        self.policy.save_pretrained(folder, state_dict=adapter.merged_state(self.policy) if self.adapter else None)
         if self.adapter:
-            save_adapter(self.policy, self.adapter, folder / "adapter")
+            adapter.save_adapter(self.policy, self.adapter, folder / "adapter")
         self.tokenizer.save_pretrained(folder)
 
     def state(self) -> dict[str, Any]:
@@ -162,7 +195,7 @@ class Learner:
         return {
             "policy_version": self.policy_version,
             "policy_optimizer": self.policy_optimizer.state_dict(),
-            "critic": trained_state(self.critic) if self.critic else None,
+            "critic": adapter.trained_state(self.critic) if self.critic else None,
             "critic_optimizer": self.critic_optimizer.state_dict() if self.critic_optimizer else None,
             "torch_random": torch.get_rng_state(),
             "python_random": random.getstate(),
@@ -172,93 +205,16 @@ class Learner:
         """Takes over what another learner of the same shape saved: the folder of its policy, and its `state`."""
         assert (state["critic"] is None) == (self.critic is None), "the state is of a learner with another estimator"
         if self.adapter:
-            load_adapter(self.policy, policy / "adapter")
+            adapter.load_adapter(self.policy, policy / "adapter")
         else:
             self.policy.load_state_dict(load_policy(policy, device=torch.device("cpu")).state_dict())
         self.policy_version = state["policy_version"]
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         if self.critic and self.critic_optimizer:
-            load_trained_state(self.critic, state["critic"])
+            adapter.load_trained_state(self.critic, state["critic"])
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         torch.set_rng_state(state["torch_random"])
         random.setstate(state["python_random"])
-
-    def _step(self, rows: Sequence[Row], trains_policy: bool) -> Metrics:
-        """One optimiser step of what trains in this iteration."""
-        teaching = [row for row in rows if _has_gradient(row, self.params)]
-        if not teaching:
-            return {}
-        divisor = normaliser([row.loss_tokens for row in rows], self.params)
-        metrics = self._policy_pass(teaching, divisor, learn=trains_policy)
-        training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
-        if trains_policy:
-            training.append(("policy", self.policy, self.policy_optimizer))
-        if self.critic and self.critic_optimizer:
-            tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
-            metrics["critic/loss"] = self._critic_pass(self.critic, teaching, tokens)
-            training.append(("critic", self.critic, self.critic_optimizer))
-        for name, model, _ in training:
-            metrics[f"{name}/grad_norm"] = self._clip_gradient(name, model, teaching)
-        for _, _, optimizer in training:  # after both gradients proved finite, so that a failed step changes nothing
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return metrics
-
-    def _policy_pass(self, rows: Sequence[Row], divisor: int, *, learn: bool) -> Metrics:
-        """Adds up the policy's gradient of one optimiser step, or only measures."""
-        seen: list[Tokens] = []
-        for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
-            if learn:
-                ((terms * tokens.weights).sum() / divisor).backward()
-            seen.append(tokens.detach())
-        return policy_metrics(concatenate(seen), self.params, divisor)
-
-    def _critic_pass(self, critic: Critic, rows: Sequence[Row], tokens: int) -> float:
-        """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
-        total = 0.0
-        trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
-        for batch in micro_batches(trajectories, masks, self.compute):
-            with precision(self.compute.device, self.compute.dtype):
-                values = critic(batch.ids)[batch.mask]
-            old_values = batch.take([row.credit.values for row in rows])
-            targets = batch.take([row.credit.value_targets for row in rows])
-            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.value_clip)
-            require_finite("critic loss", batch, rows, terms, old_values)
-            loss = terms.sum() / tokens
-            loss.backward()
-            total += loss.item()
-        return total
-
-    def _clip_gradient(self, name: str, model: nn.Module, rows: Sequence[Row]) -> float:
-        """Scales the gradient down to `max_grad_norm` at most; returns the norm it had."""
-        norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
-        if not math.isfinite(norm):
-            raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
-        return norm
-
-
-def _has_gradient(row: Row, params: UpdateParams) -> bool:
-    """Whether a loss of the row is more than a constant; without one, skipping it changes nothing but the time."""
-    credit = row.credit
-    regularised = params.regularised and credit.loss_mask.any()
-    return bool(regularised or credit.advantages[credit.loss_mask].any() or credit.critic_mask.any())
-
-
-def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, fused=True)
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-
-
-def _summary(steps: Sequence[Metrics]) -> Metrics:
-    """Means over the steps that did something; the mismatch is the first one's, before any weight changed."""
-    done = [step for step in steps if step]
-    means = {name: sum(step[name] for step in done) / len(done) for name in (done[0] if done else {})}
-    return means | {name: done[0][name] for name in means if name.startswith("policy/mismatch")}
 
 
 class Reference:
@@ -269,16 +225,17 @@ class Reference:
         self.policy = policy
         self.compute = compute
 
-    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats]:
+    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
         """Its logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never of a context's first."""
-        with detached(self.policy):
-            return logprobs(self.policy, trajectories, masks, self.compute)
+        with adapter.detached(self.policy):
+            return score_logprobs(self.policy, trajectories, masks, self.compute)
 
 
 def reference_of(learner: Learner, path: str | Path) -> Reference:
     """What a learner started from: its own policy without the adapters, or else a copy, in the compute dtype.
 
     Args:
+        learner: of the run.
         path: the Hugging Face folder or hub id that the learner was given.
 
     Raises:
@@ -294,3 +251,20 @@ def frozen(path: str | Path, compute: Compute) -> Reference:
         ValueError: no model at `path`.
     """
     return Reference(load_policy(path, compute.dtype, compute.device).requires_grad_(False), compute)
+
+
+def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, fused=True)
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def _summarise(steps: Sequence[Metrics]) -> Metrics:
+    """Means over the steps that did something; the mismatch is the first one's, before any weight changed."""
+    done = [step for step in steps if step]
+    means = {name: sum(step[name] for step in done) / len(done) for name in (done[0] if done else {})}
+    return means | {name: done[0][name] for name in means if name.startswith("policy/mismatch")}

@@ -17,108 +17,11 @@ from torch import Tensor
 
 from agent_r1.params import UpdateParams
 
-
-def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None) -> Tensor:
-    """[N] how much likelier the tokens have become: the geometric mean of exp(logprob - old_logprob) over their span.
-
-    Args:
-        logprobs: [N] nats, of the policy being trained.
-        old_logprobs: [N] nats, of the policy before the update.
-        spans: lengths of consecutive spans that add up to N; None takes every token for itself.
-
-    Source: tokens: PPO (arXiv 1707.06347), §3; sequences: GSPO (arXiv 2507.18071), Eq. 7; steps of an agent: StepPO
-    (arXiv 2604.18401). As in GSPO's Eq. 5 the gradient goes through the mean: where advantages differ within a span,
-    its tokens share their effect.
-    """
-    log_ratio = logprobs - old_logprobs
-    if spans is not None:
-        log_ratio = torch.cat([span.mean().expand_as(span) for span in log_ratio.split(list(spans))])
-    return torch.exp(log_ratio)
-
-
-def clipped_policy_loss(
-    ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float
-) -> Tensor:
-    """[N] PPO's clipped objective with separate bounds, to minimise.
-
-    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -dual_clip A, so that an action
-    which has become likely again cannot dominate the step.
-
-    Args:
-        ratio: [N] rho, of new to old probability.
-        advantages: [N].
-
-    Source: Schulman et al. 2017 (arXiv 1707.06347), Eq. 7; clip-higher: DAPO (arXiv 2503.14476), Eq. 10; the cap for
-    A < 0: dual-clip PPO, Ye et al. 2020 (arXiv 1912.09729), Eq. 5.
-    """
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-    return torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
-
-
-def clipped_tokens(ratio: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float) -> Tensor:
-    """[N] true where `clipped_policy_loss` clips the token, which gets no gradient from it; arguments as there."""
-    too_likely = (advantages > 0) & (ratio > 1 + clip_high)
-    too_unlikely = (advantages < 0) & ((ratio < 1 - clip_low) | (ratio > dual_clip))
-    return too_likely | too_unlikely
-
-
-def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float) -> Tensor:
-    """[N] min(exp(logprob - sampler_logprob), cap): what a token drawn by the sampler counts for the learner.
-
-    Args:
-        logprobs: [N] nats, of the learner before the update.
-        sampler_logprobs: [N] nats, recorded with the tokens.
-        cap: the largest weight.
-
-    Source: truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-    Off-Policy RL Training" (fengyao.notion.site/off-policy-rl).
-    """
-    return torch.exp((logprobs - sampler_logprobs).clamp(max=math.log(cap)))
-
-
-def k3(logprobs: Tensor, others: Tensor) -> Tensor:
-    """[N] an estimate of KL(p || q) at each of the tokens that p drew; never negative.
-
-    With x = log q - log p it is exp(x) - 1 - x. Between sampler and learner it is 0 where both hold the same weights
-    and compute alike; before an update it measures numerical mismatch, or stale weights in the sampler.
-
-    Args:
-        logprobs: [N] nats, log p of the distribution that drew the tokens.
-        others: [N] nats, log q.
-
-    Source: Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html); as a loss: DeepSeekMath
-    (arXiv 2402.03300), Eq. 4.
-    """
-    difference = others - logprobs
-    return torch.expm1(difference) - difference
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of each of the distributions [N, V] -> [N]."""
-    logprobs = logits.log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
-def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, *, value_clip: float) -> Tensor:
-    """[N] PPO2's clipped value loss: max((V - T)^2, (clip(V, V_old - c, V_old + c) - T)^2) / 2.
-
-    Args:
-        values: [N] of the critic being trained.
-        old_values: [N] of the critic before the update.
-        targets: [N] what the values should be.
-
-    Source: OpenAI Baselines, ppo2/model.py (`vf_losses1`, `vf_losses2`).
-    """
-    near_old = old_values + (values - old_values).clamp(-value_clip, value_clip)
-    return 0.5 * torch.maximum((values - targets) ** 2, (near_old - targets) ** 2)
-
-
 Metrics = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
+class LossTokens:
     """The tokens that the policy loss runs over; `logprobs` and `entropy` carry the gradient."""
 
     logprobs: Tensor  # [N] the learner's, nats
@@ -132,13 +35,13 @@ class Tokens:
     spans: list[int] | None  # lengths of the spans that share a ratio; None where every token has its own
 
     def detach(self) -> Self:
-        """The same without a graph."""
+        """These tokens without a graph."""
         return replace(self, logprobs=self.logprobs.detach(), entropy=self.entropy.detach())
 
 
-def concatenate(pieces: Sequence[Tokens]) -> Tokens:
+def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
     """The tokens of several micro-batches as one."""
-    return Tokens(
+    return LossTokens(
         logprobs=torch.cat([piece.logprobs for piece in pieces]),
         entropy=torch.cat([piece.entropy for piece in pieces]),
         old_logprobs=torch.cat([piece.old_logprobs for piece in pieces]),
@@ -151,19 +54,13 @@ def concatenate(pieces: Sequence[Tokens]) -> Tokens:
     )
 
 
-def token_losses(tokens: Tokens, params: UpdateParams) -> Tensor:
+def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     """[N] every token's loss: the clipped objective, the KL to the reference (k3), minus the entropy bonus.
 
     With an importance cap the clipped objective is weighted for the mismatch of sampler and learner.
     """
     ratio = policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans)
-    terms = clipped_policy_loss(
-        ratio,
-        tokens.advantages,
-        clip_low=params.clip_low,
-        clip_high=params.clip_high,
-        dual_clip=params.dual_clip,
-    )
+    terms = clipped_policy_loss(ratio, tokens.advantages, params)
     if params.importance_cap:
         old, samplers = tokens.old_logprobs, tokens.sampler_logprobs
         terms = terms * importance_weights(old, samplers, cap=params.importance_cap)
@@ -198,16 +95,10 @@ def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
     }[params.aggregation]
 
 
-def policy_metrics(tokens: Tokens, params: UpdateParams, divisor: int) -> Metrics:
+def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Metrics:
     """The numbers of one optimiser step, from all its tokens; `divisor` is the step's `normaliser`."""
     ratio = policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans)
-    clipped = clipped_tokens(
-        ratio,
-        tokens.advantages,
-        clip_low=params.clip_low,
-        clip_high=params.clip_high,
-        dual_clip=params.dual_clip,
-    )
+    clipped = clipped_tokens(ratio, tokens.advantages, params)
     learners, samplers = tokens.logprobs[tokens.sampled], tokens.sampler_logprobs[tokens.sampled]
     return {
         "policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor,
@@ -217,3 +108,84 @@ def policy_metrics(tokens: Tokens, params: UpdateParams, divisor: int) -> Metric
         "policy/mismatch_mean": (learners - samplers).abs().mean().item(),
         "policy/mismatch_max": (learners - samplers).abs().max().item(),
     }
+
+
+def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None) -> Tensor:
+    """[N] how much likelier the tokens have become: the geometric mean of exp(logprob - old_logprob) over their span.
+
+    Args:
+        logprobs: [N] nats, of the policy being trained.
+        old_logprobs: [N] nats, of the policy before the update.
+        spans: lengths of consecutive spans that add up to N; None takes every token for itself.
+
+    Source: tokens: PPO (arXiv 1707.06347), §3; sequences: GSPO (arXiv 2507.18071), Eq. 7; steps of an agent: StepPO
+    (arXiv 2604.18401). As in GSPO's Eq. 5 the gradient goes through the mean: where advantages differ within a span,
+    its tokens share their effect.
+    """
+    log_ratio = logprobs - old_logprobs
+    if spans is not None:
+        log_ratio = torch.cat([span.mean().expand_as(span) for span in log_ratio.split(list(spans))])
+    return torch.exp(log_ratio)
+
+
+def clipped_policy_loss(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
+    """[N] PPO's clipped objective with separate bounds, to minimise, from ratios rho [N] and advantages A [N].
+
+    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -dual_clip A, so that an action
+    which has become likely again cannot dominate the step.
+
+    Source: Schulman et al. 2017 (arXiv 1707.06347), Eq. 7; clip-higher: DAPO (arXiv 2503.14476), Eq. 10; the cap for
+    A < 0: dual-clip PPO, Ye et al. 2020 (arXiv 1912.09729), Eq. 5.
+    """
+    clipped = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    return torch.where(advantages < 0, torch.minimum(loss, -params.dual_clip * advantages), loss)
+
+
+def clipped_tokens(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
+    """[N] true where `clipped_policy_loss` clips the token, which gets no gradient from it."""
+    too_likely = (advantages > 0) & (ratio > 1 + params.clip_high)
+    too_unlikely = (advantages < 0) & ((ratio < 1 - params.clip_low) | (ratio > params.dual_clip))
+    return too_likely | too_unlikely
+
+
+def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float) -> Tensor:
+    """[N] min(exp(logprob - sampler_logprob), cap): what a token drawn by the sampler counts for the learner.
+
+    Both logprobs [N] are in nats: the learner's before the update, and the sampler's, recorded with the tokens.
+
+    Source: truncated importance sampling, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training" (fengyao.notion.site/off-policy-rl).
+    """
+    return torch.exp((logprobs - sampler_logprobs).clamp(max=math.log(cap)))
+
+
+def k3(logprobs: Tensor, others: Tensor) -> Tensor:
+    """[N] an estimate of KL(p || q) in nats at each of the tokens that p drew; never negative.
+
+    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x. Between sampler and learner it is 0 where
+    both hold the same weights and compute alike; before an update it measures numerical mismatch, or stale weights in
+    the sampler.
+
+    Source: Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html); as a loss: DeepSeekMath
+    (arXiv 2402.03300), Eq. 4.
+    """
+    difference = others - logprobs
+    return torch.expm1(difference) - difference
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy in nats of each of the distributions [N, V] -> [N]."""
+    logprobs = logits.log_softmax(-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, *, value_clip: float) -> Tensor:
+    """[N] PPO2's clipped value loss: max((V - T)^2, (clip(V, V_old - c, V_old + c) - T)^2) / 2.
+
+    V [N] are the values of the critic being trained, V_old [N] those before the update, T [N] their targets.
+
+    Source: OpenAI Baselines, ppo2/model.py (`vf_losses1`, `vf_losses2`).
+    """
+    near_old = old_values + (values - old_values).clamp(-value_clip, value_clip)
+    return 0.5 * torch.maximum((values - targets) ** 2, (near_old - targets) ** 2)

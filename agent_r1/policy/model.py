@@ -42,15 +42,24 @@ def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
 
 
+def load_agent(
+    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them.
+
+    Raises:
+        ValueError: one of them is missing or unfit.
+    """
+    tokenizer = load_tokenizer(path)
+    return load_policy(path, dtype, device), tokenizer
+
+
 def load_policy(
     path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
 ) -> PreTrainedModel:
-    """A causal language model from a Hugging Face folder or hub id, without dropout.
+    """A causal language model from a Hugging Face folder or hub id, without dropout, by default on the accelerator.
 
-    Args:
-        path: folder or hub id.
-        dtype: of the weights; `auto` leaves them as they are stored.
-        device: `default_device()` when not given.
+    `dtype` is that of the weights; `auto` leaves them as they are stored.
 
     Raises:
         ValueError: there is no model at `path`, or some of its weights are missing.
@@ -71,18 +80,8 @@ def load_policy(
             f"{str(path)!r} lacks the weights of {len(missing)} tensors of its {type(model).__name__}, {missing[0]} "
             "for one; download or save the model again"
         )
-    settle(model, device or default_device())
+    _settle(model, device or default_device())
     return model
-
-
-def settle(model: nn.Module, device: torch.device) -> None:
-    """Puts a freshly loaded model on its device, without dropout: it would make learner and sampler disagree.
-
-    The weights move out of the mapped file, whose alignment changes the last bits and which may be replaced.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-    model.to(device).eval()
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
@@ -111,30 +110,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
     _require_vocabulary(path, tokenizer)
     return tokenizer
-
-
-def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
-        return  # a tokenizer alone
-    rows = AutoConfig.from_pretrained(path).get_text_config().vocab_size
-    ids = max(tokenizer.get_vocab().values()) + 1
-    if rows < ids:
-        raise ValueError(
-            f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
-            "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
-        )
-
-
-def load_agent(
-    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them.
-
-    Raises:
-        ValueError: one of them is missing or unfit.
-    """
-    tokenizer = load_tokenizer(path)
-    return load_policy(path, dtype, device), tokenizer
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
@@ -196,16 +171,14 @@ class Critic(nn.Module):
     The head starts at zero, so that every value is 0 until something was learned.
     """
 
-    def __init__(
-        self, path: str | Path, device: torch.device | None = None, *, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device) -> None:
         """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's."""
         super().__init__()
         self.backbone = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        settle(self, device or default_device())
+        _settle(self, device)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Values of the states before each token: [B, T] right-padded ids -> [B, T] float32.
@@ -218,3 +191,25 @@ class Critic(nn.Module):
         with torch.autocast(ids.device.type, enabled=False):
             values: Tensor = self.head(hidden[:, :-1].float()).squeeze(-1)
         return nn.functional.pad(values, (1, 0))
+
+
+def _settle(model: nn.Module, device: torch.device) -> None:
+    """Puts a freshly loaded model on its device, without dropout: it would make learner and sampler disagree.
+
+    The weights move out of the mapped file, whose alignment changes the last bits and which may be replaced.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    model.to(device).eval()
+
+
+def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
+        return  # a tokenizer alone
+    rows = AutoConfig.from_pretrained(path).get_text_config().vocab_size
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if rows < ids:
+        raise ValueError(
+            f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
+            "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
+        )

@@ -7,36 +7,61 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.params import UpdateParams
 from agent_r1.policy import losses
-from agent_r1.policy.batching import Compute, MicroBatch, logprobs, micro_batches
-from agent_r1.policy.losses import Tokens, token_losses, token_weight
+from agent_r1.policy.batching import Compute, Floats32, Mask, MicroBatch, micro_batches, score_logprobs
+from agent_r1.policy.losses import LossTokens
 from agent_r1.policy.model import chosen_logprobs, precision, selected_logits
 from agent_r1.records import Credit, Trajectory
 
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float32]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CreditedTrajectory:
     """One trajectory in an update."""
 
     trajectory: Trajectory
     credit: Credit
-    sampler_logprobs: Floats  # [L] nats; where the token was not sampled, the learner's own before the update
-    old_logprobs: Floats  # [L] the sampler's, or with an importance cap the learner's own before the update
+    sampler_logprobs: Floats32  # [L] nats; where the token was not sampled, the learner's own before the update
+    old_logprobs: Floats32  # [L] the sampler's, or with an importance cap the learner's own before the update
     spans: list[int] | None  # loss tokens of each span that shares a ratio; None where every token has its own
-    weights: Floats  # [L] of its loss tokens in the step's sum
+    weights: Floats32  # [L] of its loss tokens in the step's sum
 
     @property
     def loss_tokens(self) -> int:
         """How many tokens the policy loss runs over."""
         return int(self.credit.loss_mask.sum())
+
+    def has_gradient(self, params: UpdateParams) -> bool:
+        """Whether a loss of it is more than a constant; without one, skipping it changes nothing but the time."""
+        credit = self.credit
+        regularised = params.regularised and credit.loss_mask.any()
+        return bool(regularised or credit.advantages[credit.loss_mask].any() or credit.critic_mask.any())
+
+
+def join_credit(
+    policy: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    credits: Sequence[Credit],
+    params: UpdateParams,
+    compute: Compute,
+) -> list[CreditedTrajectory]:
+    """Joins trajectories and credits; the policy says what the sampler did not about the tokens before the update.
+
+    Raises:
+        ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
+    """
+    if params.kl_loss and not any(credit.reference_logprobs.any() for credit in credits):
+        raise ValueError(
+            f"kl_loss {params.kl_loss} needs a reference, and the credits hold no logprobs of one; "
+            "assign credit with a reference, or set kl_loss: 0"
+        )
+    pairs = list(zip(trajectories, credits, strict=True))
+    asked = [asked_of_learner(*pair, params) for pair in pairs]
+    own = score_logprobs(policy, trajectories, asked, compute)
+    return [credited(*pair, before, params) for pair, before in zip(pairs, own, strict=True)]
 
 
 def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParams) -> Mask:
@@ -49,12 +74,12 @@ def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParam
     return credit.kept & credit.loss_mask & by_learner
 
 
-def make_row(trajectory: Trajectory, credit: Credit, own: Floats, params: UpdateParams) -> Row:
-    """A row of an update; `own` [L] holds the learner's logprobs before it, where `asked_of_learner` is true."""
+def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: UpdateParams) -> CreditedTrajectory:
+    """Joins the two; `own` [L] holds the learner's logprobs before the update, where `asked_of_learner` is true."""
     assert trajectory.trajectory_id == credit.trajectory_id
     samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
-    weight = token_weight(int(credit.loss_mask.sum()), params)
-    return Row(
+    weight = losses.token_weight(int(credit.loss_mask.sum()), params)
+    return CreditedTrajectory(
         trajectory=trajectory,
         credit=credit,
         sampler_logprobs=samplers,
@@ -79,10 +104,35 @@ def span_lengths(trajectory: Trajectory, loss_mask: Mask, params: UpdateParams) 
     return lengths
 
 
-def select(batch: MicroBatch, rows: Sequence[Row], logits: Tensor, params: UpdateParams) -> Tokens:
+def policy_pass(
+    policy: PreTrainedModel,
+    rows: Sequence[CreditedTrajectory],
+    params: UpdateParams,
+    compute: Compute,
+    *,
+    learn: bool,
+) -> Iterator[tuple[LossTokens, Tensor]]:
+    """The loss tokens of one micro-batch after the other, and their losses [N], with a graph where they `learn`.
+
+    Raises:
+        FloatingPointError: a loss is not finite; names the trajectories.
+    """
+    trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
+    for batch in micro_batches(trajectories, masks, compute):
+        with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
+            logits = selected_logits(policy, batch.ids, batch.mask)
+        tokens = loss_tokens(batch, rows, logits, params)
+        terms = losses.token_losses(tokens, params)
+        require_finite("policy loss", batch, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
+        yield tokens, terms
+
+
+def loss_tokens(
+    batch: MicroBatch, rows: Sequence[CreditedTrajectory], logits: Tensor, params: UpdateParams
+) -> LossTokens:
     """The tokens of a micro-batch over the rows' loss masks, from the logits [N, V] that predict them."""
     chosen = [rows[row] for row in batch.rows]
-    return Tokens(
+    return LossTokens(
         logprobs=chosen_logprobs(logits, batch.ids[batch.mask]),
         entropy=losses.entropy(logits if params.entropy_bonus else logits.detach()),
         old_logprobs=batch.take([row.old_logprobs for row in rows]),
@@ -95,14 +145,14 @@ def select(batch: MicroBatch, rows: Sequence[Row], logits: Tensor, params: Updat
     )
 
 
-def require_finite(what: str, batch: MicroBatch, rows: Sequence[Row], *terms: Tensor) -> None:
+def require_finite(what: str, batch: MicroBatch, trajectories: Sequence[Trajectory], *terms: Tensor) -> None:
     """Checks the terms of a loss, each [N].
 
     Raises:
         FloatingPointError: one is not finite; names the trajectories.
     """
     culprits = {
-        rows[row].trajectory.trajectory_id
+        trajectories[row].trajectory_id
         for term in terms
         if not term.isfinite().all()
         for row, piece in zip(batch.rows, batch.split(term), strict=True)
@@ -118,43 +168,3 @@ def not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
         f"the {what} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
         "look at their rewards and advantages, or lower the learning rate and start again from the checkpoint"
     )
-
-
-def make_rows(
-    policy: PreTrainedModel,
-    trajectories: Sequence[Trajectory],
-    credits: Sequence[Credit],
-    params: UpdateParams,
-    compute: Compute,
-) -> list[Row]:
-    """The rows of an update by a policy, which says what the sampler did not about the tokens before the update.
-
-    Raises:
-        ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
-    """
-    if params.kl_loss and not any(credit.reference_logprobs.any() for credit in credits):
-        raise ValueError(
-            f"kl_loss {params.kl_loss} needs a reference, and the credits hold no logprobs of one; "
-            "assign credit with a reference, or set kl_loss: 0"
-        )
-    pairs = list(zip(trajectories, credits, strict=True))
-    own = logprobs(policy, trajectories, [asked_of_learner(*pair, params) for pair in pairs], compute)
-    return [make_row(*pair, before, params) for pair, before in zip(pairs, own, strict=True)]
-
-
-def policy_pass(
-    policy: PreTrainedModel, rows: Sequence[Row], params: UpdateParams, compute: Compute, *, learn: bool
-) -> Iterator[tuple[Tokens, Tensor]]:
-    """The loss tokens of one micro-batch after the other, and their losses [N], with a graph where they `learn`.
-
-    Raises:
-        FloatingPointError: a loss is not finite; names the trajectories.
-    """
-    trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
-    for batch in micro_batches(trajectories, masks, compute):
-        with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-            logits = selected_logits(policy, batch.ids, batch.mask)
-        tokens = select(batch, rows, logits, params)
-        terms = token_losses(tokens, params)
-        require_finite("policy loss", batch, rows, terms, tokens.logprobs - tokens.old_logprobs)
-        yield tokens, terms

@@ -15,6 +15,15 @@ class StaleWeightsError(RuntimeError):
     """The sampler does not run the weights it was given."""
 
 
+def accepted_gap(dtype: torch.dtype, tolerance: CanaryTolerance) -> tuple[str, float]:
+    """Which gap between two models' logprobs tells under a dtype, `max` or `mean`, and the largest that passes [nats].
+
+    In float32 it is the largest difference, and one update of the weights shows. In bfloat16 it is the mean difference,
+    because the largest of many tokens is rounding alone (logits near 32 lie .125 apart); what shows is another model.
+    """
+    return ("max", tolerance.float32) if dtype is torch.float32 else ("mean", tolerance.bfloat16)
+
+
 def prove(
     samplers: Sequence[NDArray[np.float32]],
     learners: Sequence[NDArray[np.float32]],
@@ -22,23 +31,15 @@ def prove(
     dtype: torch.dtype,
     tolerance: CanaryTolerance,
 ) -> float:
-    """The gap in nats between the logprobs that two models gave to the same tokens.
-
-    In float32 it is the largest difference, and one update of the weights shows. In bfloat16 it is the mean difference,
-    because the largest of many tokens is rounding alone (logits near 32 lie .125 apart); what shows is another model.
-
-    Args:
-        samplers, learners: logprobs of the same tokens.
-        dtype: of the matrix products of either.
-        tolerance: the largest gap that passes.
+    """The gap in nats between the logprobs that two models gave to the same tokens: the one that tells under the dtype.
 
     Raises:
         StaleWeightsError: the gap is above the tolerance, or not a number.
     """
     differences = np.concatenate([np.abs(one - other) for one, other in zip(samplers, learners, strict=True)])
-    exact = dtype is torch.float32
+    measure, allowed = accepted_gap(dtype, tolerance)
+    exact = measure == "max"
     gap = float(differences.max() if exact else differences.mean())  # NaN where one of them is
-    allowed = tolerance.float32 if exact else tolerance.bfloat16
     if not gap <= allowed:
         name = "float32" if exact else "bfloat16"
         raise StaleWeightsError(

@@ -13,7 +13,7 @@ from typing import TypeVar
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Source
-from agent_r1.rollout.encoding import Encoder, Piece, Tokens
+from agent_r1.rollout.encoding import Codec, Encoded, Piece
 from agent_r1.rollout.template import OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
 
 S = TypeVar("S", str, Sequence[int])
@@ -42,8 +42,8 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.template = Template(tokenizer)
-        self.encoder = Encoder(tokenizer)
-        end = self.encoder.mark_at_start(self.template.after_action)
+        self.codec = Codec(tokenizer)
+        end = self.codec.mark_at_start(self.template.after_action)
         if end is None:
             raise ValueError(
                 "the chat template has no end token: the assistant's text is followed by "
@@ -60,22 +60,22 @@ class Chat:
         return Dialogue(self, system, user, tools)
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
-        """What a policy that writes `text` would sample: tags are added tokens and the end token comes last.
+        """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
 
         Where the context has opened a thought the policy goes on behind its tag, or, without a thought, closes it.
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
-        return [*self.encoder.encode_sampled(text), self.end_id]
+        return [*self.codec.encode_sampled(text), self.end_id]
 
     def opened(self, context: Sequence[int]) -> str:
-        """What a context has written of the next action: a thought's opening tag and blanks, "" as a rule."""
+        """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""
         found = _OPENED.search(self.decode(context[-_TAIL:]))
         return found[0] if found else ""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens included."""
-        return self.encoder.decode(ids)
+        return self.codec.decode(ids)
 
     def prompt_hash(self, system: str, tools: Tools = ()) -> str:
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
@@ -90,7 +90,7 @@ class Chat:
         rewritten: list[str] = []
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
             action = self.encode_action(text, context)
-            before = dialogue.text + self.encoder.write(action[:-1]) + self.end_mark
+            before = dialogue.text + self.codec.write(action[:-1]) + self.end_mark
             reply = dialogue.reply(action, observation, closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))
@@ -104,7 +104,7 @@ class Chat:
             )
 
     def _compare(self, found: Sequence[int], rendered: str) -> None:
-        expected = self.encoder.encode_sampled(rendered)
+        expected = self.codec.encode_sampled(rendered)
         if list(found) != expected:
             theirs, ours = _first_difference(expected, found)
             raise ValueError(
@@ -123,9 +123,9 @@ def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What follows an action."""
+    """The tokens that follow an action."""
 
-    tokens: Tokens
+    tokens: Encoded
     restarts: bool  # a context of its own; else appended to the action
 
 
@@ -138,36 +138,32 @@ class Dialogue:
     """
 
     def __init__(self, chat: Chat, system: str, user: str, tools: Tools) -> None:
-        escape = chat.encoder.escape
+        escape = chat.codec.escape
         self._chat = chat
         self._tools = tools
         self._messages: list[Message] = [("system", escape(system)), ("user", escape(user))]
         self.text = chat.template.render(self._messages, tools)  # of the current context, escaped
-        self.opening = chat.encoder.encode([Piece(self.text, Source.PROMPT)])
+        self.opening = chat.codec.encode([Piece(self.text, Source.PROMPT)])
 
     def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Reply:
-        """The tokens between an action and the next one: OBSERVATION, and TEMPLATE around it.
+        """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around it.
 
-        In a new context the history before them is PROMPT: none of its tokens was sampled here.
-
-        Args:
-            action: its token ids as sampled.
-            observation: what the environment answered.
-            closed: whether the action ends with the end token; if not, the end token comes first, as TEMPLATE.
+        Where the action is not `closed` by the end token, that comes first, as TEMPLATE. In a new context the history
+        before them is PROMPT: none of its tokens was sampled here.
         """
         chat = self._chat
-        said = chat.encoder.write(action[:-1] if closed else action)
-        self._messages += [("assistant", said), ("tool", chat.encoder.escape(observation))]
+        said = chat.codec.write(action[:-1] if closed else action)
+        self._messages += [("assistant", said), ("tool", chat.codec.escape(observation))]
         before = self.text + said + chat.end_mark
         self.text = chat.template.render(self._messages, self._tools)
         if not self.text.startswith(before):
             start = self.text.rfind(chat.before_observation, 0, len(self.text) - len(chat.after_observation))
             history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-            return Reply(chat.encoder.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
-        tokens = chat.encoder.encode(self._framed(self.text[len(before) :]))
+            return Reply(chat.codec.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
+        tokens = chat.codec.encode(self._framed(self.text[len(before) :]))
         if closed:
             return Reply(tokens, restarts=False)
-        return Reply(Tokens([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source]), restarts=False)
+        return Reply(Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source]), restarts=False)
 
     def _framed(self, text: str) -> list[Piece]:
         """An observation and the template's text around it."""

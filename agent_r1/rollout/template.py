@@ -1,4 +1,4 @@
-"""A tokenizer's chat template as it is found: what it cannot render is put to it in another way, or refused."""
+"""A tokenizer's chat template as it is found: messages that it cannot render are put in another way, or refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ To call one, write
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dialect:
-    """What a template renders by itself; the rest is put into messages that it knows."""
+    """The kinds of messages that a template renders by itself; others are put into messages that it knows."""
 
     system: bool = True  # else the system text opens the user message
     tools: bool = True  # else their schemas end the system text
@@ -132,7 +132,7 @@ class Template:
             return False
 
     def _after_action(self) -> str:
-        """What stands between an action and the next one, with OBSERVATION in it."""
+        """The template's text between an action and the next one, with OBSERVATION in it."""
         prompt = self.render(OPENING, [SAMPLE_TOOL])
         whole = self.render([*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)], [SAMPLE_TOOL])
         for text, where in ((SYSTEM, prompt), (USER, prompt), (ACTION, whole), (OBSERVATION, whole)):

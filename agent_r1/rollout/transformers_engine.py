@@ -12,27 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
+from agent_r1.params.stages import TransformersParams
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 
 
-def draws(seed: int, count: int) -> NDArray[np.float64]:
+def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
     """[count] uniform in [0, 1): all the randomness of one action, a number per token."""
     return np.random.default_rng(seed).random(count)
 
 
 def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """A token per row, and what the model itself thinks of it.
+    """Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
 
-    The token is where the cumulated probabilities pass the row's uniform number, so that a logit which is off by a
-    rounding error changes it once in many thousand draws. Nothing depends on the other rows.
-
-    Args:
-        logits: [B, V]
-        uniforms: [B] float64 in [0, 1)
-        temperature: 0 takes the likeliest token.
-
-    Returns:
-        Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
+    A row's token is where the cumulated probabilities of its logits [B, V] pass its uniform number [B] in [0, 1), so
+    that a logit which is off by a rounding error changes it once in many thousand draws. Nothing depends on the other
+    rows. At temperature 0 it is the likeliest token.
     """
     logprobs = logits.float().log_softmax(-1)
     if temperature == 0:
@@ -44,7 +38,7 @@ def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def left_padded(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def pad_left(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Ids [B, T] with 0 before the shorter contexts, and the mask [B, T] that is 1 where there is a token."""
     width = max(map(len, contexts))
     ids = torch.tensor([[0] * (width - len(context)) + list(context) for context in contexts])
@@ -53,7 +47,7 @@ def left_padded(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def decode(
+def generate(
     model: PreTrainedModel,
     contexts: Sequence[Sequence[int]],
     uniforms: Sequence[NDArray[np.float64]],
@@ -65,7 +59,7 @@ def decode(
     actions: list[tuple[list[int], list[float]]] = [([], []) for _ in contexts]
     running = list(range(len(contexts)))  # [B] indexes into the contexts
     cache = DynamicCache(config=model.config)
-    unread, mask = (tensor.to(model.device) for tensor in left_padded(contexts))
+    unread, mask = (tensor.to(model.device) for tensor in pad_left(contexts))
     while running:
         logits = _next_logits(model, unread, mask, cache)
         now = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
@@ -73,7 +67,11 @@ def decode(
         for index, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
             actions[index][0].append(token)
             actions[index][1].append(logprob)
-        going = [row for row, index in enumerate(running) if _goes_on(actions[index][0], uniforms[index], end_id)]
+        going = [
+            row
+            for row, index in enumerate(running)
+            if actions[index][0][-1] != end_id and len(actions[index][0]) < len(uniforms[index])
+        ]
         if len(going) < len(running):
             rows = torch.tensor(going, dtype=torch.long, device=model.device)
             cache.batch_select_indices(rows)
@@ -98,10 +96,6 @@ def _next_logits(model: PreTrainedModel, unread: Tensor, mask: Tensor, cache: Dy
     return logits
 
 
-def _goes_on(ids: Sequence[int], uniforms: NDArray[np.float64], end_id: int) -> bool:
-    return ids[-1] != end_id and len(ids) < len(uniforms)
-
-
 class TransformersEngine(Engine):
     """Samples actions in batches, on CUDA where there is one and else on the CPU, with the threads of this process.
 
@@ -109,37 +103,24 @@ class TransformersEngine(Engine):
     for bit, on a CPU. In other company a request gives the same but for the rounding of matrix products.
     """
 
-    def __init__(
-        self,
-        model: Path | str,
-        *,
-        end_id: int,
-        max_tokens: int,
-        temperature: float = 1.0,
-        dtype: str = "auto",
-        batch_size: int = 64,
-        version: int = 0,
-    ) -> None:
+    def __init__(self, settings: TransformersParams, actor: Actor) -> None:
         """Loads the model.
 
-        Args, besides those of `agent_r1.rollout.engines.open_engine`:
-            batch_size: actions sampled at the same time; each holds keys and values of its whole context.
-
         Raises:
-            EngineError: there is no model at `model`, some of its weights are missing, or it reads fewer tokens.
+            EngineError: there is no such model, some of its weights are missing, or it reads fewer tokens.
         """
         cuda = torch.cuda.is_available()
         self._device = torch.device("cuda" if cuda else "cpu")
-        self._dtype = torch.bfloat16 if dtype == "bfloat16" or (dtype == "auto" and cuda) else torch.float32
-        self._end_id, self._temperature, self._batch_size = end_id, temperature, batch_size
-        self._model = self._load(model)
-        self.version = version
+        self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
+        self._actor, self._batch_size = actor, settings.batch_size
+        self._model, self.version = self._load(actor.model), actor.version
         window = self._model.config.get_text_config().max_position_embeddings
-        if window < max_tokens:
-            raise EngineError(f"{model} reads {window} tokens at most; lower env.max_tokens, which is {max_tokens}")
+        if window < actor.max_tokens:
+            raise EngineError(
+                f"{actor.model} reads {window} tokens at most; lower env.max_tokens, which is {actor.max_tokens}"
+            )
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order; none ends later than its `max_tokens`."""
         by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].context))  # little padding
         found: dict[int, Action] = {}
         for start in range(0, len(requests), self._batch_size):
@@ -157,14 +138,11 @@ class TransformersEngine(Engine):
         """There is nothing but memory to give back, and that goes with the engine."""
 
     def _act(self, requests: Sequence[Request]) -> list[Action]:
-        actions = decode(
-            self._model,
-            [request.context for request in requests],
-            [draws(request.seed, request.max_tokens) for request in requests],
-            end_id=self._end_id,
-            temperature=self._temperature,
-        )
-        return [action(ids, logprobs, self._end_id) for ids, logprobs in actions]
+        contexts = [request.context for request in requests]
+        uniforms = [draw_uniforms(request.seed, request.max_tokens) for request in requests]
+        end_id, temperature = self._actor.end_id, self._actor.temperature
+        actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
+        return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:

@@ -2,87 +2,109 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, action
+from agent_r1.params.stages import VllmParams
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
+
+log = logging.getLogger(__name__)
 
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for; a smaller one fits as well
+_CLOSE_TIMEOUT_S = 10.0
+_SCRATCH = "agent_r1_engine_"  # short: paths of sockets, which end below, have 108 bytes at most
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSettings:
-    """What an engine is started with; `agent_r1.rollout.vllm_engine.VllmEngine` explains the fields."""
+def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: str, cuda: bool) -> dict[str, Any]:
+    """The keyword arguments of vLLM's `LLM`; by the same names, with dashes, the options of its server.
 
-    model: str
-    end_id: int
-    max_tokens: int
-    temperature: float
-    dtype: str
-    max_num_seqs: int
-    gpu_memory_utilization: float
-    cpu_cache_gib: float
-    adapter_rank: int = 0
-
-
-def vllm_options(settings: EngineSettings, *, cuda: bool) -> dict[str, Any]:
-    """The keyword arguments of vLLM's `LLM`; by the same names, with dashes, the options of its server."""
-    return {
-        "model": settings.model,
+    On a CPU nothing is compiled, which costs more there than it saves.
+    """
+    common = {
+        "model": model,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # no sampling defaults from the model's folder
-        "max_model_len": settings.max_tokens,
+        "max_model_len": max_tokens,
         "max_num_seqs": settings.max_num_seqs,
-        "max_num_batched_tokens": max(_BATCHED_TOKENS, settings.max_tokens),
+        "max_num_batched_tokens": max(_BATCHED_TOKENS, max_tokens),
         "async_scheduling": False,
         "worker_extension_cls": "agent_r1.rollout.worker.WorkerExtension",
         "use_tqdm_on_load": False,
-        **_device_options(settings, cuda),
-        **_adapter_options(settings.adapter_rank),
     }
-
-
-def _adapter_options(rank: int) -> dict[str, Any]:
-    """One adapter at a time; vLLM itself refuses a rank that it has no room for."""
-    if not rank:
-        return {}
-    room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-
-
-def _device_options(settings: EngineSettings, cuda: bool) -> dict[str, Any]:
-    """What differs between a GPU and a CPU: types, memory, and compiling, which costs more than it saves on a CPU."""
     if cuda:
-        dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
-        return {"dtype": dtype, "gpu_memory_utilization": settings.gpu_memory_utilization}
-    dtype = "float32" if settings.dtype == "auto" else settings.dtype
+        dtype = "bfloat16" if dtype == "auto" else dtype
+        return {**common, "dtype": dtype, "gpu_memory_utilization": settings.gpu_memory_utilization}
     return {
-        "dtype": dtype,
+        **common,
+        "dtype": "float32" if dtype == "auto" else dtype,
         "enforce_eager": True,
         "enable_chunked_prefill": False,  # a seeded request cut in two rewinds its generator, which none on a CPU can
         "kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30),
     }
 
 
-def shape(config: Any) -> dict[str, Any]:
-    """By what a model is told from another one: the fields of a Hugging Face text configuration that size it."""
+def adapter_options(rank: int) -> dict[str, Any]:
+    """More arguments of `LLM`: one adapter at a time; vLLM itself refuses a rank that it has no room for."""
+    if not rank:
+        return {}
+    room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+
+
+def sampling_options(actor: Actor) -> dict[str, Any]:
+    """The fields of vLLM's `SamplingParams` that all requests share."""
+    return {
+        "temperature": actor.temperature,
+        "stop_token_ids": [actor.end_id],
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def read_shape(config: Any) -> dict[str, Any]:
+    """The fields of a Hugging Face text configuration that size a model, and tell it from another one."""
     return {
         name: config.to_dict().get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
     }
 
 
-log = logging.getLogger(__name__)
+def claim_scratch() -> tuple[Path, int]:
+    """A new temporary folder for a process of vLLM, which leaves files there, and the descriptor that locks it.
 
-_CLOSE_TIMEOUT_S = 10.0
+    The folder is claimed until the last process that has the descriptor, by inheritance too, is gone. Folders that
+    nobody claims were left by processes that were killed, and are removed.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):  # claimed, or another user's
+            descriptor = _lock(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(descriptor)
+    unnamed = Path(tempfile.mkdtemp(prefix="agent_r1_"))  # the name comes with the lock: nobody may find it unlocked
+    descriptor = _lock(unnamed)
+    return unnamed.rename(unnamed.with_name(unnamed.name.replace("agent_r1_", _SCRATCH))), descriptor
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class VllmEngine(Engine):
@@ -92,61 +114,30 @@ class VllmEngine(Engine):
     and logprobs, bit for bit, on a CPU.
     """
 
-    def __init__(
-        self,
-        model: Path | str,
-        *,
-        end_id: int,
-        max_tokens: int,
-        temperature: float = 1.0,
-        dtype: str = "auto",
-        threads: int = 1,
-        max_num_seqs: int = 256,
-        gpu_memory_utilization: float = 0.4,
-        cpu_cache_gib: float = 0.5,
-        adapter_rank: int = 0,
-        version: int = 0,
-    ) -> None:
+    def __init__(self, settings: VllmParams, actor: Actor) -> None:
         """Starts the process and waits until the model is loaded.
-
-        Args, besides those of `agent_r1.rollout.engines.open_engine`:
-            threads: of the CPU's matrix products. Another number may give other bits; small models are fastest with 1.
-            max_num_seqs: actions sampled at the same time; the others wait.
-            gpu_memory_utilization: share of a GPU's memory, weights included. The learner needs the rest.
-            cpu_cache_gib: size of the key-value cache on a CPU, GiB.
-            adapter_rank: above 0, `load_weights` takes the adapters of a policy's folder, of this rank at most, and
-                leaves the model beneath them as it is; so nothing of them is lost in rounding.
 
         Raises:
             EngineError: vLLM could not load the model.
         """
         started = time.perf_counter()
-        self.version = version
-        self._end_id = end_id
+        self.version = actor.version
+        self._end_id = actor.end_id
         self._connection, theirs = Pipe()
+        self._scratch, claim = claim_scratch()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "agent_r1.rollout.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=_environment(threads),
+            pass_fds=[theirs.fileno(), claim],
+            env={**_environment(settings.threads), "TMPDIR": str(self._scratch)},
         )
         theirs.close()
-        settings = EngineSettings(
-            model=str(model),
-            end_id=end_id,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            dtype=dtype,
-            max_num_seqs=max_num_seqs,
-            gpu_memory_utilization=gpu_memory_utilization,
-            cpu_cache_gib=cpu_cache_gib,
-            adapter_rank=adapter_rank,
-        )
+        os.close(claim)
         try:
-            self._exchange(settings)
+            self._exchange((settings, actor))
         except BaseException:
             self.close()
             raise
-        log.info("engine for %s ready after %.1f s", model, time.perf_counter() - started)
+        log.info("engine for %s ready after %.1f s", actor.model, time.perf_counter() - started)
 
     @property
     def pid(self) -> int:
@@ -154,17 +145,15 @@ class VllmEngine(Engine):
         return self._process.pid
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order; none ends later than its `max_tokens`."""
-        sampled = self._call("sample", [(request.context, request.seed, request.max_tokens) for request in requests])
-        return [action(ids, logprobs, self._end_id) for ids, logprobs in sampled]
+        asked = [(request.context, request.seed, request.max_tokens) for request in requests]
+        return [Action.of(ids, logprobs, self._end_id) for ids, logprobs in self._exchange(("sample", asked))]
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the weights, or with an `adapter_rank` the adapters, and drops every cache of the old ones."""
-        self._call("load_weights", str(folder))
+        self._exchange(("load_weights", str(folder)))
         self.version = version
 
     def close(self) -> None:
-        """Ends the process at once, whatever it does; safe to call twice."""
+        """Ends the process at once, whatever it does, and removes what it left; safe to call twice."""
         self._connection.close()
         self._process.terminate()
         try:
@@ -172,9 +161,7 @@ class VllmEngine(Engine):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return self._exchange((name, arguments))
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _exchange(self, message: object) -> Any:
         try:

@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from agent_r1.rollout.vllm_engine import EngineSettings, shape, vllm_options
+from agent_r1.params.stages import VllmParams
+from agent_r1.rollout.sampling import Actor
+from agent_r1.rollout.vllm_engine import adapter_options, model_options, read_shape, sampling_options
 
 
 class WorkerExtension:
@@ -34,51 +36,42 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
     def describe(self) -> dict[str, Any]:
-        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.vllm_engine.shape`."""
+        """The model's shape and limits, in JSON's types: see `agent_r1.rollout.vllm_engine.read_shape`."""
         return {
-            **shape(self.model_config.hf_text_config),
+            **read_shape(self.model_config.hf_text_config),
             "max_tokens": self.model_config.max_model_len,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
         }
 
 
-class Server:
+class Worker:
     """The calls that come through the pipe."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: VllmParams, actor: Actor) -> None:
         import torch
         from vllm import LLM
 
-        self._settings = settings
         cuda = torch.cuda.is_available()
         if not cuda:
             torch._dynamo.config.disable = True
-        self._llm = LLM(**vllm_options(settings, cuda=cuda))
+        options = model_options(settings, model=actor.model, max_tokens=actor.max_tokens, dtype=actor.dtype, cuda=cuda)
+        self._actor = actor
+        self._llm = LLM(**options, **adapter_options(actor.adapter_rank))
         self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
 
     def sample(self, requests: Sequence[tuple[list[int], int, int]]) -> list[tuple[list[int], list[float]]]:
         """Ids and logprobs of one action per (context, seed, max_tokens)."""
         from vllm import SamplingParams, TokensPrompt
 
-        params = [
-            SamplingParams(
-                temperature=self._settings.temperature,
-                seed=seed,
-                max_tokens=max_tokens,
-                stop_token_ids=[self._settings.end_id],
-                ignore_eos=True,
-                logprobs=0,
-                detokenize=False,
-            )
-            for _, seed, max_tokens in requests
-        ]
+        options = sampling_options(self._actor)
+        params = [SamplingParams(**options, seed=seed, max_tokens=max_tokens) for _, seed, max_tokens in requests]
         prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
         outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         return [_sampled(output.outputs[0]) for output in outputs]
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
-        if self._settings.adapter_rank:
+        if self._actor.adapter_rank:
             self._load_adapter(Path(folder).resolve() / "adapter")
         else:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
@@ -104,14 +97,13 @@ def _sampled(completion: Any) -> tuple[list[int], list[float]]:
 
 def serve(connection: Connection) -> None:
     """Answers calls until the other end closes. A failure is answered by its traceback."""
-    calls: dict[str, Callable[..., Any]] = {}
     try:
-        server = Server(connection.recv())
-        calls = {"sample": server.sample, "load_weights": server.load_weights}
+        worker = Worker(*connection.recv())
+        calls: dict[str, Callable[[Any], Any]] = {"sample": worker.sample, "load_weights": worker.load_weights}
         connection.send((True, None))
         while True:
-            name, arguments = connection.recv()
-            connection.send((True, calls[name](*arguments)))
+            name, argument = connection.recv()
+            connection.send((True, calls[name](argument)))
     except (EOFError, ConnectionError):
         return
     except Exception:

@@ -1,4 +1,4 @@
-"""What a search index is."""
+"""The contract of a search index, and the ways in which it may fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Search(Protocol):
 
 
 class Ranker(Protocol):
-    """The part of an index that knows which passages are best, and not what they say."""
+    """The part of an index that ranks passages by position, without their texts."""
 
     def rank(self, query: str, k: int) -> Positions:
         """Positions of the `k` best passages, best first, fewer where fewer match.

@@ -8,9 +8,10 @@ import tempfile
 import unicodedata
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +20,20 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from agent_r1.params import BM25Params
 from agent_r1.search.base import Positions, Ranker
 from agent_r1.search.passages import full_texts, read_batches
 
+Scores = NDArray[np.float32]
 _WORD = re.compile(r"\w+")
+RUN = 4096  # passages that are counted at a time
+VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
+    "vocabulary.arrow",  # [V] words, sorted
+    "starts.npy",  # [V + 1] int64, where each word's column begins
+    "passages.npy",  # [P] int32, positions of passages, ascending in each column
+    "scores.npy",  # [P] float32
+    "bounds.npy",  # [V] float32, the largest score of each column
+)
 
 
 def words(text: str) -> list[str]:
@@ -45,32 +56,7 @@ def singular(word: str) -> str:
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
-VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
-    "vocabulary.arrow",  # [V] words, sorted
-    "starts.npy",  # [V + 1] int64, where each word's column begins
-    "passages.npy",  # [P] int32, positions of passages, ascending in each column
-    "scores.npy",  # [P] float32
-    "bounds.npy",  # [V] float32, the largest score of each column
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The pairs of one batch, by word and then by passage."""
-
-    words: NDArray[np.int32]  # ids by first appearance
-    passages: NDArray[np.int32]
-    counts: NDArray[np.int32]  # occurrences of the word in the passage
-
-    def save(self, path: Path) -> None:
-        np.save(path, np.stack([self.words, self.passages, self.counts]))
-
-    @classmethod
-    def load(cls, path: Path) -> _Run:
-        return cls(*np.load(path))
-
-
-def build(source: Path, folder: Path, *, k1: float, b: float) -> None:
+def build(source: Path, folder: Path, params: BM25Params) -> None:
     """Writes the score columns of a Parquet file of passages to a new folder.
 
     Raises:
@@ -84,47 +70,65 @@ def build(source: Path, folder: Path, *, k1: float, b: float) -> None:
         order = sorted(vocabulary)
         ranks = np.empty(len(order), np.int32)
         ranks[[vocabulary[word] for word in order]] = np.arange(len(order), dtype=np.int32)
+        del vocabulary
         _write_vocabulary(folder / VOCABULARY, order)
-        _write_columns(folder, paths, ranks, lengths, k1, b)
+        del order
+        _write_columns(folder, paths, ranks, lengths, params)
 
 
 def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.int64], list[Path]]:
-    """The words by id, the length of every passage in words, and the files of the runs."""
-    ids: dict[str, int] = {}
+    """The words by id, the length of every passage in words, and a file for the pairs of every batch."""
+    ids: dict[str, int] = {}  # by first appearance; a word and its plural are one
+    raw_ids: dict[str, int] = {}
     lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     paths = []
-    numbers = _Numbers(ids)
     count = pq.read_metadata(source).num_rows
     with tqdm(total=count, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
-        for number, batch in enumerate(read_batches(source)):
-            documents = [numbers.of(text) for text in full_texts(batch, "\n")]
+        for number, batch in enumerate(read_batches(source, RUN)):
+            found: list[int] = []
+            ends = [0]
+            for text in full_texts(batch, "\n"):
+                for word in raw_words(text):
+                    if word not in raw_ids:
+                        raw_ids[word] = ids.setdefault(singular(word), len(ids))
+                    found.append(raw_ids[word])
+                ends.append(len(found))
             first = sum(map(len, lengths))
-            lengths.append(np.array([len(document) for document in documents], np.int64))
-            paths.append(folder / f"{number}.npy")
-            _run(documents, lengths[-1], first).save(paths[-1])
-            progress.update(len(documents))
+            paths.append(folder / f"{number}.npz")
+            lengths.append(np.diff(ends))
+            _write_run(paths[-1], np.array(found, np.int64), first, lengths[-1])
+            progress.update(batch.num_rows)
     return ids, np.concatenate(lengths), paths
 
 
-class _Numbers:
-    """Numbers words by first appearance; a word and its plural are one."""
+def _write_run(path: Path, words: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> None:
+    """Writes the pairs of a batch, by word and then by passage, in the fewest bytes.
 
-    def __init__(self, ids: dict[str, int]) -> None:
-        self._ids = ids
-        self._raw: dict[str, int] = {}
-
-    def of(self, text: str) -> list[int]:
-        return [self._raw[word] if word in self._raw else self._new(word) for word in raw_words(text)]
-
-    def _new(self, word: str) -> int:
-        return self._raw.setdefault(word, self._ids.setdefault(singular(word), len(self._ids)))
-
-
-def _run(documents: Sequence[list[int]], lengths: NDArray[np.int64], first: int) -> _Run:
-    words = np.fromiter((word for document in documents for word in document), np.int64, int(lengths.sum()))
-    passages = np.repeat(np.arange(first, first + len(documents)), lengths)
+    Args:
+        words: ids of all words, passage after passage.
+        first: the position of the first passage.
+        lengths: words per passage.
+    """
+    passages = np.repeat(np.arange(first, first + len(lengths)), lengths)
     pairs, counts = np.unique(words << 32 | passages, return_counts=True)
-    return _Run((pairs >> 32).astype(np.int32), pairs.astype(np.int32), counts.astype(np.int32))
+    words, frequencies = np.unique(pairs >> 32, return_counts=True)
+    columns = (words, frequencies, pairs & 0xFFFFFFFF, counts)
+    np.savez(path, *(column.astype(np.min_scalar_type(column.max(initial=0))) for column in columns))
+
+
+class _Run(NamedTuple):
+    """The pairs of one batch, by word and then by passage."""
+
+    words: NDArray[Any]  # [V'] ids
+    frequencies: NDArray[Any]  # [V'] passages of each word
+    passages: NDArray[Any]  # [P'] positions
+    counts: NDArray[Any]  # [P'] occurrences of the word in the passage
+
+
+def _read_runs(paths: Sequence[Path]) -> Iterator[_Run]:
+    for path in paths:
+        with np.load(path) as arrays:
+            yield _Run(*(arrays[name] for name in arrays.files))
 
 
 def _write_vocabulary(path: Path, words: list[str]) -> None:
@@ -134,7 +138,7 @@ def _write_vocabulary(path: Path, words: list[str]) -> None:
 
 
 def _write_columns(
-    folder: Path, paths: Sequence[Path], ranks: NDArray[np.int32], lengths: NDArray[np.int64], k1: float, b: float
+    folder: Path, paths: Sequence[Path], ranks: NDArray[np.int32], lengths: NDArray[np.int64], params: BM25Params
 ) -> None:
     """Deals the runs out: a column gets its share of the first run, then of the second, and so stays sorted.
 
@@ -142,23 +146,25 @@ def _write_columns(
         ranks: [V] a word's place in the sorted vocabulary, by its id.
         lengths: [N] words per passage.
     """
-    frequencies = sum(
-        (np.bincount(ranks[run.words], minlength=len(ranks)) for run in map(_Run.load, paths)),
-        np.zeros(len(ranks), np.int64),
-    )
+    frequencies = np.zeros(len(ranks), np.int64)
+    for run in _read_runs(paths):
+        frequencies[ranks[run.words]] += run.frequencies
     starts = np.concatenate([[0], np.cumsum(frequencies)])
     rarities = _rarities(frequencies, len(lengths))
-    saturation = k1 * ((1 - b) + b * lengths / lengths.mean())  # [N]
-    pairs = int(starts[-1])
-    passages: NDArray[np.int32] = open_memmap(folder / PASSAGES, "w+", np.int32, (pairs,))  # type: ignore[no-untyped-call]
-    scores: NDArray[np.float32] = open_memmap(folder / SCORES, "w+", np.float32, (pairs,))  # type: ignore[no-untyped-call]
+    saturation = params.k1 * ((1 - params.b) + params.b * lengths / lengths.mean())  # [N]
+    shape = (int(starts[-1]),)
+    passages: NDArray[np.int32] = open_memmap(folder / PASSAGES, "w+", np.int32, shape)  # type: ignore[no-untyped-call]
+    scores: NDArray[np.float32] = open_memmap(folder / SCORES, "w+", np.float32, shape)  # type: ignore[no-untyped-call]
     heads = starts[:-1].copy()
-    for run in map(_Run.load, paths):
-        words = ranks[run.words]
-        places = heads[words] + _places_in_column(words)
+    for run in _read_runs(paths):
+        columns = ranks[run.words]
+        ends = np.cumsum(run.frequencies, dtype=np.int64)
+        within = np.arange(len(run.passages)) - np.repeat(ends - run.frequencies, run.frequencies)
+        places = np.repeat(heads[columns], run.frequencies) + within
         passages[places] = run.passages
-        scores[places] = rarities[words] * (run.counts / (saturation[run.passages] + run.counts))
-        heads += np.bincount(words, minlength=len(ranks))
+        saturated = run.counts / (saturation[run.passages] + run.counts)
+        scores[places] = np.repeat(rarities[columns], run.frequencies) * saturated
+        heads[columns] += run.frequencies
     np.save(folder / STARTS, starts)
     np.save(folder / BOUNDS, np.maximum.reduceat(scores, starts[:-1]))
 
@@ -166,15 +172,6 @@ def _write_columns(
 def _rarities(frequencies: NDArray[np.int64], passages: int) -> NDArray[np.float32]:
     """[V] Lucene's inverse document frequency."""
     return np.array([math.log(1 + (passages - n + 0.5) / (n + 0.5)) for n in frequencies.tolist()], np.float32)
-
-
-def _places_in_column(words: NDArray[np.int32]) -> NDArray[np.int64]:
-    """For pairs that lie word by word: how many of the same word come before."""
-    firsts = np.flatnonzero(np.diff(words, prepend=-1))
-    return np.arange(len(words)) - np.repeat(firsts, np.diff(firsts, append=len(words)))
-
-
-Scores = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +195,7 @@ class BM25(Ranker):
     """A memory-mapped index: memory holds a number per passage and the pages of the columns that are asked for."""
 
     def __init__(self, folder: Path, passages: int) -> None:
-        """Opens what `postings.build` wrote about so many passages."""
+        """Opens what `build` wrote about so many passages."""
         self._size = passages
         self._vocabulary = pa.ipc.open_file(pa.memory_map(str(folder / VOCABULARY))).get_batch(0)["word"]
         self._starts, self._passages, self._scores, self._bounds = (

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
-from agent_r1.hashes import model_hash, sha256
+from agent_r1.files import model_hash, replacing, sha256
 from agent_r1.params import DenseParams, fingerprint
 from agent_r1.search.base import Positions, Ranker
 from agent_r1.search.passages import full_texts, read_batches
-from agent_r1.tables import replacing
 
+INDEX = "faiss.index"
+SHARD = 1024  # passages
+TRAINING_VECTORS = 64  # per cluster: FAISS asks for 39 at least
 Vectors = NDArray[np.float32]  # [texts, dimensions], each of length 1
 
 
@@ -76,11 +78,6 @@ def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (hidden * weights).sum(1) / weights.sum(1)
 
 
-INDEX = "faiss.index"
-SHARD = 1024  # passages
-TRAINING_VECTORS = 64  # per cluster: FAISS asks for 39 at least
-
-
 def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
     """Writes a FAISS index of a Parquet file of passages to a new folder.
 
@@ -96,8 +93,7 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
     place = kept / _identity(source, params)
     _remove_others(place)
     encoder = Encoder(params)
-    progress = tqdm(total=count, desc="encoding", unit="passage", disable=None)  # None: on a terminal only
-    with progress:
+    with tqdm(total=count, desc="encoding", unit="passage", disable=None) as progress:  # None: on a terminal only
         for vectors in encode(source, place, encoder.passages):
             progress.update(len(vectors))
     index = _empty(params, place, count)

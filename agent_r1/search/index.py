@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from agent_r1.hashes import model_hash, sha256
+from agent_r1.files import model_hash, replaced_folder, sha256
 from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
 from agent_r1.params.stages import SearchKind
 from agent_r1.records import Passage
@@ -20,6 +18,9 @@ from agent_r1.search.base import Positions, Ranker, Search
 from agent_r1.search.bm25 import BM25
 from agent_r1.search.passages import Passages, store
 from agent_r1.search.remote import Health, Remote
+
+META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
+_REMEDY = "run the index stage (`dvc repro index`)"
 
 
 class Cached(Search):
@@ -31,13 +32,13 @@ class Cached(Search):
     def __init__(self, index: Search, index_hash: str, entries: int) -> None:
         """Remembers at most so many searches; with 0 every search goes to the index."""
         self._index = index
-        self._index_hash = index_hash
+        self.index_hash = index_hash
         self._entries = entries
         self._known: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
         self._asked = self._hits = 0
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        keys = [(self._index_hash, query, k) for query in queries]
+        keys = [(self.index_hash, query, k) for query in queries]
         found = {key: self._known[key] for key in keys if key in self._known}
         missing = [key for key in dict.fromkeys(keys) if key not in found]
         self._asked += len(keys)
@@ -65,15 +66,14 @@ class Cached(Search):
 class Hybrid(Ranker):
     """Reciprocal rank fusion of several rankers."""
 
-    def __init__(self, rankers: Sequence[Ranker], *, constant: int, candidates: int) -> None:
+    def __init__(self, rankers: Sequence[Ranker], params: HybridParams) -> None:
         """Fuses the best `candidates` of each ranker, or `k` of them where more are asked for."""
         self._rankers = rankers
-        self._constant = constant
-        self._candidates = candidates
+        self._params = params
 
     def rank(self, query: str, k: int) -> Positions:
-        depth = max(k, self._candidates)
-        return fuse([ranker.rank(query, depth) for ranker in self._rankers], self._constant)[:k]
+        depth = max(k, self._params.candidates)
+        return fuse([ranker.rank(query, depth) for ranker in self._rankers], self._params.rrf_constant)[:k]
 
 
 def fuse(rankings: Sequence[Positions], constant: int) -> Positions:
@@ -89,11 +89,8 @@ def fuse(rankings: Sequence[Positions], constant: int) -> Positions:
     return np.array(sorted(sums, key=lambda position: (-sums[position], position)), np.int64)
 
 
-META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
-
-
 class Meta(BaseModel):
-    """What an index is."""
+    """How an index was built: the file `meta.json` beside it."""
 
     kind: SearchKind
     size: int  # passages
@@ -127,16 +124,10 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
         ValueError: there is nothing to index, or the server has other passages.
         SearchUnavailable: there is no server.
     """
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    try:
-        meta = _pin(params, passages) if params.kind == "remote" else _build_local(params, passages, unfinished, folder)
-        (unfinished / META).write_text(meta.model_dump_json(indent=2) + "\n")
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with replaced_folder(folder) as fresh:
+        fresh.mkdir()
+        meta = _pin(params, passages) if params.kind == "remote" else _build_local(params, passages, fresh, folder)
+        (fresh / META).write_text(meta.model_dump_json(indent=2) + "\n")
 
 
 def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
@@ -177,13 +168,10 @@ def open_local(folder: Path) -> Index:
 
 
 def describe(folder: Path) -> Health:
-    """What the index in a folder is; a remote index has the hash that it has where it is served."""
+    """Kind, hashes and size of the index in a folder; a remote index has the hash that it has where it is served."""
     meta = _read_meta(folder)
     index_hash = meta.served_hash or sha256(folder)
     return Health(kind=meta.kind, index_hash=index_hash, passages_hash=meta.passages_hash, size=meta.size)
-
-
-_REMEDY = "run the index stage (`dvc repro index`)"
 
 
 def _meta(params: SearchParams, size: int, passages_hash: str, *, encoder: str = "", served: str = "") -> Meta:
@@ -205,15 +193,15 @@ def _read_meta(folder: Path) -> Meta:
     return Meta.model_validate_json((folder / META).read_text())
 
 
-def _build_local(params: SearchParams, passages: Path, unfinished: Path, folder: Path) -> Meta:
+def _build_local(params: SearchParams, passages: Path, fresh: Path, folder: Path) -> Meta:
     encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
-    meta = _meta(params, store(passages, unfinished / PASSAGES), sha256(passages), encoder=encoder)
+    meta = _meta(params, store(passages, fresh / PASSAGES), sha256(passages), encoder=encoder)
     if meta.bm25:
-        bm25.build(passages, unfinished / BM25_FOLDER, k1=meta.bm25.k1, b=meta.bm25.b)
+        bm25.build(passages, fresh / BM25_FOLDER, meta.bm25)
     if meta.dense:
         from agent_r1.search import dense
 
-        dense.build(passages, unfinished / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
+        dense.build(passages, fresh / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
     return meta
 
 
@@ -225,10 +213,7 @@ def _ranker(meta: Meta, folder: Path) -> Ranker:
         from agent_r1.search.dense import Dense
 
         rankers.append(Dense(folder / DENSE_FOLDER, meta.dense))
-    if meta.hybrid:
-        return Hybrid(rankers, constant=meta.hybrid.rrf_constant, candidates=meta.hybrid.candidates)
-    [ranker] = rankers
-    return ranker
+    return Hybrid(rankers, meta.hybrid) if meta.hybrid else rankers[0]
 
 
 def _pin(params: SearchParams, passages: Path) -> Meta:

@@ -37,7 +37,7 @@ _LOCK = "registry.lock"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Descriptor:
-    """What a policy is, where it came from, and where it can be found."""
+    """A policy, where it came from, and where it can be found."""
 
     label: str  # of the training: `ppo`, `ppo-seed3`
     run: str  # a name under runs:
@@ -61,7 +61,7 @@ class Descriptor:
 
 
 def reference_to(number: int | str) -> str:
-    """What names the version of a number for good: `models:/agent_r1/3`."""
+    """The reference that names a version for good, by its number: `models:/agent_r1/3`."""
     return f"{SCHEME}{MODEL}/{number}"
 
 
@@ -75,12 +75,12 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """What names this version for good."""
+        """The reference that names it for good."""
         return reference_to(self.number)
 
     @property
     def name(self) -> str:
-        """What its evaluations are called: `agent_r1-v3`."""
+        """The name of its evaluations: `agent_r1-v3`."""
         return f"{MODEL}-v{self.number}"
 
     @property
@@ -113,19 +113,20 @@ def register(descriptor: Descriptor) -> Version:
 def versions() -> list[Version]:
     """All versions, in the order of their numbers; those that somebody registered by hand have no descriptor."""
     client, _ = open_store()
-    aliases = _aliases(client)
-    found = [each for each in client.search_model_versions(f"name = '{MODEL}'") if "policy_hash" in each.tags]
-    return sorted(
-        (
-            Version(
-                number=int(each.version),
-                descriptor=_from_tags(each.tags),
-                aliases=tuple(sorted(alias for alias, number in aliases.items() if number == int(each.version))),
-            )
-            for each in found
-        ),
-        key=lambda version: version.number,
-    )
+    aliases: dict[int, list[str]] = {}
+    for model in client.search_registered_models(f"name = '{MODEL}'"):  # one, or none yet
+        for alias, number in sorted(model.aliases.items()):
+            aliases.setdefault(int(number), []).append(alias)
+    found = [
+        Version(
+            number=int(each.version),
+            descriptor=_from_tags(each.tags),
+            aliases=tuple(aliases.get(int(each.version), ())),
+        )
+        for each in client.search_model_versions(f"name = '{MODEL}'")
+        if "policy_hash" in each.tags
+    ]
+    return sorted(found, key=lambda version: version.number)
 
 
 def of_policy(policy_hash: str) -> Version | None:
@@ -153,19 +154,14 @@ def find(reference: str) -> Version:
     known = versions()
     if not known:
         raise ValueError(f"{reference}: the registry is empty; a training that finishes registers its policy")
-    alias, number = parts["alias"], parts["number"]
     for version in known:
-        if alias in version.aliases or number == str(version.number):
+        if parts["alias"] in version.aliases or parts["number"] == str(version.number):
             return version
-    raise ValueError(f"{reference}: {_no_alias(alias, known) if alias else _no_number(known)}")
+    raise ValueError(f"{reference}: {_missing(parts['alias'], known)}")
 
 
 def promote(version: Version, *, expected: Version | None) -> Version:
-    """Makes a version the champion, in one step, and returns it.
-
-    Args:
-        version: the new champion.
-        expected: the champion that it was compared with; None for the first.
+    """Makes a version the champion in place of the expected one, None for the first, and returns it.
 
     Raises:
         Outpaced: the champion is another one by now.
@@ -186,7 +182,9 @@ def _shown(champion: Version | None) -> str:
     return f"version {champion.number}" if champion else "no version"
 
 
-def _no_alias(alias: str, known: list[Version]) -> str:
+def _missing(alias: str | None, known: list[Version]) -> str:
+    if alias is None:
+        return f"there is no such version; the latest is {known[-1].number}"
     if alias == CHAMPION:
         return (
             "the registry has no champion; the first becomes one only by "
@@ -194,10 +192,6 @@ def _no_alias(alias: str, known: list[Version]) -> str:
         )
     aliases = sorted({alias for version in known for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"
-
-
-def _no_number(known: list[Version]) -> str:
-    return f"there is no such version; the latest is {known[-1].number}"
 
 
 def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
@@ -216,12 +210,11 @@ def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
 def _create(client: MlflowClient, descriptor: Descriptor) -> int:
     """A new version with its tags, in one transaction."""
     from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
     try:
         client.create_registered_model(MODEL)
     except MlflowException as error:
-        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
     source = f"{run.info.artifact_uri}/{DESCRIPTOR}"
@@ -235,12 +228,6 @@ def _update(client: MlflowClient, found: Version, descriptor: Descriptor) -> int
         if value != before[name]:
             client.set_model_version_tag(MODEL, str(found.number), name, value)
     return found.number
-
-
-def _aliases(client: MlflowClient) -> dict[str, int]:
-    """Alias -> version, of a registered model that may not be there yet."""
-    [*found] = client.search_registered_models(f"name = '{MODEL}'")
-    return {alias: int(number) for model in found for alias, number in model.aliases.items()}
 
 
 def _tags(descriptor: Descriptor) -> dict[str, str]:

@@ -19,23 +19,22 @@ from agent_r1.tracking.store import open_store
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+IDENTITY_TAG = "identity"
+CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`
+REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
+PARAMS_PER_CALL = 100  # MLflow's limit
+
 
 def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     """The tags dataset, git_commit, data_hash ("" where it is not known), and sweep for a member of one.
 
     The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
     """
-    found = {"dataset": dataset, "git_commit": _git_commit(), "data_hash": _data_hash(project_root() / "dvc.lock")}
-    return {**found, "sweep": sweep} if sweep else found
-
-
-def _git_commit() -> str:
     commit = _git("rev-parse", "HEAD")
-    return (
-        f"{commit}+changes"
-        if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc")
-        else commit
-    )
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc"):
+        commit += "+changes"
+    found = {"dataset": dataset, "git_commit": commit, "data_hash": _data_hash(project_root() / "dvc.lock")}
+    return {**found, "sweep": sweep} if sweep else found
 
 
 def _git(*arguments: str) -> str:
@@ -71,33 +70,29 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
 
 
 def baseline_params(variant: str, params: Params) -> dict[str, Any]:
-    """The same of the warm-started model."""
-    sections = params.model_dump(mode="json", include={"model": True, "warm_start": True, "env": True})
-    return _untrained_params(variant, params, params.warm_start.seed) | flatten(sections)
+    """What MLflow shows of the warm-started model: the same columns, and what it was made with."""
+    shown = params.model_dump(mode="json", include={"model", "warm_start", "env"})
+    return _untrained(variant, params, params.warm_start.seed) | flatten(shown)
 
 
 def model_params(variant: str, params: Params, model: str) -> dict[str, Any]:
-    """The same of a model that no stage has made, by its folder or hub id; the seed is the evaluation's."""
+    """What MLflow shows of a model that no stage has made, by its folder or hub id; the seed is the evaluation's."""
     shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": params.env.model_dump(mode="json")}
-    return _untrained_params(variant, params, params.evaluate.seed) | flatten(shown)
+    return _untrained(variant, params, params.evaluate.seed) | flatten(shown)
 
 
-def _untrained_params(variant: str, params: Params, seed: int) -> dict[str, Any]:
-    """Of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
+def _untrained(variant: str, params: Params, seed: int) -> dict[str, Any]:
+    """The columns of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
     columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
     return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind}
-
-
-IDENTITY_TAG = "identity"
-REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
-PARAMS_PER_CALL = 100  # MLflow's limit
 
 
 class Run:
     """A handle of one flat MLflow run; made by `start` and `resume`.
 
     As a context manager it marks the run as running inside and as finished, failed or killed after. Metrics and
-    artifacts can be added outside too, to a run that has ended.
+    artifacts can be added outside too, to a run that has ended. The tag `code` of a training's run says which code
+    trained which iterations.
     """
 
     def __init__(self, client: MlflowClient, run_id: str, steps_logged: int = 0) -> None:
@@ -134,7 +129,7 @@ class Run:
         self._client.set_tag(self.run_id, name, value)
 
     def tags(self) -> dict[str, str]:
-        """Its tags, those of MLflow's own among them."""
+        """Its tags, MLflow's own among them."""
         return dict(self._client.get_run(self.run_id).data.tags)
 
     def final(self, scores: Mapping[str, float]) -> None:
@@ -160,10 +155,8 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.end("FINISHED")
-        else:  # an interrupt and a termination are no `Exception`
-            self.end("FAILED" if issubclass(kind, Exception) else "KILLED")
+        failed = kind is not None and issubclass(kind, Exception)  # an interrupt and a termination are none
+        self.end("FAILED" if failed else "KILLED" if kind else "FINISHED")
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
@@ -197,14 +190,13 @@ def resume(run_id: str) -> Run | None:
     """The run of that id, to go on with; None where this store has no such run, or has it in the trash."""
     client, _ = open_store()
     from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
     try:
         found = client.get_run(run_id)
     except MlflowException as error:
-        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-            return None
-        raise
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
     if found.info.lifecycle_stage != "active":
         return None
     stepped = [name for name in found.data.metrics if not name.startswith("final/")]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
+from agent_r1 import files
 from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
@@ -26,66 +25,54 @@ QUIET = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
 
 
 def open_store() -> tuple[MlflowClient, str]:
     """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
 
-    Raises:
-        ConnectionError: the store cannot be used for now; every call of the client raises the same.
+    A store that cannot be used for now raises what `passing_fault` knows, here and at every call of the client.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)  # mlflow reads them when it is imported
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    server = os.environ.get("MLFLOW_TRACKING_URI")
-    uri = server or f"sqlite:///{store_file()}"
-    with locked("lock"), passing_faults(uri):
-        client = cast(MlflowClient, _Client(MlflowClient(uri), uri))  # creates or checks the tables
+    with locked("lock"):
+        client = MlflowClient(store_uri())  # creates or checks the tables
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return client, found.experiment_id
-        return client, client.create_experiment(
-            EXPERIMENT, None if server else (tracking_folder() / "artifacts").as_uri()
-        )
+        of_a_file = None if _server() else (tracking_folder() / "artifacts").as_uri()
+        return client, client.create_experiment(EXPERIMENT, of_a_file)
 
 
-@contextmanager
-def passing_faults(uri: str) -> Iterator[None]:
-    """Turns what MLflow says of a store that cannot be used for now into a ConnectionError; other faults stay.
+def passing_fault(fault: BaseException) -> ConnectionError | None:
+    """What MLflow says of a store that cannot be used for now, as one message; None where the fault is another one.
 
     A server that does not answer or is overloaded, a database that is locked or away: MLflow has an exception of one
     class for them and for what is asked wrongly.
     """
+    if "mlflow" not in sys.modules:
+        return None
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import OperationalError
 
-    try:
-        yield
-    except (MlflowException, OperationalError) as fault:
-        if isinstance(fault, MlflowException) and fault.error_code not in PASSING and not _no_answer(fault):
-            raise
-        said = str(fault).strip().splitlines()[0]
-        raise ConnectionError(
-            f"MLflow's store {uri} cannot be used for now ({said}); see that it is up and that nothing locks it"
-        ) from fault
+    passes = isinstance(fault, OperationalError) or (isinstance(fault, MlflowException) and _passes(fault))
+    return (
+        ConnectionError(
+            f"MLflow's store {store_uri()} cannot be used for now ({_first_line(fault)}); see that it is up and that "
+            "nothing locks it"
+        )
+        if passes
+        else None
+    )
 
 
-def _no_answer(fault: MlflowException) -> bool:
-    """Whether a request ended without an answer; MLflow gives such a fault no code of its own."""
-    return fault.error_code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-
-
-class _Client:
-    """An `MlflowClient` whose calls raise ConnectionError where the store cannot be used for now."""
-
-    def __init__(self, client: MlflowClient, uri: str) -> None:
-        self._client, self._uri = client, uri
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        return passing_faults(self._uri)(found) if callable(found) else found
+def _passes(fault: MlflowException) -> bool:
+    """MLflow gives a request that ended without an answer no code of its own."""
+    unanswered = fault.error_code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
+    return unanswered or fault.error_code in PASSING
 
 
 def store_file() -> Path:
@@ -93,15 +80,14 @@ def store_file() -> Path:
     return tracking_folder() / "mlflow.db"
 
 
-@contextmanager
-def locked(name: str) -> Iterator[None]:
+def store_uri() -> str:
+    """The store of this process."""
+    return _server() or f"sqlite:///{store_file()}"
+
+
+def locked(name: str) -> AbstractContextManager[None]:
     """Holds a lock of this project's clone on this machine; the kernel frees it when the process ends."""
-    tracking_folder().mkdir(parents=True, exist_ok=True)
-    with FileLock(tracking_folder() / name):
-        yield
-
-
-IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
+    return files.locked(tracking_folder() / name)
 
 
 def require_store() -> str:
@@ -113,20 +99,26 @@ def require_store() -> str:
         ValueError: it cannot be opened: another schema, no file of SQLite's, a server that does not answer; the
             remedy follows the first semicolon.
     """
-    server = os.environ.get("MLFLOW_TRACKING_URI", "")
-    file = store_file()
+    server, file = _server(), store_file()
     if not server and not file.exists():
         return f"{file} is not there yet, the first training makes it"
     os.environ.update(IMPATIENT)
     try:
         open_store()
     except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite: whoever meets the damage first
-        raise ValueError(_explained(server, file, fault)) from fault
+        raise ValueError(_explained(server, file, _first_line(fault))) from fault
     return server or str(file)
 
 
-def _explained(server: str, file: Path, fault: Exception) -> str:
-    said = str(fault.__cause__ if isinstance(fault, ConnectionError) else fault).strip().splitlines()[0]
+def _server() -> str:
+    return os.environ.get("MLFLOW_TRACKING_URI", "")
+
+
+def _first_line(fault: BaseException) -> str:
+    return str(fault).strip().splitlines()[0]
+
+
+def _explained(server: str, file: Path, said: str) -> str:
     if server:
         return f"MLFLOW_TRACKING_URI {server} cannot be used ({said}); start the server there, or unset the variable"
     if "schema" in said or "revision" in said:

@@ -1,8 +1,7 @@
 """Trajectories as MLflow traces: a span per step and per tool call, rewards as feedback.
 
-What a trace says about time: only tools were timed. A trace begins when it is logged, a tool's span lasts as long as
-the tool took, and a step lasts as long as its tool: the sampler works on many episodes at once, and how long it took
-for one of them is not known.
+Only tools were timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step
+lasts as long as its tool call.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
 from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
-from agent_r1.tracking.store import open_store, passing_faults
+from agent_r1.tracking.store import open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,7 +32,7 @@ Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens inc
 
 
 class Traceable(Protocol):
-    """One trajectory with what is known about it. K = its steps."""
+    """A trajectory and what is known about it. K = its steps."""
 
     @property
     def trajectory(self) -> Trajectory: ...
@@ -54,7 +53,7 @@ def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> in
     client, experiment = open_store()
     known = _known(client, experiment, run_id)
     new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
-    with _store_of(client), passing_faults(client.tracking_uri):
+    with _store_of(client):
         import mlflow
 
         traces = [_Trace(client, experiment, run_id, identity, new[identity], decode) for identity in new]
@@ -67,15 +66,14 @@ def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> in
 def _known(client: MlflowClient, experiment: str, run_id: str) -> set[str]:
     """The identities of a run's traces."""
     found: set[str] = set()
-    token = None
-    while True:
+    token: str | None = ""
+    while token is not None:
         page = client.search_traces(
-            locations=[experiment], run_id=run_id, include_spans=False, max_results=PER_PAGE, page_token=token
+            locations=[experiment], run_id=run_id, include_spans=False, max_results=PER_PAGE, page_token=token or None
         )
         found |= {trace.info.tags.get(IDENTITY_TAG, "") for trace in page}
-        token = page.token
-        if not token:
-            return found
+        token = page.token or None
+    return found
 
 
 def _identity(episode: Traceable) -> str:
@@ -142,7 +140,7 @@ class _Trace:
 
     def _log_step(self, number: int, step: Step, read: str) -> None:
         """A span of what the policy read and said, with its tool call's inside."""
-        episode, begins = self._episode, self._now_ns
+        episode, begins_ns = self._episode, self._now_ns
         span = self._client.start_span(
             f"step {number + 1}",
             self._root.trace_id,
@@ -155,13 +153,13 @@ class _Trace:
                 "reward": float(episode.totals[number]),
                 "rewards": {name: float(part[number]) for name, part in episode.parts.items() if part[number]},
             },
-            start_time_ns=begins,
+            start_time_ns=begins_ns,
         )
         self._now_ns += round(1e9 * step.latency_s)
         if step.call_status is not CallStatus.NONE:
-            self._log_call(number, step, span, begins)
-        said = self._text(slice(step.action_start, step.action_stop))
-        self._client.end_span(span.trace_id, span.span_id, {"action": said}, end_time_ns=self._now_ns)
+            self._log_call(number, step, span, begins_ns)
+        said = {"action": self._text(slice(step.action_start, step.action_stop))}
+        self._client.end_span(span.trace_id, span.span_id, said, end_time_ns=self._now_ns)
 
     def _log_call(self, number: int, step: Step, parent: Span, begins_ns: int) -> None:
         span = self._client.start_span(
@@ -173,13 +171,11 @@ class _Trace:
             attributes={"call_status": step.call_status, "latency_s": step.latency_s},
             start_time_ns=begins_ns,
         )
-        steps = self._episode.trajectory.steps
-        until = steps[number + 1].action_start if number + 1 < len(steps) else None
-        observation = self._text(slice(step.action_stop, until), Source.OBSERVATION)
+        following = self._episode.trajectory.steps[number + 1 : number + 2]
+        until = following[0].action_start if following else None
+        gave = {"observation": self._text(slice(step.action_stop, until), Source.OBSERVATION)}
         status = "OK" if step.call_status is CallStatus.OK else "ERROR"
-        self._client.end_span(
-            span.trace_id, span.span_id, {"observation": observation}, status=status, end_time_ns=self._now_ns
-        )
+        self._client.end_span(span.trace_id, span.span_id, gave, status=status, end_time_ns=self._now_ns)
 
     def _text(self, span: slice, source: Source | None = None) -> str:
         """The tokens of a span, or those of one source in it, as text."""

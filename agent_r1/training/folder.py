@@ -12,14 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
-
+from agent_r1.files import locked, remove_unfinished, write_text
 from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
-from agent_r1.params.sections import flatten
+from agent_r1.params.sections import differences, flatten
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
-from agent_r1.tables import remove_unfinished, write_text
 
 START = "start.json"
 NAMED = 5  # of what differs, in a message
@@ -64,7 +62,7 @@ class Identity:
 
     def differences_from(self, earlier: Identity) -> list[str]:
         """In words, such as `train.credit.lam 0.99 -> 0.95`; empty where the run is the same."""
-        return _differences(earlier.parameters, self.parameters) + _differences(earlier.inputs, self.inputs)
+        return differences(earlier.parameters, self.parameters) + differences(earlier.inputs, self.inputs)
 
     def changed_code(self, earlier: Identity) -> list[str]:
         """The files that are not as they were."""
@@ -103,13 +101,7 @@ class RunFolder:
         Raises:
             ValueError: the folder is another run's, or another process is training in it.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"), blocking=False)
-        try:
-            held = lock.acquire()
-        except Timeout:
-            raise ValueError(f"another process is training in {self.path}; wait for its end, or end it") from None
-        with held:
+        with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
             self._take_up(iterations, aside, fresh=fresh, replace=replace)
             yield self
 
@@ -193,6 +185,9 @@ class RunFolder:
         ends = [first for first, _ in spans[1:]] + [self.finished]
         return ", ".join(f"{first}-{end - 1} {digest}" for (first, digest), end in zip(spans, ends, strict=True))
 
+    def _refuse_another(self) -> None:
+        raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")
+
     def _take_up(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         remove_unfinished(self.path)
         self.progress = checkpoint.progress(self.checkpoint) or self.progress
@@ -244,20 +239,6 @@ def read_start(folder: Path) -> Identity | None:
     """How the run in a folder was last started; None where the folder does not say."""
     file = folder / START
     return Identity(**json.loads(file.read_text())) if file.exists() else None
-
-
-def _differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
-    names = [*earlier, *(name for name in later if name not in earlier)]
-    return [
-        f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}"
-        for name in names
-        if earlier.get(name) != later.get(name)
-    ]
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."
 
 
 def _some(names: list[str]) -> str:

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill
-from agent_r1.credit.masks import loss_mask
+from agent_r1.credit.masks import select_tokens
 from agent_r1.data.draw import draw, draw_further
 from agent_r1.params import Params, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
+from agent_r1.policy.peak import measure
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.canary import prove
@@ -91,11 +92,9 @@ class Training:
         self.learner = Learner(
             model,
             config.update,
+            settings.model,
             with_critic=config.credit.needs_critic,
             seed=self.seed,
-            dtype=settings.model.dtype,
-            adapter=settings.model.adapter,
-            gradient_checkpointing=settings.model.gradient_checkpointing,
         )
         self.reference = reference_of(self.learner, model) if config.needs_reference else None
         if folder.resumed:
@@ -196,7 +195,7 @@ class Training:
         """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""
         if self.reference is None:
             return None
-        masks = [loss_mask(each.source, self.config.credit.loss_mask) for each in trajectories]
+        masks = [select_tokens(each.source, self.config.credit.loss_mask) for each in trajectories]
         return self.reference.logprobs(trajectories, masks)
 
     def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
@@ -215,6 +214,13 @@ class Training:
         )
 
     def __enter__(self) -> Self:
+        """On a GPU, measures whether the largest update fits beside the sampler."""
+        if self.learner.compute.device.type == "cuda":
+            try:
+                measure(self.learner, self.env)
+            except BaseException:
+                self.engine.close()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:

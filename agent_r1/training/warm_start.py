@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
-from agent_r1.data.prepare import plans
+from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
 from agent_r1.params import Params
 from agent_r1.policy import builtin
@@ -34,7 +34,7 @@ def train_on_demonstrations(
         passages: what the built-in tokenizer learns its words from, besides the demonstrations.
         index: what the demonstrator searches.
     """
-    plan_of, facts = plans(settings.prepare, questions)
+    plan_of, facts = make_plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:

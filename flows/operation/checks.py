@@ -228,11 +228,12 @@ def room() -> Finding:
     settings = params.load()
     made = settings.places.warm_start.is_dir()  # before that nothing is known of the model
     runs = [settings.run(RunId(run)) for run in settings.repro_runs]
-    demands = memory.demands(AutoConfig.from_pretrained(settings.places.warm_start), settings, runs) if made else []
+    config, device = AutoConfig.from_pretrained(settings.places.warm_start) if made else None, default_device()
+    demands = [memory.demand_of(config, settings, run, device) for run in runs] if config else []
     free = shutil.disk_usage(Path.cwd()).free / memory.GIB
     needs = [sum(memory.estimate(each).values()) for each in demands]
     checkpoints = [memory.checkpoint_gib(each) for each in demands]
-    return compare_room(free, checkpoints, memory.available_gib(default_device()), max(needs, default=0.0))
+    return compare_room(free, checkpoints, memory.available_gib(device), max(needs, default=0.0))
 
 
 def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float, need_gib: float) -> Finding:

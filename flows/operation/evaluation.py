@@ -76,13 +76,7 @@ def _evaluated(version: Version, dataset: str | None, settings: Params) -> Drift
         logger.info("%s: there is no earlier evaluation that was measured alike", version.reference)
         return None
     questions = read_rows(settings.places.questions, Question)
-    found = drift(
-        read(folder),
-        before,
-        questions,
-        samples=settings.evaluate.bootstrap_samples,
-        seed=settings.evaluate.seed,
-    )
+    found = drift(read(folder), before, questions, settings.evaluate)
     (logger.warning if found.changed else logger.info)("%s", explain(found, SHOWN))
     _log(found, folder)
     return found

@@ -107,14 +107,7 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
 
 def _decide(challenger: Version, champion: Version, settings: Params, evaluate: Evaluate) -> Decision:
     ours, theirs = _measured_alike(challenger, champion, settings, evaluate)
-    return decide(
-        ours,
-        theirs,
-        margin=settings.promote.margin,
-        level=settings.promote.level,
-        samples=settings.evaluate.bootstrap_samples,
-        seed=settings.evaluate.seed,
-    )
+    return decide(ours, theirs, settings.promote, settings.evaluate)
 
 
 def _measured_alike(

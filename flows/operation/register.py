@@ -18,18 +18,18 @@ import shutil
 from pathlib import Path
 
 from agent_r1 import params, tracking
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId
 from agent_r1.params.places import policy_in, registered_policy, registered_training
 from agent_r1.policy import checkpoint
-from agent_r1.tables import write_text
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
+from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.folder import read_start
 from flows.dvc_files import kept, run_dvc
 from flows.stage import add_run_arguments, run_stage
 
-ORIGIN = ("git_commit", "data_hash", "code")  # of a descriptor: tags of the training's MLflow run
+ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
 
 logger = logging.getLogger(__name__)
 

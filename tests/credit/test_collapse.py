@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.collapse import SIGNS, Alarm, Row, alarms, is_clean
+from agent_r1.credit.collapse import SIGNS, Alarm, Metrics, alarms, is_clean
 from agent_r1.params import MonitorParams, load
 
 MONITOR = load(Path(__file__).parents[2] / "params.yaml").train.monitor
@@ -54,16 +54,16 @@ def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -
     )
 
 
-def history(metric: str, *values: float) -> list[Row]:
+def history(metric: str, *values: float) -> list[Metrics]:
     """Iterations that are calm but for one metric."""
     return [{**CALM, metric: value} for value in values]
 
 
-def seen(rows: Sequence[Row], params: MonitorParams, samples: int = 4) -> list[str]:
+def seen(rows: Sequence[Metrics], params: MonitorParams, samples: int = 4) -> list[str]:
     return [alarm.sign for alarm in alarms(rows, params, samples=samples)]
 
 
-def without(row: Row, metric: str) -> Row:
+def without(row: Metrics, metric: str) -> Metrics:
     return {name: value for name, value in row.items() if name != metric}
 
 
@@ -75,7 +75,7 @@ def test_every_threshold_has_its_sign_and_every_sign_is_worked_here() -> None:
 def test_a_sign_by_hand(sign: str) -> None:
     metric, threshold, limit, value, _ = WORKED[sign]
     [alarm] = alarms(history(metric, CALM[metric], value), monitor(**{sign: threshold}), samples=4)
-    assert (alarm.sign, alarm.metric, alarm.value, alarm.reference) == (sign, metric, value, CALM[metric])
+    assert (alarm.sign, alarm.metric, alarm.value, alarm.standard) == (sign, metric, value, CALM[metric])
     assert alarm.limit == pytest.approx(limit)
 
 
@@ -102,9 +102,9 @@ def test_an_alarm_needs_the_sign_as_often_in_a_row_as_patience_says(sign: str) -
 
 
 def test_an_alarm_names_what_it_saw() -> None:
-    shown = str(Alarm(sign="entropy_fall", metric="policy/entropy", value=0.02, reference=0.3, limit=0.03))
+    shown = str(Alarm(sign="entropy_fall", metric="policy/entropy", value=0.02, standard=0.3, limit=0.03))
     assert shown == "entropy_fall: policy/entropy 0.02 is below 0.03, and was 0.3"
-    risen = str(Alarm(sign="entropy_rise", metric="policy/entropy", value=2.0, reference=0.3, limit=1.2))
+    risen = str(Alarm(sign="entropy_rise", metric="policy/entropy", value=2.0, standard=0.3, limit=1.2))
     assert "2 is above 1.2" in risen
 
 
@@ -154,7 +154,7 @@ def test_with_one_sample_the_std_of_the_batch_is_judged() -> None:
     assert seen(history("reward/std", 0.5, 0.1), monitor(reward_std_fall=0.4), samples=4) == []
 
 
-def outcome(mean: float, std: float) -> Row:
+def outcome(mean: float, std: float) -> Metrics:
     return {**CALM, "reward/total": mean, "reward/std": std}
 
 
@@ -220,7 +220,7 @@ HEALTHY: dict[str, Sequence[float]] = {
 }
 
 
-def healthy_rows() -> list[Row]:
+def healthy_rows() -> list[Metrics]:
     rows = [dict(zip(HEALTHY, values, strict=True)) for values in zip(*HEALTHY.values(), strict=True)]
     return [{"reward/max": 1.0, **{name: value for name, value in row.items() if value == value}} for row in rows]
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import Batch, Estimate
-from agent_r1.credit.estimators import ESTIMATORS, estimate
+from agent_r1.credit.batch import Batch
+from agent_r1.credit.estimators import ESTIMATORS, Estimate, estimate
 from agent_r1.params.train import STEP_LEVEL, WITH_CRITIC, WITH_GROUPS, WITH_WHITENING, CreditParams, Estimator
 
 MakeBatch = Callable[..., Batch]

@@ -26,22 +26,22 @@ VALUES = np.array([[9.0, 0.5, 1.0, 2.0, -1.0, 0.5]])  # the prompt's 9 must not 
 EPISODE = ("PAAOOA", [1, 2], VALUES[0])
 
 
-def test_gae_over_action_tokens() -> None:
+def test_gae_over_action_tokens(params: MakeParams) -> None:
     # gamma = 1/2, gamma lambda = 1/4, time steps t1, t2, t5:
     #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
     #   t2: delta = 1 + 1/2 * 1/2 - 1 = 1/4      A = 1/4 + 1/4 * 3/2 = 5/8
     #   t1: delta = 0 + 1/2 * 1 - 1/2 = 0        A = 1/4 * 5/8 = 5/32
-    advantages = token_advantages(REWARDS, VALUES, ACTIONS, gamma=0.5, lam=0.5)
+    advantages = token_advantages(REWARDS, VALUES, ACTIONS, params(gamma=0.5, lam=0.5))
     assert advantages.tolist() == [[0, 5 / 32, 5 / 8, 0, 0, 3 / 2]]
 
 
-def test_gae_over_all_tokens_after_the_prompt() -> None:
+def test_gae_over_all_tokens_after_the_prompt(params: MakeParams) -> None:
     #   t5: delta = 2 + 0 - 1/2 = 3/2            A = 3/2
     #   t4: delta = 1/2 * 1/2 + 1 = 5/4          A = 5/4 + 1/4 * 3/2 = 13/8
     #   t3: delta = -1/2 - 2 = -5/2              A = -5/2 + 1/4 * 13/8 = -67/32
     #   t2: delta = 1 + 1/2 * 2 - 1 = 1          A = 1 - 1/4 * 67/32 = 61/128
     #   t1: delta = 1/2 * 1 - 1/2 = 0            A = 1/4 * 61/128 = 61/512
-    advantages = token_advantages(REWARDS, VALUES, AFTER_PROMPT, gamma=0.5, lam=0.5)
+    advantages = token_advantages(REWARDS, VALUES, AFTER_PROMPT, params(gamma=0.5, lam=0.5))
     assert advantages.tolist() == [[0, 61 / 512, 61 / 128, -67 / 32, 13 / 8, 3 / 2]]
 
 
@@ -104,9 +104,9 @@ def test_a_reward_outside_the_steps_is_a_bug(
         estimator(made, params("step_gae"))
 
 
-def test_a_reward_outside_the_time_steps_is_a_bug() -> None:
+def test_a_reward_outside_the_time_steps_is_a_bug(params: MakeParams) -> None:
     with pytest.raises(AssertionError, match="would be lost"):
-        token_advantages(np.ones((1, 6)), VALUES, ACTIONS, gamma=1, lam=1)
+        token_advantages(np.ones((1, 6)), VALUES, ACTIONS, params(gamma=1, lam=1))
 
 
 def test_step_spans(batch: MakeBatch) -> None:
@@ -133,13 +133,13 @@ share = st.floats(0, 1)
 
 @given(rows=episodes)
 def test_at_gamma_and_lambda_1_gae_is_the_same_on_actions_with_and_without_observations(
-    batch: MakeBatch, rows: list[Any]
+    batch: MakeBatch, params: MakeParams, rows: list[Any]
 ) -> None:
     # The deltas telescope: A_n is the return to go minus V_n, whatever stands in between.
     on, off = batch(rows, with_values=True), batch(rows, with_values=True, recursion=False)
     assert on.values is not None
-    masked = token_advantages(on.rewards, on.values, on.time_steps, gamma=1, lam=1)
-    unmasked = token_advantages(on.rewards, on.values, off.time_steps, gamma=1, lam=1)
+    masked = token_advantages(on.rewards, on.values, on.time_steps, params(gamma=1, lam=1))
+    unmasked = token_advantages(on.rewards, on.values, off.time_steps, params(gamma=1, lam=1))
     assert np.array_equal(masked[on.time_steps], unmasked[on.time_steps])
     assert not masked[~on.time_steps].any()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.data import world
-from agent_r1.data.questions import Plan, generate
+from agent_r1.data.questions import Plan, generate_questions
 from agent_r1.data.world import World
 from agent_r1.params import AtlasParams, PrepareParams, load
 from agent_r1.records import Question
@@ -37,9 +37,9 @@ def atlas_params() -> AtlasParams:
 
 @pytest.fixture(scope="session")
 def atlas(atlas_params: AtlasParams) -> World:
-    return world.build(atlas_params, SEED)
+    return world.build_world(atlas_params, SEED)
 
 
 @pytest.fixture(scope="session")
 def rows(atlas: World, atlas_params: AtlasParams) -> list[tuple[Question, Plan]]:
-    return generate(atlas, atlas_params, SEED)
+    return generate_questions(atlas, atlas_params, SEED)

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agent_r1.data.prepare import plans, prepare, write
+from agent_r1.data.prepare import prepare, write
+from agent_r1.data.questions import make_plans
 from agent_r1.params import AtlasParams, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
@@ -188,11 +189,11 @@ def test_a_corpus_without_passages_is_refused(params: PrepareParams, tmp_path: P
 def test_every_question_has_a_plan(mixture: PrepareParams, tmp_path: Path) -> None:
     write(mixture, tmp_path)
     questions = read_rows(tmp_path / "questions.parquet", Question)
-    found, facts = plans(mixture, questions)
+    found, facts = make_plans(mixture, questions)
     assert {question.question_id: question.answers[0] for question in questions} == {
         question_id: plan.answer for question_id, plan in found.items()
     }
     atlas = [question for question in questions if question.dataset == "atlas"]
     assert set(facts) >= {title for question in atlas for title in question.gold_titles}
     real = mixture.model_copy(update={"datasets": ["hotpotqa", "own"]})
-    assert plans(real, questions[-1:])[1] == {}
+    assert make_plans(real, questions[-1:])[1] == {}

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from agent_r1.answers import contains
-from agent_r1.data import questions as dataset
-from agent_r1.data.questions import Facts, Plan, generate, plan_from_titles
+from agent_r1.data.questions import Facts, Plan, generate_atlas, generate_questions, plan_from_titles
 from agent_r1.data.world import World
 from agent_r1.params import AtlasParams
 from agent_r1.records import Question
@@ -91,10 +90,10 @@ def test_what_is_asked_about_stands_in_the_question(rows: Rows) -> None:
 
 
 def test_the_same_seed_gives_the_same_questions_and_plans(rows: Rows, atlas_params: AtlasParams) -> None:
-    questions, _ = dataset.generate(atlas_params, 3)
-    assert questions == [question for question, _ in rows]
-    assert dataset.plans(atlas_params, 3) == {question.question_id: plan for question, plan in rows}
-    assert dataset.generate(atlas_params, 4)[0] != questions
+    found = generate_atlas(atlas_params, 3)
+    assert found.questions == [question for question, _ in rows]
+    assert found.plans == {question.question_id: plan for question, plan in rows}
+    assert generate_atlas(atlas_params, 4).questions != found.questions
 
 
 def test_a_world_too_small_is_refused_with_the_remedy(atlas: World, atlas_params: AtlasParams) -> None:
@@ -102,20 +101,32 @@ def test_a_world_too_small_is_refused_with_the_remedy(atlas: World, atlas_params
     with 3: 243 + 120 + 36 + 20 + 12 = 431 lookups."""
     params = atlas_params.model_copy(update={"train_questions": 5000})
     with pytest.raises(ValueError, match=r"431 lookup questions and 1016 are asked for; raise people"):
-        generate(atlas, params, 3)
+        generate_questions(atlas, params, 3)
 
 
-def test_a_plan_from_titles_starts_with_what_the_question_mentions() -> None:
+@pytest.mark.parametrize(
+    ("titles", "hops"),
+    [
+        (
+            ["Mara Quill", "Kiss and Tell"],
+            [("Kiss and Tell", "Mara Quill"), ("Mara Quill", "Tesk")],
+        ),  # the one that is mentioned first
+        ([], [("Where was the director of Kiss and Tell born?", "Tesk")]),
+    ],
+)
+def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
+    titles: list[str], hops: list[tuple[str, str]]
+) -> None:
     question = Question(
-        question_id="1",
-        dataset="hotpotqa",
+        question_id="q",
+        dataset="own",
         split="train",
         text="Where was the director of Kiss and Tell born?",
-        answers=["Tesk"],
-        gold_titles=["Mara Quill", "Kiss and Tell"],
-        hops=2,
-        kind="bridge",
+        answers=["Tesk", "Tesk City"],
+        gold_titles=titles,
+        hops=1,
+        kind="unknown",
     )
     plan = plan_from_titles(question)
-    assert [(hop.query, hop.value) for hop in plan.hops] == [("Kiss and Tell", "Mara Quill"), ("Mara Quill", "Tesk")]
+    assert [(hop.query, hop.value) for hop in plan.hops] == hops
     assert plan.answer == "Tesk"

@@ -99,6 +99,8 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         ("x.jsonl", b'{"a": 1}\n{"a": 2', "row 2: broken or cut off"),
         ("x.jsonl", b'{"a": 1}\n[1]', "row 2: expected an object with named fields, found .1."),
         ("x.json", b'[{"a": 1}, 7]', "row 2: expected an object"),
+        ("x.json", b'[{"a": ' + b"[" * 100_000, "row 1: broken or cut off .nested too deeply"),
+        ("x.jsonl", b'{"a": 1}\n{"a": ' + b"[" * 100_000, "row 2: broken or cut off .nested too deeply"),
         ("x.json", b"\xff\xfe\x00", "not a text in UTF-8"),
         ("x.json.gz", b"[]", "not a whole gzip file"),
         ("x.json.gz", gzip.compress(LIST.encode() * 1000, mtime=0)[:-12], "not a whole gzip file"),

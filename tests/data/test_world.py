@@ -1,16 +1,18 @@
-"""The world: facts link up, and every fact can be read in its entity's passage."""
+"""The world: names differ, facts link up, and every fact can be read in its entity's passage."""
 
 from __future__ import annotations
 
+import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from agent_r1.answers import contains
+from agent_r1.answers import contains, normalize
 from agent_r1.data import world
 from agent_r1.data.questions import look_up
-from agent_r1.data.world import World
+from agent_r1.data.world import POOLS, World, draw_names
 from agent_r1.params import AtlasParams, PrepareParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
@@ -46,7 +48,7 @@ def test_a_capital_lies_in_its_country(atlas: World) -> None:
 
 
 def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
-    passages = world.passages(atlas, seed=3)
+    passages = world.tell(atlas, seed=3)
     assert [passage.title for passage in passages] == list(atlas.facts)
     assert len({passage.passage_id for passage in passages}) == len(passages)
     for passage in passages:
@@ -57,7 +59,7 @@ def test_a_passage_tells_every_fact_of_its_entity_briefly(atlas: World) -> None:
 
 def test_a_value_always_follows_a_space(atlas: World) -> None:
     """Then a byte-level tokenizer writes it as in a question, and copying it is copying tokens."""
-    for passage in world.passages(atlas, seed=3):
+    for passage in world.tell(atlas, seed=3):
         for value in atlas.facts[passage.title].values():
             places = [match.start() for match in re.finditer(rf"\b{value}\b", passage.text)]
             assert places
@@ -65,17 +67,17 @@ def test_a_value_always_follows_a_space(atlas: World) -> None:
 
 
 def test_a_seed_is_a_world(atlas: World, atlas_params: AtlasParams) -> None:
-    assert world.build(atlas_params, 3) == atlas
-    assert world.build(atlas_params, 4).facts != atlas.facts
-    assert world.passages(atlas, 3) == world.passages(atlas, 3)
+    assert world.build_world(atlas_params, 3) == atlas
+    assert world.build_world(atlas_params, 4).facts != atlas.facts
+    assert world.tell(atlas, 3) == world.tell(atlas, 3)
 
 
 def test_search_finds_what_a_hop_asks_about(
     prepare_params: PrepareParams, bm25_index: Callable[[Sequence[Passage]], Search]
 ) -> None:
     """BM25, top 2, over the default world: at least 99 % of all correct queries."""
-    default = world.build(prepare_params.atlas, prepare_params.seed)
-    index = bm25_index(world.passages(default, prepare_params.seed))
+    default = world.build_world(prepare_params.atlas, prepare_params.seed)
+    index = bm25_index(world.tell(default, prepare_params.seed))
     hops = [look_up(default.facts, entity, relation) for entity, facts in default.facts.items() for relation in facts]
     found = index.search([hop.query for hop in hops], k=2)
     seen = [hop.entity in [passage.title for passage in result] for hop, result in zip(hops, found, strict=True)]
@@ -84,4 +86,37 @@ def test_search_finds_what_a_hop_asks_about(
 
 def test_a_world_that_cannot_be_is_refused(atlas_params: AtlasParams) -> None:
     with pytest.raises(ValueError, match="cities 10 cannot give 11 countries a capital each; raise cities to 11"):
-        world.build(atlas_params.model_copy(update={"countries": 11}), 0)
+        world.build_world(atlas_params.model_copy(update={"countries": 11}), 0)
+
+
+def everything(kind: str) -> list[str]:
+    first, second = POOLS[kind]
+    return draw_names(kind, len(first) * len(second), random.Random(0))
+
+
+def test_no_two_names_are_the_same_answer() -> None:
+    names = [normalize(name) for kind in POOLS for name in everything(kind)]
+    assert len(set(names)) == len(names) == sum(len(first) * len(second) for first, second in POOLS.values())
+
+
+def test_all_names_together_use_few_words() -> None:
+    words = {word for kind in POOLS for name in everything(kind) for word in name.split()}
+    assert len(words) < 400
+
+
+def test_a_word_belongs_to_one_kind() -> None:
+    kinds = Counter(
+        word for kind in POOLS for word in {w for name in everything(kind) for w in normalize(name).split()}
+    )
+    assert [word for word, count in kinds.items() if count > 1] == []
+
+
+def test_words_are_used_evenly() -> None:
+    names = draw_names("person", 240, random.Random(1))  # 40 first and 60 last names: six and four times each
+    assert set(Counter(name.split()[0] for name in names).values()) == {6}
+    assert set(Counter(name.split()[1] for name in names).values()) == {4}
+
+
+def test_more_names_than_the_pool_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="2400 person names and 2401 are asked for"):
+        draw_names("person", 2401, random.Random(0))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.envs.actions import parse_action
+from agent_r1.envs.actions import parse_action, split_action
 from agent_r1.records import CallStatus
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
@@ -83,3 +83,22 @@ def test_every_text_is_read_as_one_thing(parts: list[str]) -> None:
     assert (parsed.answer is not None) == (parsed.call_status is CallStatus.NONE)
     assert (parsed.arguments is not None) == (parsed.call_status is CallStatus.OK)
     assert bool(parsed.problem) == (parsed.call_status is CallStatus.MALFORMED)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        (f"<think> Who? </think>\n{CALL}", [("thought", "Who?"), ("text", ""), ("call", CALL[11:-12].strip())]),
+        ("Who?</think><answer>Tesk</answer>.", [("thought", "Who?"), ("answer", "Tesk"), ("text", ".")]),
+        ("<think>hm", [("thought", "hm")]),  # cut off
+        ("<answer>a <think>b</think></answer> c", [("answer", "a <think>b</think>"), ("text", "c")]),
+        ("", []),
+    ],
+)
+def test_an_action_is_shown_piece_by_piece(text: str, pieces: list[tuple[str, str]]) -> None:
+    assert [(piece.kind, piece.inside) for piece in split_action(text)] == pieces
+
+
+@given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "x"])))
+def test_joined_pieces_are_the_action(parts: list[str]) -> None:
+    assert "".join(piece.text for piece in split_action("".join(parts))) == "".join(parts)

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.evaluation.comparison import Evaluation
+from agent_r1.evaluation.predictions import predict
+from agent_r1.params import EvaluateParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
 
 THOUGHT = "<think>Find the director first.</think>"
 CALL = THOUGHT + '<tool_call>\n{"name": "search", "arguments": {"query": "capital of Veld"}}\n</tool_call>'
 PASSAGE = "Veld: The capital of Veld is Tesk.\nTesk: Tesk is a city in Veld."
+
+HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 
 MakeQuestion = Callable[..., Question]
 MakeTrajectory = Callable[..., Trajectory]
@@ -90,6 +95,33 @@ def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
             steps=steps,
             outcome=Outcome.ANSWERED,
             answer=answer,
+        )
+
+    return make
+
+
+@pytest.fixture
+def draws() -> EvaluateParams:
+    """The seed and the number of the bootstrap's samples."""
+    return EvaluateParams(seed=0, questions=0, bootstrap_samples=500)
+
+
+@pytest.fixture
+def make_evaluation(make_trajectory: MakeTrajectory) -> Callable[..., Evaluation]:
+    """An evaluation of some questions with their answers, of which Tesk is right, and with `calls` for each."""
+
+    def make(
+        name: str, questions: Sequence[Question], answers: Sequence[str], calls: int = 1, **hashes: str
+    ) -> Evaluation:
+        trajectories = [
+            make_trajectory(question.question_id, answer=answer, calls=["ok"] * calls)
+            for question, answer in zip(questions, answers, strict=True)
+        ]
+        return Evaluation(
+            name=name,
+            predictions=predict(trajectories, questions, name, seed=0),
+            trajectories=trajectories,
+            hashes={**HASHES, "policy": name, **hashes},
         )
 
     return make

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from agent_r1.evaluation.comparison import Comparison, Evaluation, compare
-from agent_r1.evaluation.predictions import predict
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
-
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 
 
 @pytest.fixture
@@ -20,33 +19,26 @@ def questions(make_question: Any) -> list[Question]:
 
 
 @pytest.fixture
-def evaluation(questions: list[Question], make_trajectory: Any) -> Any:
+def evaluation(questions: list[Question], make_evaluation: Any) -> Any:
     """An evaluation by its name, from the questions it answers right and the calls it makes for each."""
 
     def make(name: str, right: list[int], calls: int, **hashes: str) -> Evaluation:
-        trajectories = [
-            make_trajectory(question.question_id, answer="Tesk" if i in right else "Veld", calls=["ok"] * calls)
-            for i, question in enumerate(questions)
-        ]
-        return Evaluation(
-            name=name,
-            predictions=predict(trajectories, questions, name, seed=0),
-            trajectories=trajectories,
-            hashes={**HASHES, "policy": name, **hashes},
-        )
+        answers = ["Tesk" if i in right else "Veld" for i in range(len(questions))]
+        return make_evaluation(name, questions, answers, calls, **hashes)
 
     return make
 
 
-def compared(a: Evaluation, b: Evaluation, questions: list[Question], anyway: bool = False) -> Comparison:
-    return compare(a, b, questions, samples=200, seed=0, anyway=anyway)
+@pytest.fixture
+def compared(draws: EvaluateParams) -> Callable[..., Comparison]:
+    return lambda a, b, questions, anyway=False: compare(a, b, questions, draws, anyway=anyway)
 
 
 def ids(pairs: Any) -> list[str]:
     return [pair.question.question_id for pair in pairs]
 
 
-def test_means_and_differences_by_hand(evaluation: Any, questions: list[Question]) -> None:
+def test_means_and_differences_by_hand(evaluation: Any, compared: Any, questions: list[Question]) -> None:
     found = compared(evaluation("a", [0, 1, 2], 1), evaluation("b", [2, 3], 3), questions)
     rows = {row.measure: row for row in found.measured}
     # Right on 3 and 2 of 4 questions; one call against three on every question.
@@ -59,21 +51,25 @@ def test_means_and_differences_by_hand(evaluation: Any, questions: list[Question
     assert (len(found.pairs), found.differing) == (4, [])
 
 
-def test_pairs_are_by_question_whatever_the_order(evaluation: Any, questions: list[Question]) -> None:
+def test_pairs_are_by_question_whatever_the_order(evaluation: Any, compared: Any, questions: list[Question]) -> None:
     a, b = evaluation("a", [0, 1, 2], 1), evaluation("b", [0, 1, 2], 1)
     turned = dataclasses.replace(b, predictions=b.predictions[::-1])
     rows = {row.measure: row for row in compared(a, turned, questions).measured}
     assert (rows["em"].difference.mean, rows["em"].difference.low, rows["em"].difference.high) == (0.0, 0.0, 0.0)
 
 
-def test_what_differs_is_named_and_refused_unless_told(evaluation: Any, questions: list[Question]) -> None:
+def test_what_differs_is_named_and_refused_unless_told(
+    evaluation: Any, compared: Any, questions: list[Question]
+) -> None:
     a, b = evaluation("a", [0], 1), evaluation("b", [0], 1, prompt="other", index="other")
     with pytest.raises(ValueError, match="a and b were not measured alike: they differ in index, prompt; evaluate"):
         compared(a, b, questions)
     assert compared(a, b, questions, anyway=True).differing == ["index", "prompt"]
 
 
-def test_other_questions_are_compared_on_those_in_common(evaluation: Any, questions: list[Question]) -> None:
+def test_other_questions_are_compared_on_those_in_common(
+    evaluation: Any, compared: Any, questions: list[Question]
+) -> None:
     a, b = evaluation("a", [0, 1], 1), evaluation("b", [1, 2], 1)
     fewer = dataclasses.replace(b, predictions=b.predictions[1:])
     with pytest.raises(ValueError, match="differ in questions asked; evaluate"):
@@ -88,7 +84,7 @@ def test_other_questions_are_compared_on_those_in_common(evaluation: Any, questi
         compared(a, b, questions[:3], anyway=True)
 
 
-def test_a_measure_that_no_question_has_is_left_out(evaluation: Any, questions: list[Question]) -> None:
+def test_a_measure_that_no_question_has_is_left_out(evaluation: Any, compared: Any, questions: list[Question]) -> None:
     ungrounded = [dataclasses.replace(question, gold_titles=[]) for question in questions]
     found = compared(evaluation("a", [0], 1), evaluation("b", [1], 1), ungrounded)
     assert "gold_recall" not in {row.measure for row in found.measured}

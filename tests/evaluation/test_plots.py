@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from agent_r1.evaluation.plots import (
     PALETTE,
     _band,
-    apart,
     colours,
     final_scores,
     learning_curves,
@@ -27,17 +23,6 @@ from agent_r1.evaluation.statistics import Interval
 def test_smoothed_by_hand() -> None:
     # Means of the last five: 1, (1+2)/2, ..., (1+..+5)/5 = 3, (2+..+6)/5 = 4.
     assert smoothed(np.array([1.0, 2, 3, 4, 5, 6])).tolist() == pytest.approx([1, 1.5, 2, 2.5, 3, 4])
-
-
-def test_apart_by_hand() -> None:
-    # The two that crowd share the push: 0.5 and 0.5 become 0.45 and 0.55; the far one stays.
-    assert apart([0.1, 0.5, 0.5], gap=0.1) == pytest.approx([0.1, 0.45, 0.55])
-
-
-@given(st.lists(st.floats(0, 1), max_size=8).map(sorted))
-def test_apart_keeps_the_gap(positions: list[float]) -> None:
-    placed = apart(positions, gap=0.06)
-    assert all(later - earlier >= 0.06 - 1e-9 for earlier, later in itertools.pairwise(placed))
 
 
 def test_a_run_keeps_its_colour() -> None:

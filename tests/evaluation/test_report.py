@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
-from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.report import render
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "limits": "l"}
 CURVES = {"ppo": [{"iteration": i, "rollout/em": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
 
 
@@ -25,24 +25,29 @@ def questions(make_question: Any) -> list[Question]:
 
 
 @pytest.fixture
-def evaluations(questions: list[Question], make_trajectory: Any) -> list[Evaluation]:
+def evaluations(questions: list[Question], make_evaluation: Any) -> list[Evaluation]:
     """ppo answers three of four, the baselines one and none."""
 
-    def evaluation(name: str, right: int) -> Evaluation:
-        trajectories = [
-            make_trajectory(q.question_id, answer="Tesk" if i >= 4 - right else "Veld") for i, q in enumerate(questions)
-        ]
-        predictions = predict(trajectories, questions, name, seed=0)
-        hashes = {**HASHES, "policy": name}
-        return Evaluation(name=name, predictions=predictions, trajectories=trajectories, hashes=hashes)
-
-    return [evaluation("ppo", 3), evaluation("base_tool_call", 1), evaluation("naive_rag", 0)]
+    right = {"ppo": 3, "base_tool_call": 1, "naive_rag": 0}
+    return [
+        make_evaluation(name, questions, ["Veld"] * (4 - count) + ["Tesk"] * count) for name, count in right.items()
+    ]
 
 
 @pytest.fixture
-def page(evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path) -> str:
-    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
-    return (tmp_path / "report.md").read_text()
+def rendered(questions: list[Question], decode: Any, tmp_path: Path, draws: EvaluateParams) -> Callable[..., str]:
+    """The page of some evaluations."""
+
+    def render_page(evaluations: list[Evaluation], curves: dict[str, Any]) -> str:
+        render(evaluations, curves, questions, decode, tmp_path, draws)
+        return (tmp_path / "report.md").read_text()
+
+    return render_page
+
+
+@pytest.fixture
+def page(evaluations: list[Evaluation], rendered: Any) -> str:
+    return rendered(evaluations, CURVES)
 
 
 def test_tables_by_hand(page: str) -> None:
@@ -64,11 +69,10 @@ def test_tokens_are_a_table_with_one_decimal(page: str, evaluations: list[Evalua
 
 
 def test_the_summary_is_about_the_runs_where_an_upper_bound_is_higher(
-    evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
+    evaluations: list[Evaluation], rendered: Any
 ) -> None:
     trained = {"base_tool_call": CURVES["ppo"]}
-    render(evaluations, trained, questions, decode, tmp_path, samples=200, seed=0)
-    assert "Highest exact match: `base_tool_call`, 0.250 [" in (tmp_path / "report.md").read_text()
+    assert "Highest exact match: `base_tool_call`, 0.250 [" in rendered(evaluations, trained)
 
 
 def test_differences_are_paired_and_signed(page: str) -> None:
@@ -106,23 +110,17 @@ def test_alike_settings_get_no_warning(page: str) -> None:
     assert "Not measured alike" not in page
 
 
-def test_other_hashes_are_said_on_the_page(
-    evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
-) -> None:
-    evaluations[2] = dataclasses.replace(evaluations[2], hashes={**HASHES, "prompt": "other", "policy": "x"})
+def test_other_hashes_are_said_on_the_page(evaluations: list[Evaluation], rendered: Any) -> None:
+    evaluations[2] = dataclasses.replace(evaluations[2], hashes={**evaluations[2].hashes, "prompt": "other"})
     assert differences_of_setting(evaluations) == {"prompt": [["ppo", "base_tool_call"], ["naive_rag"]]}
-    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
-    page = (tmp_path / "report.md").read_text()
+    page = rendered(evaluations, CURVES)
     assert "> **Not measured alike.**" in page
     assert "> - prompt: `ppo`, `base_tool_call` / `naive_rag`" in page
 
 
-def test_other_questions_are_not_compared(
-    evaluations: list[Evaluation], questions: list[Question], decode: Any, tmp_path: Path
-) -> None:
+def test_other_questions_are_not_compared(evaluations: list[Evaluation], rendered: Any) -> None:
     evaluations[1] = dataclasses.replace(evaluations[1], predictions=evaluations[1].predictions[:2])
-    render(evaluations, CURVES, questions, decode, tmp_path, samples=200, seed=0)
-    page = (tmp_path / "report.md").read_text()
+    page = rendered(evaluations, CURVES)
     assert "> - questions asked: `ppo`, `naive_rag` / `base_tool_call`" in page
     assert "| `base_tool_call` | n/a | n/a |" in page
 

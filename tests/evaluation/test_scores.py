@@ -9,6 +9,9 @@ import pytest
 
 from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.scores import MEASURES, headline, score
+from agent_r1.params import EvaluateParams
+
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200)
 
 
 @pytest.fixture
@@ -23,7 +26,7 @@ def scores(make_question: Any, make_trajectory: Any) -> dict[str, float]:
         make_trajectory("b", answer="Tesk", calls=["ok", "ok"]),
         make_trajectory("c", answer="Tesk town", calls=[]),
     ]
-    return score(predict(trajectories, questions, run="ppo", seed=0), questions, samples=200, seed=0)
+    return score(predict(trajectories, questions, run="ppo", seed=0), questions, DRAWS)
 
 
 def test_means_by_hand(scores: dict[str, float]) -> None:
@@ -63,8 +66,8 @@ def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_t
     known = dataclasses.replace(make_question("b"), gold_titles=["Veld", "Tesk"])
     trajectories = [make_trajectory("a"), make_trajectory("b")]
     predictions = predict(trajectories, [unknown, known], run="ppo", seed=0)
-    assert score(predictions, [unknown, known], samples=100, seed=0)["gold_recall"] == 0.5  # of b alone
-    alone = score(predictions[:1], [unknown], samples=100, seed=0)
+    assert score(predictions, [unknown, known], DRAWS)["gold_recall"] == 0.5  # of b alone
+    alone = score(predictions[:1], [unknown], DRAWS)
     assert not [key for key in alone if key.startswith("gold_recall")]
     assert "gold_recall" not in headline(alone)
 
@@ -72,7 +75,7 @@ def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_t
 def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:
     questions = [make_question("a"), dataclasses.replace(make_question("b"), dataset="musique"), make_question("c")]
     trajectories = [make_trajectory("a"), make_trajectory("b", answer="Tesk town"), make_trajectory("c", answer="x")]
-    found = score(predict(trajectories, questions, run="ppo", seed=0), questions, samples=100, seed=0)
+    found = score(predict(trajectories, questions, run="ppo", seed=0), questions, DRAWS)
     assert (found["em/dataset_atlas"], found["em/dataset_musique"]) == (0.5, 0.0)
     assert (found["questions/dataset_atlas"], found["questions/dataset_musique"]) == (2, 1)
     shown = headline(found)
@@ -85,4 +88,4 @@ def test_one_data_set_is_no_stratum(scores: dict[str, float]) -> None:
 
 def test_nothing_to_score_is_refused() -> None:
     with pytest.raises(ValueError, match="no predictions"):
-        score([], [], samples=100, seed=0)
+        score([], [], DRAWS)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.sweep import exact_matches, render
+from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 
-HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "limits": "l"}
+TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
 
 
@@ -26,37 +26,29 @@ def questions(make_question: Any) -> list[Question]:
 
 
 @pytest.fixture
-def evaluate(questions: list[Question], make_trajectory: Any) -> Evaluate:
+def evaluate(questions: list[Question], make_evaluation: Any) -> Evaluate:
     """An agent that answers so many of the last questions right; its rows stand in another order than the questions."""
 
     def make(name: str, right: int) -> Evaluation:
-        trajectories = [
-            make_trajectory(q.question_id, answer="Tesk" if i >= 4 - right else "Veld") for i, q in enumerate(questions)
-        ]
-        predictions = predict(trajectories, questions, name, seed=0)[::-1]
-        hashes = {**HASHES, "policy": name}
-        return Evaluation(name=name, predictions=predictions, trajectories=trajectories, hashes=hashes)
+        found = make_evaluation(name, questions, ["Veld"] * (4 - right) + ["Tesk"] * right)
+        return dataclasses.replace(found, predictions=found.predictions[::-1])
 
     return make
 
 
 def curve(alarm_in: int | None) -> list[dict[str, float]]:
-    return [
-        {"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), "time/update_s": 30.0}
-        for i in range(4)
-    ]
+    return [{"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)]
 
 
 @pytest.fixture
-def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path) -> str:
+def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams) -> str:
     render(
         {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2},
         [evaluate("base_tool_call", 1)],
         {"ppo": [curve(None), curve(2)], "grpo": [curve(None), curve(None)]},
         questions,
         tmp_path,
-        samples=500,
-        seed=0,
+        draws,
     )
     return (tmp_path / "report.md").read_text()
 
@@ -85,7 +77,7 @@ def test_differences_by_hand(page: str) -> None:
 
 
 def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
-    # Four iterations of 30 s are two minutes; the last three have exact match .1, .2 and .3.
+    # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .1, .2 and .3.
     assert "| `ppo` | 4 | 0.200 | none, 2 | 2.0 |" in page
     assert "| `grpo` | 4 | 0.200 | none, none | 2.0 |" in page
 

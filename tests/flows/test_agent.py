@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ class Asked(Exception):
 @pytest.fixture
 def choose(
     tmp_path: Path,
-    inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
@@ -40,13 +38,13 @@ def choose(
         raise Asked(subject, folder)
 
     monkeypatch.setattr(evaluate_module, "_ask", ask)
+    monkeypatch.chdir(tmp_path)
 
     def make(**choice: Any) -> Any:
-        with inside(tmp_path):
-            try:
-                evaluate(**choice)
-            except Asked as asked:
-                return asked.args
+        try:
+            evaluate(**choice)
+        except Asked as asked:
+            return asked.args
         raise AssertionError("nobody was asked")
 
     return make

@@ -19,20 +19,18 @@ from typing import Any
 
 import psutil
 import pytest
-from agent_r1.project import QUESTIONS, WARM_START
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.inspection.chat_screen import Screen
-from agent_r1.params import EnvParams
+from agent_r1.inspection.chat import Screen, Session, converse
+from agent_r1.params import EnvParams, RunId
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.tables import read_rows
-from flows.chat import Session, converse, main
-from flows.operation.register import version_of
-from flows.policies import named, trained, warm_start
+from flows.chat import main
+from flows.policies import Policy, version_of
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -53,7 +51,9 @@ def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> P
 @pytest.fixture
 def asked(small_project: Path) -> list[str]:
     """Two questions of one hop, which the warm start attempts in the right form."""
-    return [row.text for row in read_rows(small_project / QUESTIONS, Question) if row.hops == 1][:2]
+    return [
+        row.text for row in read_rows(small_project / "data/prepared/questions.parquet", Question) if row.hops == 1
+    ][:2]
 
 
 def started(folder: Path, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
@@ -297,15 +297,16 @@ def test_a_missing_index(
 
 def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
     with inside(project):
-        policy = trained(params.load(), "ppo", None, None)
+        settings = params.load()
+        policy = Policy.of_run(settings, RunId("ppo"))
         assert (policy.title, policy.path) == (
             "ppo after 3 iterations",
             str(ppo.relative_to(ppo.parents[2]) / "checkpoint/policy"),
         )
-        assert policy.updates == named(policy.path).updates == 2
-        assert warm_start().path == str(WARM_START)
-        assert named("owner/name").path == "owner/name"
-        version = version_of("ppo")
-        registered = named(version.reference)
-        assert (registered.title, registered.registered) == (f"version {version.number}, ppo", version)
+        assert policy.updates == Policy.named(policy.path).updates == 2
+        assert Policy.of_warm_start(settings).path == str(settings.places.warm_start)
+        assert Policy.named("owner/name").path == "owner/name"
+        version = version_of("ppo", settings)
+        registered = Policy.named(version.reference)
+        assert (registered.title, registered.version) == (f"version {version.number}, ppo", version)
         assert (registered.path, registered.updates) == (policy.path, 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from flows import train as train_module
 from flows.train import code_of
 

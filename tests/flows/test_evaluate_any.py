@@ -17,10 +17,11 @@ from mlflow import MlflowClient
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from agent_r1.inspection.side_by_side import rendered
 from agent_r1.params import PROTOCOLS, RunId, load
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
-from flows.compare import compare, rendered
+from flows.compare import compare
 from flows.evaluate import evaluate
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places

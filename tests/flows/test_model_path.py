@@ -1,4 +1,4 @@
-"""Every stage on a model of `model.path`, as params.qwen2.5-3b.yaml trains one: adapters and gradient checkpointing."""
+"""Every stage on a model of `model.path`, as at full scale: adapters and gradient checkpointing."""
 
 from __future__ import annotations
 

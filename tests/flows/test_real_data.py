@@ -142,13 +142,15 @@ def test_the_same_stages_run_on_a_release(
     assert all(title in titles for row in questions.values() for title in row.gold_titles)
 
     run = tmp_path / PLACES.training(RunId("ppo"))
-    statuses = set()
+    statuses, versions = set(), []
     for path in sorted((run / "trajectories").iterdir()):
         rows = read_rows(path, Trajectory)
         assert {questions[row.question_id].split for row in rows} == {"train"}
+        versions.append({row.policy_version for row in rows})
         assert all(len(row.token_ids) <= 1500 for row in rows)
         assert all((row.logprobs[row.source == Source.ACTION] < 0).all() for row in rows)
         statuses |= {step.call_status for row in rows for step in row.steps}
+    assert versions == [{0}, {1}]
     assert CallStatus.OK in statuses
     assert not statuses & {CallStatus.FAILED, CallStatus.TIMEOUT}
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

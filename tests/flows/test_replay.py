@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from agent_r1 import params
-from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values
+from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values, replay
 from agent_r1.inspection.stored import StoredRun
-from agent_r1.params import CreditParams
+from agent_r1.params import CreditParams, Places, RunId
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
-from flows import replay as replay_module
-from flows.replay import replay
+from flows import replay as command
 
 ROOT = Path(__file__).parents[2]
+WARM_START = Path("outputs/warm_start")
 Inside = Callable[[Path], AbstractContextManager[None]]
 
 NO_MASKS = [
@@ -38,7 +38,8 @@ def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., li
 
     def call(*changes: str, **arguments: Any) -> list[Replayed]:
         with inside(small_project):
-            return replay("ppo", arguments.pop("others", []), changes, **arguments)
+            given = {"others": [], "folder": None, "iterations": [], "with_gradient": True, **arguments}
+            return replay(params.load(), RunId("ppo"), changes=changes, **given)
 
     return call
 
@@ -100,9 +101,9 @@ def test_without_masks_observations_have_a_share(replayed: Callable[..., list[Re
 
 def test_gradients_only_where_the_policy_is_on_disk(ppo: Path) -> None:
     """The checkpoint has 2 updates: of versions 0, 1 and 2, all but what lies between can be had."""
-    stored = StoredRun("ppo", ppo)
+    stored = StoredRun("ppo", ppo, WARM_START)
     assert stored.progress.policy_version == 2
-    assert stored.policy(0).path == Path("outputs/warm_start")
+    assert stored.policy(0).path == WARM_START
     assert stored.policy(1) == (stored.folder / "checkpoint/policy", False, stored.policy(1).note)
     assert stored.policy(2).sampled_it
     stored.progress = replace(stored.progress, policy_version=9)
@@ -117,8 +118,8 @@ def test_groups_are_refused_where_there_are_none(replayed: Callable[..., list[Re
 def test_values_are_refused_where_there_are_none() -> None:
     settings = params.load(ROOT / "params.yaml")
     with pytest.raises(ValueError, match="grpo trained no critic, so it stored no values, which estimator gae"):
-        configurations(settings, "grpo", ["starpo"], [])
-    own, other = configurations(settings, "grpo", ["rloo"], [])
+        configurations(settings, RunId("grpo"), ["starpo"], [])
+    own, other = configurations(settings, RunId("grpo"), ["rloo"], [])
     assert (own.name, other.name) == ("grpo", "rloo")
     assert other.train.rollout == own.train.rollout
 
@@ -138,7 +139,7 @@ def test_values_are_refused_where_there_are_none() -> None:
 )
 def test_changes_are_checked_like_a_run(changes: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        configurations(params.load(ROOT / "params.yaml"), "ppo", [], changes)
+        configurations(params.load(ROOT / "params.yaml"), RunId("ppo"), [], changes)
 
 
 def test_changes_come_together() -> None:
@@ -153,7 +154,7 @@ def test_values_that_no_critic_was_trained_for() -> None:
     settings = params.load(ROOT / "params.yaml")
 
     def credit(run: str) -> CreditParams:
-        return settings.run(run).credit
+        return settings.run(RunId(run)).credit
 
     assert reads_untrained_values(credit("ppo"), credit("ppo_no_masks"))
     assert not reads_untrained_values(credit("ppo_no_masks"), credit("ppo"))
@@ -163,20 +164,20 @@ def test_values_that_no_critic_was_trained_for() -> None:
 
 
 def test_iterations_that_are_not_there(ppo: Path, tmp_path: Path) -> None:
-    stored = StoredRun("ppo", ppo)
+    stored = StoredRun("ppo", ppo, WARM_START)
     assert stored.choose(["2", "0", "2"]) == [0, 2]
     assert stored.choose(["all"]) == [0, 1, 2]
     with pytest.raises(ValueError, match="ppo keeps no iteration '3'; choose of 0, 1, 2, or all"):
         stored.choose(["3"])
     with pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo; train it first"):
-        StoredRun("ppo", tmp_path)
+        StoredRun("ppo", tmp_path, WARM_START)
 
 
 def test_iterations_whose_rows_were_not_kept(ppo: Path, tmp_path: Path) -> None:
     """Both first iterations were sampled by the warm start; of the two, the second is gone."""
     folder = Path(shutil.copytree(ppo, tmp_path / "ppo"))
     (folder / "trajectories" / "001.parquet").unlink()
-    stored = StoredRun("ppo", folder)
+    stored = StoredRun("ppo", folder, WARM_START)
     assert stored.choose(["all"]) == stored.choose([]) == [0, 2]
     with pytest.raises(ValueError, match="ppo keeps no iteration '1'; choose of 0, 2, or all"):
         stored.choose(["1"])
@@ -196,7 +197,7 @@ def test_a_changed_params_yaml_is_told(
 def test_another_warm_start_is_refused(
     replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_r1.inspection.stored.WARM_START", ppo / "checkpoint" / "policy")
+    monkeypatch.setattr(Places, "warm_start", ppo / "checkpoint" / "policy")
     with pytest.raises(ValueError, match=r"is not the model that sampled iteration 0 of ppo: .* \(max\)"):
         replayed(others=["ppo"], iterations=["0"])
 
@@ -222,7 +223,7 @@ def test_the_command_prints_tables(
     arguments = ["--run", "ppo", "--set", *NO_MASKS, "credit.rewards.progress=0.5", "--iteration", "all"]
     monkeypatch.setattr("sys.argv", ["replay", *arguments])
     with inside(small_project):
-        replay_module.main()
+        command.main()
     printed = capsys.readouterr().out
     for words in ("Credit", "Reward parts", "Gradient", "Critic", "progress", "the warm start, which sampled them"):
         assert words in printed
@@ -234,7 +235,7 @@ def test_the_command_needs_something_to_compare_with(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["replay", "--run", "ppo"])
     with pytest.raises(SystemExit):
-        replay_module.main()
+        command.main()
     assert "give --as, --set or both" in capsys.readouterr().err
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from agent_r1.project import evaluate_dir, report_dir, train_dir
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
@@ -26,7 +25,7 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(baseline)
+            evaluate(baseline=baseline)
         for seed in SEEDS:
             train("ppo", seed, "ablations")
             evaluate("ppo", seed, "ablations")
@@ -37,15 +36,14 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
 def test_members_have_their_seed_their_iterations_and_folders_of_their_own(swept: Path) -> None:
     sampled = []
     for seed in SEEDS:
-        folder = swept / train_dir("ppo", seed, "ablations")
-        assert folder.name == f"ppo-seed{seed}"
+        folder = swept / "outputs/ablations/train" / f"ppo-seed{seed}"
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2  # of three in the main graph
         rows = read_rows(folder / "trajectories" / "000.parquet", Trajectory)
         sampled.append([row.token_ids.tolist() for row in rows])
-        predictions = read_rows(swept / evaluate_dir("ppo", seed, "ablations") / "predictions.parquet", Prediction)
+        predictions = read_rows(swept / "outputs/ablations/evaluate" / folder.name / "predictions.parquet", Prediction)
         assert {row.seed for row in predictions} == {seed}
     assert sampled[0] != sampled[1]
-    assert len((swept / train_dir("ppo") / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len((swept / "outputs/train/ppo/metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_members_are_flat_runs_tagged_with_their_sweep(swept: Path, inside: Inside) -> None:
@@ -64,10 +62,11 @@ def test_members_are_flat_runs_tagged_with_their_sweep(swept: Path, inside: Insi
 
 
 def test_the_report_has_every_seed(swept: Path) -> None:
-    folder = swept / report_dir("ablations")
+    folder = swept / "outputs/ablations/report"
     page = (folder / "report.md").read_text()
     scores = [
-        json.loads((swept / evaluate_dir("ppo", seed, "ablations") / "scores.json").read_text())["em"] for seed in SEEDS
+        json.loads((swept / f"outputs/ablations/evaluate/ppo-seed{seed}/scores.json").read_text())["em"]
+        for seed in SEEDS
     ]
     assert " ".join(f"{score:.3f}" for score in scores) in page
     assert json.loads((folder / "metrics.json").read_text())["ppo"] == pytest.approx(sum(scores) / 2, abs=1e-4)
@@ -77,6 +76,6 @@ def test_the_report_has_every_seed(swept: Path) -> None:
 def test_a_baseline_has_no_seed(swept: Path, inside: Inside) -> None:
     with (
         inside(swept),
-        pytest.raises(ValueError, match=r"base_tool_call is the warm-started model, .* leave out --seed"),
+        pytest.raises(ValueError, match="--seed and --sweep choose a training; leave them out with --baseline"),
     ):
-        evaluate("base_tool_call", 1)
+        evaluate(baseline="base_tool_call", seed=1)

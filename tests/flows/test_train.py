@@ -336,7 +336,8 @@ def test_adapters_go_on_beside_the_warm_start(
 ) -> None:
     """A resumed training samples with them as they are: the weights that they are merged into are for other readers."""
     shutil.copytree(small_project, tmp_path / "copy", ignore=shutil.ignore_patterns("train", ".tracking"))
-    write_params(tmp_path / "copy", {"model": {"lora": {"rank": 4}}, "train": {"update": {"learning_rate": 0.01}}})
+    changes = {"model": {"lora": {"rank": 4}}, "train": {"update": {"learning_rate": 0.01}}}
+    write_params(tmp_path / "copy", changes | {"engine": {"kind": "vllm"}})
     run, update = tmp_path / "copy" / GRPO, Training.update
 
     def interrupted(training: Training, iteration: int) -> dict[str, float]:

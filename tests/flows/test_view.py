@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from agent_r1.hashes import sha256
-from agent_r1.project import QUESTIONS
+from agent_r1.files import sha256
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from flows.train import train
 from flows.view import view
 
+QUESTIONS = "data/prepared/questions.parquet"
 Inside = Callable[[Path], AbstractContextManager[None]]
 
 
@@ -103,7 +103,7 @@ def test_the_latest_evaluation_of_a_registered_policy_comes_first(project: Path,
         version = registry.of_policy(sha256(project / "outputs/train/ppo/checkpoint/policy"))
         assert version is not None
         evaluated(project, version.descriptor.policy_hash)
-        again = project / "outputs/evaluations" / version.name / "20261121T030000.000000Z"
+        again = project / "outputs/history" / version.name / "20261121T030000.000000Z"
         again.parent.mkdir(parents=True)
         (project / "outputs/evaluate/ppo").rename(again)
         view("ppo", trajectories=12)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agent_r1.params import LoraParams, UpdateParams
+from agent_r1.params import LoraParams, ModelParams, UpdateParams
 from agent_r1.policy.learner import Learner
 from agent_r1.records import CallStatus, Credit, Outcome, Source, Step, StopReason, Trajectory
 
 MakeLearner = Callable[..., Learner]
+NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
 
 
 @pytest.fixture
@@ -43,6 +44,10 @@ def update_params() -> UpdateParams:
     )
 
 
+def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
+    return UpdateParams.model_validate(params.model_dump() | changes)
+
+
 @pytest.fixture
 def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
     """Builds a learner over the tiny model on the CPU; keyword arguments override update parameters."""
@@ -57,13 +62,11 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
     ) -> Learner:
         return Learner(
             tiny_model,
-            UpdateParams.model_validate(update_params.model_dump() | changes),
+            with_changes(update_params, **changes),
+            ModelParams(path="", dtype=dtype, gradient_checkpointing=gradient_checkpointing, lora=adapter or NO_LORA),
             with_critic=with_critic,
             seed=3,
-            dtype=dtype,
             device=torch.device("cpu"),
-            adapter=adapter,
-            gradient_checkpointing=gradient_checkpointing,
         )
 
     return build
@@ -145,6 +148,12 @@ def trajectories(make_learner: MakeLearner) -> list[Trajectory]:
         trajectory(index, source, np.where(np.array(source) == A, logprobs, 0).astype(np.float32))
         for index, (source, logprobs) in enumerate(zip(SOURCES, own, strict=True))
     ]
+
+
+@pytest.fixture
+def make_update(update_params: UpdateParams) -> Callable[..., UpdateParams]:
+    """Update parameters with some changed."""
+    return lambda **changes: with_changes(update_params, **changes)
 
 
 @pytest.fixture

@@ -7,37 +7,43 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.policy.batching import batches, group_by_length, minibatches, pad
+from agent_r1.params import UpdateParams
+from agent_r1.policy.batching import Compute, micro_batches, minibatches, pack_by_length, pad
 from agent_r1.records import Trajectory
+
+COMPUTE = Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=100)
 
 
 def test_micro_batches_by_hand() -> None:
     # Sorted: 9 | 5 4 | 4 2 1 with a budget of 12: 9 alone, 2 rows of 5 are 10 (3 would be 15), 3 rows of 4 are 12.
-    assert group_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
+    assert pack_by_length([[4], [9], [1], [5], [4], [2]], max_tokens=12) == [[1], [3, 0], [4, 5, 2]]
 
 
 def test_the_contexts_of_a_trajectory_stay_together() -> None:
     # Three rows of 4 are 12, and with a fourth 16; a trajectory of four rows of 4 is beyond the budget and alone.
-    assert group_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
-    assert group_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
+    assert pack_by_length([[2, 3], [4], [3]], max_tokens=12) == [[1, 0], [2]]
+    assert pack_by_length([[4], [4, 1, 1, 1], [2]], max_tokens=12) == [[0], [1], [2]]
 
 
 def test_a_row_longer_than_the_budget_gets_its_own() -> None:
-    assert group_by_length([[3], [50], [3]], max_tokens=10) == [[1], [0, 2]]
+    assert pack_by_length([[3], [50], [3]], max_tokens=10) == [[1], [0, 2]]
 
 
 @given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=40), st.integers(1, 200))
 def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list[int]], max_tokens: int) -> None:
-    groups = group_by_length(lengths, max_tokens)
+    groups = pack_by_length(lengths, max_tokens)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:
         contexts = [length for row in group for length in lengths[row]]
         assert len(group) == 1 or len(contexts) * max(contexts) <= max_tokens
 
 
-def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
+def test_minibatches_split_all_rows_by_iteration_and_epoch(make_update: Callable[..., UpdateParams]) -> None:
     def split(iteration: int, epoch: int) -> list[list[int]]:
-        return [part.tolist() for part in minibatches(10, 3, seed=1, iteration=iteration, epoch=epoch)]
+        return [
+            part.tolist()
+            for part in minibatches(10, make_update(minibatches=3), seed=1, iteration=iteration, epoch=epoch)
+        ]
 
     assert [len(part) for part in split(0, 0)] == [4, 3, 3]
     assert sorted(row for part in split(0, 0) for row in part) == list(range(10))
@@ -45,9 +51,9 @@ def test_minibatches_split_all_rows_by_iteration_and_epoch() -> None:
     assert len({str(split(iteration, epoch)) for iteration in range(2) for epoch in range(2)}) == 4
 
 
-def test_too_many_minibatches_are_refused() -> None:
+def test_too_many_minibatches_are_refused(make_update: Callable[..., UpdateParams]) -> None:
     with pytest.raises(ValueError, match=r"update\.minibatches 4 splits 3 trajectories"):
-        minibatches(3, 4, seed=0, iteration=0, epoch=0)
+        minibatches(3, make_update(minibatches=4), seed=0, iteration=0, epoch=0)
 
 
 def test_pad_fills_with_zeros_on_the_right() -> None:
@@ -61,7 +67,7 @@ def test_a_micro_batch_takes_entries_in_the_order_of_its_mask(make_trajectory: C
     sequences = [np.arange(10 * i, 10 * i + length, dtype=np.int32) for i, length in enumerate(lengths, start=1)]
     rows = [dataclasses.replace(row, token_ids=ids) for row, ids in zip(rows, sequences, strict=True)]
     masks = [np.isin(ids, [11, 21, 23, 25]) for ids in sequences]
-    (batch,) = batches(rows, masks, max_tokens=100, device=torch.device("cpu"))
+    (batch,) = micro_batches(rows, masks, COMPUTE)
     assert batch.rows == [1, 0]  # the longest first; the one without a selected token is left out
     assert batch.ids.tolist() == [[20, 21, 22, 23], [24, 25, 0, 0], [10, 11, 0, 0]]  # a context is a row
     assert batch.take(sequences).tolist() == batch.ids[batch.mask].tolist() == [21, 23, 25, 11]

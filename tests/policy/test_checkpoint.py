@@ -183,7 +183,7 @@ def test_a_termination_while_writing_leaves_the_old_checkpoint_alone(
     def terminated(_: Path) -> None:
         raise fault
 
-    monkeypatch.setattr(checkpoint, "_sync", terminated)
+    monkeypatch.setattr("agent_r1.files._sync", terminated)
     with pytest.raises(fault):
         checkpoint.save(folder, learner, iterations=2, fingerprint="f")
     assert contents(folder) == before

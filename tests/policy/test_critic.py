@@ -15,11 +15,11 @@ def with_head(critic: Critic) -> Critic:
 
 
 def test_a_new_critic_values_everything_at_zero(tiny_model: Path) -> None:
-    assert torch.equal(Critic(tiny_model, CPU)(IDS), torch.zeros(2, 4))
+    assert torch.equal(Critic(tiny_model, torch.float32, CPU)(IDS), torch.zeros(2, 4))
 
 
 def test_the_backbone_starts_as_the_policys_with_weights_of_its_own(tiny_model: Path) -> None:
-    critic, policy = Critic(tiny_model, CPU), load_policy(tiny_model, device=CPU)
+    critic, policy = Critic(tiny_model, torch.float32, CPU), load_policy(tiny_model, device=CPU)
     for ours, theirs in zip(critic.backbone.parameters(), policy.base_model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert ours is not theirs
@@ -27,7 +27,7 @@ def test_the_backbone_starts_as_the_policys_with_weights_of_its_own(tiny_model: 
 
 def test_the_value_at_a_token_is_that_of_the_state_before_it(tiny_model: Path) -> None:
     # Changing token 2 may change the values from token 3 on, never those at tokens 0 to 2.
-    critic = with_head(Critic(tiny_model, CPU))
+    critic = with_head(Critic(tiny_model, torch.float32, CPU))
     changed = IDS.clone()
     changed[:, 2] = 99
     before, after = critic(IDS), critic(changed)
@@ -37,6 +37,6 @@ def test_the_value_at_a_token_is_that_of_the_state_before_it(tiny_model: Path) -
 
 
 def test_values_come_from_the_hidden_state_one_earlier(tiny_model: Path) -> None:
-    critic = with_head(Critic(tiny_model, CPU))
+    critic = with_head(Critic(tiny_model, torch.float32, CPU))
     hidden = critic.backbone(input_ids=IDS).last_hidden_state
     assert torch.allclose(critic(IDS)[:, 2], hidden[:, 1] @ critic.head.weight[0], atol=1e-6)

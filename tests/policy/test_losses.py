@@ -1,11 +1,13 @@
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from agent_r1.params import load
 from agent_r1.policy.losses import (
     clipped_policy_loss,
     clipped_tokens,
@@ -16,7 +18,9 @@ from agent_r1.policy.losses import (
     policy_ratio,
 )
 
-CLIP = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
+CLIP = load(Path(__file__).parents[2] / "params.yaml").train.update.model_copy(
+    update={"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}
+)
 
 
 def logs(*numbers: float, **options: Any) -> Tensor:
@@ -57,7 +61,7 @@ def test_the_tokens_of_a_span_share_its_gradient() -> None:
 )
 def test_clipped_policy_loss_by_hand(advantage: float, ratio: float, loss: float, slope: float) -> None:
     logprobs = logs(ratio, requires_grad=True)
-    value = clipped_policy_loss(torch.exp(logprobs), torch.tensor([advantage]), **CLIP)
+    value = clipped_policy_loss(torch.exp(logprobs), torch.tensor([advantage]), CLIP)
     value.sum().backward()
     assert value.item() == pytest.approx(loss, abs=1e-6)
     assert logprobs.grad is not None
@@ -67,24 +71,24 @@ def test_clipped_policy_loss_by_hand(advantage: float, ratio: float, loss: float
 @pytest.mark.parametrize(("dual_clip", "loss"), [(2.0, 4.0), (3.0, 6.0), (5.0, 8.0)])
 def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: float) -> None:
     # A = -2, rho = 4: max(8, 2.56), capped at dual_clip * 2
-    bounds = CLIP | {"dual_clip": dual_clip}
-    assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), **bounds).item() == loss
-    assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), **bounds).item() == (dual_clip < 4)
+    bounds = CLIP.model_copy(update={"dual_clip": dual_clip})
+    assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == loss
+    assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (dual_clip < 4)
 
 
 def test_every_token_has_its_own_loss() -> None:
     # rho = 1 everywhere: -A
     advantages = torch.tensor([1.0, 2.0, -4.0])
-    assert clipped_policy_loss(torch.ones(3), advantages, **CLIP).tolist() == [-1, -2, 4]
+    assert clipped_policy_loss(torch.ones(3), advantages, CLIP).tolist() == [-1, -2, 4]
 
 
 def test_clipped_tokens_are_those_without_a_gradient() -> None:
     ratios = torch.tensor([1.0, 1.25, 1.5, 0.5, 1.0, 0.5, 1.5, 4.0])
     advantages = torch.tensor([2.0, 2.0, 2.0, 2.0, -2.0, -2.0, -2.0, -2.0])
     logprobs = ratios.log().requires_grad_()
-    clipped_policy_loss(torch.exp(logprobs), advantages, **CLIP).sum().backward()
+    clipped_policy_loss(torch.exp(logprobs), advantages, CLIP).sum().backward()
     assert logprobs.grad is not None
-    clipped = clipped_tokens(ratios, advantages, **CLIP)
+    clipped = clipped_tokens(ratios, advantages, CLIP)
     assert clipped.tolist() == (logprobs.grad == 0).tolist()
     assert clipped.sum() == 3  # (2, 1.5), (-2, 0.5), (-2, 4)
 
@@ -137,7 +141,7 @@ def normal(*shape: int, scale: float = 1.0, seed: int = 0, **options: Any) -> Te
     [
         lambda logprobs: policy_ratio(logprobs, normal(12, seed=1)),
         lambda logprobs: policy_ratio(logprobs, normal(12, seed=1), [3, 1, 6, 2]),
-        lambda logprobs: clipped_policy_loss(torch.exp(logprobs), normal(12, seed=1), **CLIP),
+        lambda logprobs: clipped_policy_loss(torch.exp(logprobs), normal(12, seed=1), CLIP),
         lambda logprobs: k3(logprobs, normal(12, seed=1)),
         lambda logprobs: k3(normal(12, seed=1), logprobs),
         lambda logits: entropy(logits.view(3, 4)),

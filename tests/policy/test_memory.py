@@ -1,13 +1,18 @@
-"""The memory estimate: counts by hand, against what a small model really allocates, and the refusal."""
+"""The memory estimate against counts by hand and real allocations, the measurement, and their refusals."""
 
 from __future__ import annotations
 
+import logging
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import (
     FalconConfig,
     Gemma3Config,
@@ -19,7 +24,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from agent_r1.params import LoraParams, load
+from agent_r1.params import LoraParams, Params, RunId, load
+from agent_r1.params.sections import override
 from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.learner import Learner
@@ -37,9 +43,12 @@ from agent_r1.policy.memory import (
     table,
 )
 from agent_r1.policy.model import DtypeName, load_policy, precision
+from agent_r1.policy.peak import measure
+from agent_r1.records import Credit, Trajectory
 
 CPU = torch.device("cpu")
 PARAMS = Path(__file__).parents[2] / "params.yaml"
+LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
 LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
 QWEN_3B = Qwen2Config(
     vocab_size=151936,
@@ -66,8 +75,7 @@ DEMAND = Demand(
     critic=True,
     reference=True,
     gradient_checkpointing=False,
-    microbatch_tokens=10,
-    loss_tokens=4,
+    tokens=10,
     sampler_gib=3.0,
 )
 # By hand: embeddings 100 * 32 = 3200; a layer: q and o 32 * 32 each, k and v 32 * 16 each, three MLP matrices of
@@ -107,7 +115,7 @@ def test_the_parts_by_hand() -> None:
     assert parts["policy"] == 16 * POLICY
     assert parts["critic"] == 16 * (BACKBONE + 33)
     assert parts["reference"] == 4 * POLICY
-    assert parts["logits"] == 4 * 100 * 4 * 5
+    assert parts["logits"] == 10 * 100 * 4 * 5
     assert parts["sampler"] == 3 * GIB
     assert "weights cast for matrix products" not in parts
 
@@ -142,9 +150,7 @@ def test_activations_are_near_what_autograd_keeps(
     ids = torch.randint(20, 300, (4, 64), generator=torch.Generator().manual_seed(0))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), precision(CPU, dtype):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    expected = activation_bytes(
-        replace(DEMAND, model=model.config, dtype=dtype, adapter=adapter, microbatch_tokens=tokens)
-    )
+    expected = activation_bytes(replace(DEMAND, model=model.config, dtype=dtype, adapter=adapter, tokens=tokens))
     assert hidden.shape == (4, 64, 64)
     assert 0.7 < expected / sum(kept.values()) < 1.4, (expected, sum(kept.values()))
 
@@ -173,21 +179,18 @@ def test_the_table_adds_up() -> None:
 
 def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
-    demand = demand_of(SMALL, settings.model, settings.env, settings.run("ppo"), engine=settings.engine, device=CPU)
-    assert (demand.critic, demand.reference, demand.adapter, demand.sampler_gib) == (True, False, None, None)
-    assert demand.microbatch_tokens == 4096
-    assert demand.loss_tokens == 4096
-    assert demand.sampler_cache_gib == settings.engine.vllm.cpu_cache_gib
+    demand = demand_of(SMALL, settings, settings.run("ppo"), CPU)
+    assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 4096)
+    assert demand.sampler_gib == pytest.approx(4 * POLICY / GIB + settings.engine.vllm.cpu_cache_gib)
 
 
 def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
     """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
     settings = load(PARAMS)
     engine = settings.engine.model_copy(update={"kind": "transformers"})
-    demand = demand_of(SMALL, settings.model, settings.env, settings.run("ppo"), engine=engine, device=CPU)
+    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), settings.run("ppo"), CPU)
     assert engine.transformers.batch_size == 64
-    assert demand.sampler_cache_gib * GIB == 64 * 512 * 2 * 2 * 2 * 8 * 4
-    assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 256)
+    assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 2 * 2 * 2 * 8 * 4)
 
 
 @pytest.mark.parametrize(
@@ -222,17 +225,10 @@ def test_a_machine_has_memory() -> None:
 def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adapters with a critic fit, all weights with a critic do not."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
-    settings = load(PARAMS.with_name("params.qwen2.5-3b.yaml"))
-    demand = demand_of(
-        QWEN_3B,
-        settings.model,
-        settings.env,
-        settings.run("ppo"),
-        engine=settings.engine,
-        device=torch.device("cuda"),
-    )
-    assert (demand.dtype, demand.critic, demand.reference) == (torch.bfloat16, True, True)
-    assert (demand.microbatch_tokens, demand.loss_tokens) == (8192, 8192)
+    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
+    settings = Params.model_validate(override(base, changes))
+    demand = demand_of(QWEN_3B, settings, settings.run(RunId("ppo")), torch.device("cuda"))
+    assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, True, 8192)
     parts = estimate(demand)
     assert sum(parts.values()) == pytest.approx(75, abs=1)  # as docs/data_and_models.md says
     require_fit(parts, 79.0)
@@ -245,11 +241,10 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("critic", [True, False])
 @pytest.mark.parametrize(("adapter", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
 def test_a_checkpoint_takes_the_disk_space_that_is_expected(
-    tmp_path: Path, tiny_model: Path, critic: bool, adapter: LoraParams | None, dtype: DtypeName
+    tmp_path: Path, make_learner: Callable[..., Learner], critic: bool, adapter: LoraParams | None, dtype: DtypeName
 ) -> None:
     """After an update of policy and critic, whose optimisers keep states from then on."""
-    update = load(PARAMS).train.update
-    learner = Learner(tiny_model, update, with_critic=critic, seed=0, device=CPU, adapter=adapter, dtype=dtype)
+    learner = make_learner(with_critic=critic, adapter=adapter, dtype=dtype)
     for module, optimizer in ((learner.policy, learner.policy_optimizer), (learner.critic, learner.critic_optimizer)):
         if module and optimizer:
             for weight in module.parameters():
@@ -258,18 +253,89 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
     checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="same")
     files = ["learner.pt", "policy/model.safetensors"]
     files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
-    expected = checkpoint_gib(
-        Demand(
-            model=learner.policy.config,
-            dtype=getattr(torch, dtype),
-            adapter=adapter,
-            critic=critic,
-            reference=False,
-            gradient_checkpointing=False,
-            microbatch_tokens=1,
-            loss_tokens=1,
-            sampler_gib=None,
-        )
-    )
+    demand = replace(DEMAND, model=learner.policy.config, dtype=getattr(torch, dtype), adapter=adapter, critic=critic)
     on_disk = sum((tmp_path / "checkpoint" / name).stat().st_size for name in files) / GIB
-    assert on_disk == pytest.approx(expected, rel=0.2)  # names and shapes weigh something at this size
+    assert on_disk == pytest.approx(checkpoint_gib(demand), rel=0.2)  # names and shapes weigh something at this size
+
+
+def contents(learner: Learner) -> list[Any]:
+    """All that an update changes, as bytes: weights, gradients, states of the optimisers, random states."""
+    optimizers = [each for each in (learner.policy_optimizer, learner.critic_optimizer) if each]
+    modules = [each for each in (learner.policy, learner.critic) if each]
+    weights = [weight for module in modules for weight in module.parameters()]
+    return [
+        [weight.detach().view(torch.uint8).numpy().tobytes() for weight in weights],
+        [None if weight.grad is None else weight.grad.numpy().tobytes() for weight in weights],
+        [
+            (index, name, entry.numpy().tobytes())
+            for optimizer in optimizers
+            for index, entries in optimizer.state_dict()["state"].items()
+            for name, entry in entries.items()
+        ],
+        [optimizer.state_dict()["param_groups"] for optimizer in optimizers],
+        (torch.get_rng_state().tolist(), random.getstate()),
+        learner.policy_version,
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "dtype": "bfloat16"}, {"with_critic": False}], ids=str)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_measurement_leaves_no_trace(
+    make_learner: Callable[..., Learner],
+    trajectories: list[Trajectory],
+    make_credit: Callable[..., Credit],
+    changes: dict[str, Any],
+    trained: bool,
+) -> None:
+    """In a fresh learner, and in one whose optimisers have states and whose weights have gradients."""
+    learner = make_learner(**changes)
+    if trained:
+        learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+        for weight in learner.policy.parameters():
+            weight.grad = torch.ones_like(weight) if weight.requires_grad else None
+    before = contents(learner)
+    assert measure(learner, LIMITS) > 0.05
+    assert contents(learner) == before
+
+
+@pytest.mark.parametrize(("budget", "shape"), [(64, (3, 21)), (60, (2, 30)), (10, (1, 30))])
+def test_the_largest_micro_batch_is_measured(
+    make_learner: Callable[..., Learner],
+    caplog: pytest.LogCaptureFixture,
+    budget: int,
+    shape: tuple[int, int],
+) -> None:
+    """Contexts of at most 30 tokens, as many as the budget allows, at least one; two of them in each of two steps."""
+    learner, seen = make_learner(max_tokens_per_microbatch=budget, kl_loss=0.1), list[Any]()
+
+    def see(_: torch.nn.Module, inputs: tuple[()], named: dict[str, torch.Tensor]) -> None:
+        seen.append(tuple(named["input_ids"].shape))
+
+    learner.policy.register_forward_pre_hook(see, with_kwargs=True)
+    with caplog.at_level(logging.INFO):
+        measure(learner, LIMITS)
+    assert seen == [shape] * 4
+    assert f"GiB for micro-batches of {shape[0] * shape[1]} tokens" in caplog.text
+
+
+def test_too_little_memory_is_refused_and_leaves_no_trace(
+    make_learner: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs out where policy and critic have been stepped and the second step has gradients."""
+    learner = make_learner()
+    before, steps = contents(learner), list[int]()
+    real = learner.critic_optimizer.step
+
+    def run_out() -> None:
+        steps.append(1)
+        if len(steps) == 2:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        real()
+
+    monkeypatch.setattr(learner.critic_optimizer, "step", run_out)
+    with pytest.raises(
+        ValueError, match=r"micro-batches of 63 tokens does not fit .* 9 GiB\nlower train\.update"
+    ) as refused:
+        measure(learner, LIMITS)
+    assert refused.value.__context__ is None, "which would hold on to the activations"
+    assert contents(learner) == before

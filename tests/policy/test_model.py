@@ -13,6 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from agent_r1.params import UpdateParams
 from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import (
     chosen_logprobs,
@@ -63,7 +64,7 @@ def test_right_padding_changes_no_logprob(tiny_model: Path) -> None:
     assert token_logprobs(model, IDS, MASK)[-1:].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
 
 
-def test_masked_tokens_have_exactly_no_gradient() -> None:
+def test_masked_tokens_have_exactly_no_gradient(update_params: UpdateParams) -> None:
     # The selected logits are those at masked_positions - 1; every other row of the gradient is exactly 0, although
     # the advantages of the masked tokens are not even numbers.
     logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -71,7 +72,7 @@ def test_masked_tokens_have_exactly_no_gradient() -> None:
     advantages = torch.where(MASK, 1.0, torch.nan)
     logprobs = chosen_logprobs(logits[:, :-1][MASK[:, 1:]], ids[MASK])
     ratio = torch.exp(logprobs - logprobs.detach())
-    clipped_policy_loss(ratio, advantages[MASK], clip_low=0.2, clip_high=0.28, dual_clip=3.0).sum().backward()
+    clipped_policy_loss(ratio, advantages[MASK], update_params).sum().backward()
     assert logits.grad is not None
     touched = (logits.grad != 0).any(-1)
     assert torch.equal(touched, torch.nn.functional.pad(MASK[:, 1:], (0, 1)))

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from agent_r1.params import UpdateParams
-from agent_r1.policy.losses import Tokens, concatenate, entropy, normaliser, policy_metrics, token_losses, token_weight
+from agent_r1.policy.losses import (
+    LossTokens,
+    concatenate,
+    entropy,
+    normaliser,
+    policy_metrics,
+    token_losses,
+    token_weight,
+)
 
 LN2 = math.log(2)
 
@@ -20,14 +28,14 @@ def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
     return UpdateParams.model_validate(params.model_dump() | changes)
 
 
-def tokens(spans: list[int] | None = None, **given: Any) -> Tokens:
-    """Tokens with the given entries; of the others the logprobs are 0, and weights and advantages 1."""
+def tokens(spans: list[int] | None = None, **given: Any) -> LossTokens:
+    """LossTokens with the given entries; of the others the logprobs are 0, and weights and advantages 1."""
     entries = {name: torch.as_tensor(values) for name, values in given.items()}
     count = len(next(iter(entries.values())))
     zero = ("logprobs", "entropy", "old_logprobs", "sampler_logprobs", "reference_logprobs")
     defaults = {name: torch.zeros(count) for name in zero}
     ones = {"advantages": torch.ones(count), "weights": torch.ones(count), "sampled": torch.ones(count).bool()}
-    return Tokens(**{**defaults, **ones, **entries}, spans=spans)
+    return LossTokens(**{**defaults, **ones, **entries}, spans=spans)
 
 
 def test_the_plain_objective_by_hand(update_params: UpdateParams) -> None:
@@ -131,15 +139,15 @@ AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
 
 
 def predicted(logits: Tensor) -> dict[str, Tensor]:
-    """What logits [N, V] say: the entries of `Tokens` that carry the gradient."""
+    """What logits [N, V] say: the entries of `LossTokens` that carry the gradient."""
     return {"logprobs": logits.log_softmax(-1)[range(6), CHOSEN], "entropy": entropy(logits)}
 
 
-def small_case(logits: Tensor, params: UpdateParams) -> Tokens:
+def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:
     noise = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     first_unlikelier = torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
     now = predicted(logits)
-    return Tokens(
+    return LossTokens(
         **now,
         old_logprobs=now["logprobs"] + 0.8 * noise[0] - first_unlikelier,
         sampler_logprobs=now["logprobs"] + noise[1],

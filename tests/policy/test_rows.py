@@ -14,9 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_r1.params import UpdateParams
-from agent_r1.policy.batching import batches
+from agent_r1.policy.batching import Compute, micro_batches
 from agent_r1.policy.losses import normaliser, token_losses
-from agent_r1.policy.rows import Row, asked_of_learner, make_row, require_finite, select, span_lengths
+from agent_r1.policy.rows import (
+    CreditedTrajectory,
+    asked_of_learner,
+    credited,
+    loss_tokens,
+    require_finite,
+    span_lengths,
+)
 from agent_r1.records import Credit, Trajectory
 
 Make = Callable[..., Any]
@@ -31,18 +38,22 @@ def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
     return UpdateParams.model_validate(params.model_dump() | changes)
 
 
+def compute(max_tokens: int) -> Compute:
+    return Compute(device=torch.device("cpu"), dtype=torch.float32, max_tokens=max_tokens)
+
+
 def bigram_logits(seed: int = 0) -> Tensor:
     """[V, V] of a policy that looks at the last token only, so that a context cannot hide what padding does."""
     return torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def step_loss(rows: Sequence[Row], table: Tensor, params: UpdateParams, max_tokens: int) -> Tensor:
+def step_loss(rows: Sequence[CreditedTrajectory], table: Tensor, params: UpdateParams, max_tokens: int) -> Tensor:
     """The loss of one optimiser step of the bigram policy, in micro-batches of at most `max_tokens` padded tokens."""
     masks = [row.credit.loss_mask for row in rows]
     sums = [torch.zeros((), dtype=torch.float64)]
-    for batch in batches([row.trajectory for row in rows], masks, max_tokens=max_tokens, device=torch.device("cpu")):
+    for batch in micro_batches([row.trajectory for row in rows], masks, compute(max_tokens)):
         logits = table[batch.ids[:, :-1]][batch.mask[:, 1:]]
-        tokens = select(batch, rows, logits, params)
+        tokens = loss_tokens(batch, rows, logits, params)
         sums.append((token_losses(tokens, params) * tokens.weights).sum())
     return torch.stack(sums).sum() / normaliser([row.loss_tokens for row in rows], params)
 
@@ -73,7 +84,7 @@ def test_where_old_logprobs_come_from(
     params = with_changes(update_params, importance_cap=cap)
     assert asked_of_learner(episode, credit, params).tolist() == [False, bool(cap), True, bool(cap)]
     own = np.array([0, -1.5, -3, -2.5], np.float32)
-    row = make_row(episode, credit, own, params)
+    row = credited(episode, credit, own, params)
     assert row.sampler_logprobs.tolist() == [0, -1, -3, -2]
     assert row.old_logprobs.tolist() == ([0, -1.5, -3, -2.5] if cap else [0, -1, -3, -2])
     assert not asked_of_learner(episode, make_credit(episode, kept=False), params).any()
@@ -88,16 +99,11 @@ def test_the_gradient_at_masked_tokens_is_exactly_zero(
     params = with_changes(update_params, ratio=ratio, aggregation=aggregation, constant_length=length, **EVERYTHING)
     episodes = [make_trajectory(0, [P, P, A, A, O, A, A]), make_trajectory(1, [P, A, O, O, A])]
     own = np.full(7, -6, np.float32)
-    rows = [make_row(each, make_credit(each), own[: len(each.token_ids)], params) for each in episodes]
-    [batch] = batches(
-        episodes,
-        [each.action_mask for each in episodes],
-        max_tokens=100,
-        device=torch.device("cpu"),
-    )
+    rows = [credited(each, make_credit(each), own[: len(each.token_ids)], params) for each in episodes]
+    [batch] = micro_batches(episodes, [each.action_mask for each in episodes], compute(100))
     logits = torch.randn(2, 7, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits.requires_grad_()
-    tokens = select(batch, rows, logits[batch.mask], params)
+    tokens = loss_tokens(batch, rows, logits[batch.mask], params)
     ((token_losses(tokens, params) * tokens.weights).sum() / normaliser([4, 2], params)).backward()
     assert logits.grad is not None
     assert (logits.grad.abs().sum(-1) > 0).equal(batch.mask)
@@ -133,7 +139,7 @@ def test_padding_never_changes_a_loss(
         episode: Trajectory = make_trajectory(index, source, noise[0])
         after_prompt = np.logical_or.accumulate(episode.action_mask)
         credit: Credit = make_credit(episode, loss_mask=None if masked else after_prompt)
-        rows.append(make_row(episode, credit, noise[1], params))
+        rows.append(credited(episode, credit, noise[1], params))
     if not any(row.loss_tokens for row in rows):
         return
     table = bigram_logits().requires_grad_()
@@ -143,14 +149,11 @@ def test_padding_never_changes_a_loss(
     torch.testing.assert_close(packed, alone, rtol=1e-12, atol=1e-14)
 
 
-def test_what_is_not_finite_is_named_by_trajectory(
-    make_trajectory: Make, make_credit: Make, update_params: Any
-) -> None:
+def test_what_is_not_finite_is_named_by_trajectory(make_trajectory: Make) -> None:
     episodes = [make_trajectory(index, [P, A, A]) for index in range(3)]
-    rows = [make_row(each, make_credit(each), np.zeros(3, np.float32), update_params) for each in episodes]
     masks = [each.action_mask for each in episodes]
-    [batch] = batches(episodes, masks, max_tokens=100, device=torch.device("cpu"))
+    [batch] = micro_batches(episodes, masks, compute(100))
     fine, broken = torch.zeros(6), torch.tensor([0, 0, torch.nan, 0, 0, torch.inf])
-    require_finite("policy loss", batch, rows, fine, fine)
+    require_finite("policy loss", batch, episodes, fine, fine)
     with pytest.raises(FloatingPointError, match=r"policy loss is not finite in trajectories 0/q1/0, 0/q2/0;"):
-        require_finite("policy loss", batch, rows, fine, broken)
+        require_finite("policy loss", batch, episodes, fine, broken)

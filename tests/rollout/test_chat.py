@@ -1,76 +1,51 @@
+"""Chat templates in the styles of real model families: appended where they append, a new context where they rewrite.
+
+Whatever is appended is what the template renders, id for id, and no text of the world becomes a mark.
+"""
+
 from __future__ import annotations
 
 import copy
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.encoding import Tokens
+from agent_r1.rollout.encoding import Encoded
+from agent_r1.rollout.template import Dialect
 
-SEARCH = {
-    "type": "function",
-    "function": {
-        "name": "search",
-        "description": "Finds.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
-    },
-}
+QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
+STYLES = ("qwen2_5", "qwen3", "qwen3_thinking", "llama3", "mistral")
+THOUGHT = "<think>Who?</think>Tesk."
 
-# The parts of Qwen2.5-Instruct's template that matter here: no newline after thoughts is added or removed, tools are
-# JSON in the system message, neighbouring tool messages share one user message.
-QWEN_TEMPLATE = """\
-{%- if tools %}
-{{- '<|im_start|>system\\n' + messages[0].content + '\\n\\n# Tools\\n\\n<tools>' }}
-{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
-{{- '\\n</tools>\\n\\nFor each call write\\n<tool_call>\\n{\\"name\\": <name>}\\n</tool_call><|im_end|>\\n' }}
-{%- else %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
-{%- for message in messages[1:] %}
-{%- if message.role == 'tool' %}
-{%- if messages[loop.index0].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-{{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-{%- if loop.last or messages[loop.index0 + 2].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
-{%- else %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
-@pytest.fixture(scope="module")
-def qwen_like() -> PreTrainedTokenizerFast:
-    """Qwen's normaliser, word splitter and template; `.` and a line break merge into one token, as they do there."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [(".", "Ċ"), ("Ċ", "Ċ")]
-    vocab = {token: index for index, token in enumerate([*alphabet, *("".join(pair) for pair in merges)])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<tool_call>", "</tool_call>")])
-    # the end of text is another token than the end of a message, as in Qwen2.5's base models
-    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", chat_template=QWEN_TEMPLATE)
+@pytest.fixture(params=["built_in", *STYLES])
+def tokenizer(
+    request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast, tokenizer_of: TokenizerOf
+) -> PreTrainedTokenizerFast:
+    return tiny_tokenizer if request.param == "built_in" else tokenizer_of(request.param)
 
 
-@pytest.fixture(params=["built_in", "qwen_like"])
-def tokenizer(request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    return tiny_tokenizer if request.param == "built_in" else request.getfixturevalue("qwen_like")
+def with_template(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrainedTokenizerFast:
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
 
 
+@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5"], indirect=True)
 def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
     """Appending piece by piece gives the ids that the template gives for the whole conversation."""
     chat = Chat(tokenizer)
@@ -94,7 +69,7 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
     assert ids == tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Tokens:
+def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Encoded:
     """What is appended to an action that says nothing special."""
     reply = chat.begin("s", "u").reply(chat.encode_action("a")[: None if closed else -1], observation, closed=closed)
     assert not reply.restarts
@@ -118,31 +93,38 @@ def test_an_unclosed_action_is_closed_by_the_template(chat: Chat) -> None:
     assert unclosed.source == [Source.TEMPLATE, *closed.source]
 
 
-def test_the_end_token_is_the_templates_not_the_tokenizers(qwen_like: PreTrainedTokenizerFast) -> None:
-    assert Chat(qwen_like).end_id == qwen_like.convert_tokens_to_ids("<|im_end|>") != qwen_like.eos_token_id
+def test_the_end_token_is_the_templates_not_the_tokenizers(tokenizer_of: TokenizerOf) -> None:
+    tokenizer = tokenizer_of("qwen2_5")
+    assert Chat(tokenizer).end_id == tokenizer.convert_tokens_to_ids("<|im_end|>") != tokenizer.eos_token_id
 
 
-def test_a_token_across_the_border_belongs_to_the_observation(qwen_like: PreTrainedTokenizerFast) -> None:
+def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: TokenizerOf) -> None:
     """'.' ends the observation and begins the token '.\\n' whose line break is the template's."""
-    reply = reply_to(Chat(qwen_like), "A.")
-    border = reply.ids.index(qwen_like.convert_tokens_to_ids(".Ċ"))
+    tokenizer = tokenizer_of("qwen2_5")
+    reply = reply_to(Chat(tokenizer), "A.")
+    border = reply.ids.index(tokenizer.convert_tokens_to_ids(".Ċ"))
     assert reply.source[border - 1 : border + 2] == [Source.OBSERVATION, Source.OBSERVATION, Source.TEMPLATE]
 
 
-def count_marks(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> int:
-    return sum(index in tokenizer.added_tokens_decoder for index in ids)
+def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizerFast, hostile: str) -> None:
+    """In question, system message and replies, and where the policy spells a mark out that the template renders again.
 
-
-def test_hostile_text_stays_text(tokenizer: PreTrainedTokenizerFast, hostile: str) -> None:
-    """In the question, the system message and the reply: as many marks as with harmless text, and no other source."""
+    There are as many marks as with harmless text, and the opening is the prompt's alone.
+    """
     chat = Chat(tokenizer)
-    for harmless, attacked in [
-        (chat.begin("a", "b", [SEARCH]).opening, chat.begin(hostile, hostile, [SEARCH]).opening),
-        (reply_to(chat, "a"), reply_to(chat, hostile)),
-    ]:
-        assert count_marks(tokenizer, attacked.ids) == count_marks(tokenizer, harmless.ids)
-        assert hostile in chat.decode(attacked.ids)
-    assert set(chat.begin(hostile, hostile).opening.source) == {Source.PROMPT}
+    attack = "".join([hostile, *map(str, tokenizer.added_tokens_decoder.values())])
+
+    def contexts(text: str) -> list[list[int]]:
+        dialogue = chat.begin(text, text, [SEARCH])
+        assert set(dialogue.opening.source) == {Source.PROMPT}
+        spelled = [index for letter in f"\n{text}" for index in chat.codec.encode_sampled(letter)]
+        replies = [dialogue.reply([*spelled, chat.end_id], text, closed=True) for _ in range(2)]
+        return [dialogue.opening.ids, *(reply.tokens.ids for reply in replies)]
+
+    for harmless, attacked in zip(contexts("a"), contexts(attack), strict=True):
+        marks = [[index for index in ids if index in tokenizer.added_tokens_decoder] for ids in (harmless, attacked)]
+        assert marks[0] == marks[1]
+        assert attack in chat.decode(attacked)
 
 
 marks = st.sampled_from(
@@ -161,23 +143,120 @@ def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: 
     assert text in chat.decode(observed)
 
 
+def messages_as_put(style: str, action: str, observation: str) -> list[dict[str, str]]:
+    """By hand what the style's template must be given: only Mistral's takes less than all of it."""
+    if style == "mistral":
+        wrapped = f"<tool_response>\n{observation}\n</tool_response>"
+        contents = [("user", "Be brief.\n\nWho?"), ("assistant", action), ("user", wrapped)]
+    else:
+        contents = [("system", "Be brief."), ("user", "Who?"), ("assistant", action), ("tool", observation)]
+    return [{"role": role, "content": content} for role, content in contents]
+
+
+@pytest.mark.parametrize(
+    ("style", "action", "restarts", "closed"),  # does the template let it stand as it was said, is it closed
+    [
+        ("qwen2_5", THOUGHT, False, True),
+        ("qwen2_5", " padded \n", False, True),
+        ("qwen3", THOUGHT, True, True),
+        ("qwen3", "Tesk.", False, True),
+        ("qwen3", THOUGHT, True, False),
+        ("qwen3_thinking", "Who?\n</think>\n\nTesk.", False, True),  # it opens the thought
+        ("qwen3_thinking", "Who?</think>Tesk.", True, True),
+        ("qwen3_thinking", "Tesk.", True, True),
+        ("llama3", THOUGHT, False, True),
+        ("llama3", "Tesk.\n", True, True),
+        ("mistral", " Tesk.", False, True),  # the template puts a space before the assistant's text
+        ("mistral", "Tesk.", True, True),
+    ],
+)
+def test_a_context_is_what_the_template_renders(
+    style: str, action: str, restarts: bool, closed: bool, tokenizer_of: TokenizerOf
+) -> None:
+    """After a step, and after another one: appended or anew, the tokens are those of the template's own text."""
+    tokenizer = tokenizer_of(style)
+    chat = Chat(tokenizer)
+    dialogue = chat.begin("Be brief.", "Who?")
+    context = dialogue.opening.ids
+    said = chat.encode_action(action)[: None if closed else -1]
+    messages: list[dict[str, str]] = []
+    for observation in ('A "quote".\nB.', "é"):
+        reply = dialogue.reply(said, observation, closed=closed)
+        assert reply.restarts is restarts
+        context = reply.tokens.ids if reply.restarts else [*context, *said, *reply.tokens.ids]
+        put = messages_as_put(style, action, observation)
+        messages += put[len(put) - 2 :] if messages else put
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert chat.decode(context) == rendered
+        assert context == tokenizer.encode(rendered, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_of: TokenizerOf) -> None:
+    chat = Chat(tokenizer_of(style))
+    native = style != "mistral"
+    assert chat.template.dialect == Dialect(system=native, tools=native, observations=native)
+    text = chat.decode(chat.begin("Be brief.", "Who?", [SEARCH]).opening.ids)
+    assert all(part in text for part in ("Be brief.", "Who?", '"search"', '"query"'))
+
+
+def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
+    chat = Chat(tokenizer_of("mistral"))
+    assert chat.decode(chat.begin("Be brief.", "Who?", [{"name": "f"}]).opening.ids) == (
+        "<s>[INST] Be brief.\n\n# Tools\n\nYou may call one of these functions at a time:\n<tools>\n"
+        '{"name": "f"}\n</tools>\n\nTo call one, write\n<tool_call>\n'
+        '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n\nWho?[/INST]'
+    )
+
+
+def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
+    chat = Chat(tokenizer_of("qwen3"))
+    reply = chat.begin("Be brief.", "Who?").reply(chat.encode_action(THOUGHT), "seen", closed=True)
+    runs = dict.fromkeys(Source, "")
+    for index, source in zip(reply.tokens.ids, reply.tokens.source, strict=True):
+        runs[Source(source)] += chat.decode([index])
+    history = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nTesk."
+    assert runs == {
+        Source.PROMPT: f"{history}<|im_end|>",
+        Source.ACTION: "",
+        Source.OBSERVATION: "seen",
+        Source.TEMPLATE: "\n<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    }
+
+
+def test_a_template_that_rewrites_is_announced_with_the_first_span(
+    tokenizer_of: TokenizerOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        Chat(tokenizer_of("qwen2_5"))
+        assert not caplog.records
+        Chat(tokenizer_of("qwen3"))
+    [record] = caplog.records
+    assert "rewrites what was said" in record.getMessage()
+    assert "<think>a</think>b" in record.getMessage()
+
+
+def test_a_template_that_writes_the_date_writes_the_same_every_day(
+    tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = str(tokenizer_of("llama3").chat_template)
+    dated = template.replace("bos_token", "bos_token + 'Today Date: ' + strftime_now('%d %b %Y')", 1)
+    openings = []
+    for day in (1, 2):
+        clock = SimpleNamespace(now=lambda day=day: datetime(2030, 1, day))
+        monkeypatch.setattr(chat_template_utils, "datetime", clock)
+        chat = Chat(tokenizer_of("llama3", dated))
+        openings.append(chat.decode(chat.begin("Be brief.", "Who?").opening.ids))
+    assert openings[0] == openings[1]
+    assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
+
+
 def test_prompt_hash_knows_system_tools_and_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     chat = Chat(tiny_tokenizer)
     other = with_template(tiny_tokenizer, str(tiny_tokenizer.chat_template).replace("\\nTools:", "\\nYou have:"))
-    hashes = {
-        chat.prompt_hash("a"),
-        chat.prompt_hash("b"),
-        chat.prompt_hash("a", [SEARCH]),
-        Chat(other).prompt_hash("a", [SEARCH]),
-    }
-    assert len(hashes) == 4
+    hashes = [chat.prompt_hash("a"), chat.prompt_hash("b"), chat.prompt_hash("a", [SEARCH])]
+    assert len({*hashes, Chat(other).prompt_hash("a", [SEARCH])}) == 4
     assert chat.prompt_hash("a") == Chat(tiny_tokenizer).prompt_hash("a")
-
-
-def with_template(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrainedTokenizerFast:
-    changed = copy.deepcopy(tokenizer)
-    changed.chat_template = template
-    return changed
 
 
 @pytest.mark.parametrize(
@@ -185,11 +264,6 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrain
     [
         ("message.content + ", "message.content + '\\n' + ", "no end token.*'\\\\n<|im_end|>"),
         ("message.content + ", "message.content + message.content + ", "writes the text 'USER' 2 times"),
-        (
-            "if add_generation_prompt",
-            "if false",
-            r"no generation prompt: it writes '<\|im_start\|>assistant\\n' before",
-        ),
         ("for message in messages", "for message in messages[:2]", "writes the text 'ACTION' 0 times"),
         ('message.role == "tool"', "loop.index > 2 and raise_exception('two at most')", "refuses .*: two at most"),
     ],
@@ -206,3 +280,19 @@ def test_templates_that_cannot_be_used(
 def test_a_tokenizer_without_a_template(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ValueError, match="has no chat template"):
         Chat(with_template(tiny_tokenizer, None))
+
+
+@pytest.mark.parametrize("tokenizer", ["built_in", "qwen2_5", "qwen3", "llama3"], indirect=True)
+def test_a_template_without_a_generation_prompt_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    template = str(tokenizer.chat_template).replace("if add_generation_prompt", "if false")
+    with pytest.raises(ValueError, match=r"no generation prompt: it writes .*assistant.* before the assistant's text"):
+        Chat(with_template(tokenizer, template))
+
+
+def test_a_tokenizer_that_reads_across_marks_is_refused(tokenizer_of: TokenizerOf) -> None:
+    """Its own rendering has other ids than the pieces: the first span that differs is named."""
+    tokenizer: Any = tokenizer_of("qwen2_5")
+    tokenizer.add_tokens([AddedToken("im_tail", single_word=False, lstrip=True, normalized=False)])
+    tokenizer.chat_template = tokenizer.chat_template.replace("'\\n<tool_response>", "' im_tail\\n<tool_response>")
+    with pytest.raises(ValueError, match="other tokens than its messages one by one"):
+        Chat(tokenizer)

@@ -1,18 +1,21 @@
+"""Episodes by hand, by script and by an untrained policy: what is trained on is what was sampled, id for id."""
+
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import Transition
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.records import Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import Attempt, ScriptedSampler, StepView, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
@@ -22,6 +25,8 @@ from agent_r1.tools.search import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
+
+TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
 @dataclass
@@ -77,9 +82,12 @@ def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], **limits: int) -> lis
     return collect(sampler, chat, attempts(envs), **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits)
 
 
-def test_one_episode_by_hand(chat: Chat) -> None:
+def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
     env = Echo("seen", steps=1)
-    [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
+    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
+        [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"collected 1 trajectories, {len(trajectory.token_ids)} tokens in ")
     dialogue = chat.begin("Be brief.", "Who?")
     opening = dialogue.opening.ids
     first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
@@ -226,11 +234,73 @@ def test_demonstrations_come_out_of_the_same_loop(
     assert not (marks & (trajectory.source == Source.OBSERVATION)).any()
 
 
-def test_one_line_of_log(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
-        [trajectory] = run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)])
-    [record] = caplog.records
-    assert record.getMessage().startswith(f"collected 1 trajectories, {len(trajectory.token_ids)} tokens in ")
+def test_an_episode_of_several_contexts(tokenizer_of: TokenizerOf) -> None:
+    """Three steps: a thought is dropped after the first, the second has none, the third ends the episode."""
+    chat = Chat(tokenizer_of("qwen3"))
+    sampler = Recording(ScriptedSampler([["<think>Who?</think>Tesk.", "Veld.", "<think>x</think>end"]], chat))
+    [trajectory] = run(sampler, chat, [Echo("seen", 2)], max_tokens=400)
+    first, second = (trajectory.token_ids[span].tolist() for span in trajectory.contexts)
+    contexts = [request.context for request, _ in sampler.of(0)]
+    actions = [action.token_ids for _, action in sampler.of(0)]
+    assert first == contexts[0] + actions[0]
+    assert second[: len(contexts[1])] == contexts[1]
+    assert second == contexts[2] + actions[2]
+    assert contexts[2][: len(contexts[1]) + len(actions[1])] == contexts[1] + actions[1]
+    assert trajectory.token_ids[trajectory.action_mask].tolist() == [index for ids in actions for index in ids]
+    for step, ids in zip(trajectory.steps, actions, strict=True):
+        assert trajectory.token_ids[step.action_start : step.action_stop].tolist() == ids
+    assert "<think>" not in chat.decode(contexts[2])
+    assert not trajectory.logprobs.any()
+    assert trajectory.outcome is Outcome.ANSWERED
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None:
+    """A new context without room for an action ends the episode; with one token more, one action token follows."""
+    chat = Chat(tokenizer_of("qwen3"))
+    long_thought = f"<think>{'x' * 300}</think>b"
+    renewed = chat.begin("Be brief.", "Who?").reply(chat.encode_action(long_thought), "y" * 300, closed=True)
+    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.tokens.ids) + spare
+    [trajectory] = run(script, chat, [Echo("y" * 300, 1)], max_tokens=limit, max_action_tokens=400)
+    if spare:
+        assert trajectory.steps[1].stop_reason is StopReason.LENGTH
+        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.tokens.ids) + 1
+    else:
+        assert trajectory.outcome is Outcome.TOKEN_LIMIT
+        assert trajectory.context_starts == [0]
+
+
+def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
+    hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
+) -> None:
+    """Only the environment reads the tag; the policy goes on after it, and what was sampled stays what it was."""
+    chat = Chat(tokenizer_of("qwen3_thinking"))
+    script = [f"<think>Whose?\n</think>\n\n{CALL}", CALL, "<think>x</think><answer>Q</answer>"]
+    sampler = Recording(ScriptedSampler([script], chat))
+    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=3)
+    [trajectory] = run(sampler, chat, [env], max_tokens=4000, max_action_tokens=200)
+    assert all(chat.decode(request.context).endswith("assistant\n<think>\n") for request, _ in sampler.of(0))
+    actions = [action.token_ids for _, action in sampler.of(0)]
+    assert [chat.decode(ids[:-1]) for ids in actions] == [
+        f"Whose?\n</think>\n\n{CALL}",
+        f"</think>{CALL}",
+        "x</think><answer>Q</answer>",
+    ]
+    assert trajectory.token_ids[trajectory.action_mask].tolist() == [index for ids in actions for index in ids]
+    assert [step.call_status for step in trajectory.steps] == [CallStatus.OK, CallStatus.OK, CallStatus.NONE]
+    assert [step.rewards["think"] for step in trajectory.steps] == [1.0, 0.0, 1.0]
+    assert (trajectory.outcome, trajectory.answer) == (Outcome.ANSWERED, "Q")
+
+
+def test_a_thought_that_the_prompt_opens_and_nobody_closes_is_malformed(
+    hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
+) -> None:
+    chat = Chat(tokenizer_of("qwen3_thinking"))
+    env = ToolEnv(hostile_question, [search_tool(hostile_index, top_k=1)], max_steps=1)
+    script = ScriptedSampler([["<think><answer>Q</answer>"]], chat)
+    [view] = watch(script, chat, env, max_tokens=4000, max_action_tokens=200)
+    assert view.action == "<think>\n<answer>Q</answer>"
+    assert view.outcome is Outcome.MALFORMED
 
 
 @pytest.fixture(scope="module")

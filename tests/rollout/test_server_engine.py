@@ -1,4 +1,4 @@
-"""The engine behind URLs: what goes wrong on the way to a server, and how requests are shared out."""
+"""The engine behind URLs: what goes wrong on the way to a server, how requests are shared out, how one is started."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from agent_r1.params import Params, load
 from agent_r1.rollout import server_engine
-from agent_r1.rollout.sampling import EngineError, Request
-from agent_r1.rollout.server_engine import ServerEngine, VllmServer
-from agent_r1.rollout.vllm_engine import shape
+from agent_r1.rollout.sampling import Engine, EngineError, Request
+from agent_r1.rollout.serve import command, environment
+from agent_r1.rollout.server_engine import VllmServer
+from agent_r1.rollout.vllm_engine import read_shape
 
 Answer = tuple[int, dict[str, Any]]
+Open = Callable[..., Engine]
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
 
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
@@ -51,7 +56,7 @@ class Echo:
     """Speaks as a vLLM server does; an action is the context's first id and the end token, 9."""
 
     def __init__(self, model: Path) -> None:
-        self.shape = shape(AutoConfig.from_pretrained(model))
+        self.shape = read_shape(AutoConfig.from_pretrained(model))
         self.weights = "default"
         self.loaded: list[str] = []
         self.asked: list[int] = []
@@ -74,15 +79,22 @@ class Echo:
         return {"token_ids": [first, 9], "logprobs": logprobs, "weight_versions": spans}
 
 
-def opened(model: Path, urls: Sequence[str], **settings: Any) -> ServerEngine:
-    return ServerEngine(model, urls, end_id=9, max_tokens=512, **{"retries": 0, **settings})
+@pytest.fixture
+def opened(opener: Callable[..., Open]) -> Open:
+    """Opens an engine of a model on servers whose actions end with token 9."""
+
+    def build(model: Path, urls: Sequence[str], *, concurrency: int = 64, **others: Any) -> Engine:
+        return opener("server", urls=list(urls), retries=0, concurrency=concurrency)(model, **{"end_id": 9} | others)
+
+    return build
 
 
-def connected(url: str, timeout_s: float = 5.0, retries: int = 0) -> VllmServer:
-    return VllmServer(url, connections=1, timeout_s=timeout_s, retries=retries)
+def connected(url: str, **changes: float) -> VllmServer:
+    settings = load(PARAMS).engine.server.model_copy(update={"timeout_s": 5.0, "retries": 0, **changes})
+    return VllmServer(url, settings)
 
 
-def test_requests_are_spread_and_answered_in_order(tiny_model: Path) -> None:
+def test_requests_are_spread_and_answered_in_order(opened: Open, tiny_model: Path) -> None:
     first, second = Echo(tiny_model), Echo(tiny_model)
     with (
         serving(first) as here,
@@ -98,7 +110,7 @@ def test_requests_are_spread_and_answered_in_order(tiny_model: Path) -> None:
     assert sorted(first.asked + second.asked) == [100 + i for i in range(20)]
 
 
-def test_every_server_takes_every_weight(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_server_takes_every_weight(opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the folder's full path: a server's current folder is another one."""
     first, second = Echo(tiny_model), Echo(tiny_model)
     monkeypatch.chdir(tiny_model.parent)
@@ -109,40 +121,33 @@ def test_every_server_takes_every_weight(tiny_model: Path, monkeypatch: pytest.M
     assert first.weights.endswith("-1")
 
 
-def test_weights_that_another_training_loaded_are_noticed(tiny_model: Path, engine_server: str) -> None:
-    """A real server; the second engine takes it over, and the first one says so instead of going on."""
-    with opened(tiny_model, [engine_server]) as first, opened(tiny_model, [engine_server]) as second:
-        assert len(second.sample(REQUESTS)) == 20
-        with pytest.raises(EngineError, match=r"has other weights than it was given.* give every training its own"):
-            first.sample(REQUESTS)
-
-
 @pytest.mark.parametrize("size", ["vocab_size", "hidden_size"])
-def test_a_server_of_another_model_is_refused(engine_server: str, tiny_model: Path, tmp_path: Path, size: str) -> None:
+def test_a_server_of_another_model_is_refused(opened: Open, tiny_model: Path, tmp_path: Path, size: str) -> None:
     config = json.loads((tiny_model / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, size: config[size] // 2}))
     wrong = f"{size} {config[size]}, not {config[size] // 2}"
-    with pytest.raises(EngineError, match=f"runs another model than .*: {wrong}; start it with"):
-        opened(tmp_path, [engine_server])
+    with (
+        serving(Echo(tiny_model)) as url,
+        pytest.raises(EngineError, match=f"runs another model than .*: {wrong}; start it with"),
+    ):
+        opened(tmp_path, [url])
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(engine_server: str, tiny_model: Path) -> None:
-    with pytest.raises(EngineError, match="ends an action with token 100000: its vocabulary is larger than the model"):
-        ServerEngine(tiny_model, [engine_server], end_id=100_000, max_tokens=512)
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"end_id": 100_000}, "ends an action with token 100000: its vocabulary is larger than the model"),
+        ({"dtype": "bfloat16"}, r"runs float32, and model\.dtype is bfloat16"),
+    ],
+)
+def test_a_server_that_does_not_fit_is_refused(
+    opened: Open, tiny_model: Path, asked: dict[str, Any], message: str
+) -> None:
+    with serving(Echo(tiny_model)) as url, pytest.raises(EngineError, match=message):
+        opened(tiny_model, [url], **asked)
 
 
-def test_a_server_of_another_type_is_refused(engine_server: str, tiny_model: Path) -> None:
-    with pytest.raises(EngineError, match=r"runs float32, and model\.dtype is bfloat16"):
-        opened(tiny_model, [engine_server], dtype="bfloat16")
-
-
-def test_what_the_server_refuses_is_told(engine_server: str, tiny_model: Path) -> None:
-    too_long = Request(episode=0, step=0, context=[1] * 1024, seed=0, max_tokens=1)
-    with opened(tiny_model, [engine_server]) as engine, pytest.raises(EngineError, match=r"refused /inference.*1024"):
-        engine.sample([too_long])
-
-
-def test_a_server_that_is_down_is_told(tiny_model: Path) -> None:
+def test_a_server_that_is_down_is_told(opened: Open, tiny_model: Path) -> None:
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))  # and never listens
         with pytest.raises(EngineError, match=r"did not answer .* in 1 attempts .*; start it with `python -m agent_r1"):
@@ -186,7 +191,7 @@ def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     assert len(asked) == 1
 
 
-def test_one_failed_request_fails_the_call(tiny_model: Path) -> None:
+def test_one_failed_request_fails_the_call(opened: Open, tiny_model: Path) -> None:
     echo = Echo(tiny_model)
 
     def failing(path: str, body: dict[str, Any]) -> Answer:
@@ -200,7 +205,7 @@ def test_one_failed_request_fails_the_call(tiny_model: Path) -> None:
         engine.sample(REQUESTS)
 
 
-def test_a_cache_that_cannot_be_dropped_is_told(tiny_model: Path) -> None:
+def test_a_cache_that_cannot_be_dropped_is_told(opened: Open, tiny_model: Path) -> None:
     echo = Echo(tiny_model)
 
     def busy(path: str, body: dict[str, Any]) -> Answer:
@@ -208,3 +213,45 @@ def test_a_cache_that_cannot_be_dropped_is_told(tiny_model: Path) -> None:
 
     with serving(busy) as url, pytest.raises(EngineError, match="is answering others"):
         opened(tiny_model, [url])
+
+
+@pytest.fixture(scope="module")
+def settings() -> Params:
+    return load(PARAMS)
+
+
+def options(line: list[str]) -> dict[str, str]:
+    """What follows each option; "" where another one does."""
+    pairs = zip(line, [*line[1:], "--"], strict=True)
+    return {name: "" if value.startswith("--") else value for name, value in pairs if name.startswith("--")}
+
+
+def test_a_cpu_server_has_the_options_of_the_engine(settings: Params) -> None:
+    found = options(command("model", settings, cuda=False))
+    expected = {
+        "--model": "model",
+        "--tokens-only": "",
+        "--max-model-len": "512",
+        "--max-num-seqs": "256",
+        "--dtype": "float32",
+        "--kv-cache-memory-bytes": str(2**29),
+        "--enforce-eager": "",
+        "--no-enable-chunked-prefill": "",
+        "--no-async-scheduling": "",
+        "--generation-config": "vllm",
+        "--worker-extension-cls": "agent_r1.rollout.worker.WorkerExtension",
+    }
+    assert expected.items() <= found.items()
+    assert "--gpu-memory-utilization" not in found
+
+
+def test_a_gpu_server_has_a_share_of_the_memory(settings: Params) -> None:
+    found = options(command("model", settings, cuda=True))
+    assert {"--dtype": "bfloat16", "--gpu-memory-utilization": "0.4"}.items() <= found.items()
+    assert not found.keys() & {"--kv-cache-memory-bytes", "--enforce-eager"}
+
+
+def test_the_environment_opens_the_endpoints_for_weights(settings: Params) -> None:
+    opened = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    assert environment(settings, cuda=True) == opened
+    assert environment(settings, cuda=False) == {**opened, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}

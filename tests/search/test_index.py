@@ -1,21 +1,25 @@
-"""Building and opening what params.yaml configures, and what is refused."""
+"""Building and opening what params.yaml configures, what is refused, the memory of searches and fused rankings."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import BertModel
 
-from agent_r1.params import SearchParams
+from agent_r1.params import HybridParams, SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
-from agent_r1.search.base import SearchUnavailable
-from agent_r1.search.index import build, describe, open_index, open_local
+from agent_r1.search.base import Positions, SearchUnavailable
+from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
 
 KINDS = ["bm25", "dense", "hybrid"]
@@ -169,3 +173,120 @@ def test_bm25_needs_neither_faiss_nor_torch() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"faiss", "torch", "transformers", "fastapi", "numba"}
+
+
+class Recorded:
+    """Finds the query itself, k times, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], int]] = []
+        self.down = False
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        if self.down:
+            raise SearchUnavailable("down")
+        self.asked.append((list(queries), k))
+        return [[Passage(passage_id=str(i), title=query, text="") for i in range(k)] for query in queries]
+
+
+def test_only_new_searches_reach_the_index() -> None:
+    index = Recorded()
+    cached = Cached(index, "hash", 10)
+    first = cached.search(["a", "b", "a"], 1)
+    assert [[passage.title for passage in result] for result in first] == [["a"], ["b"], ["a"]]
+    assert cached.search(["b", "c"], 1)[0] == first[1]
+    assert len(cached.search(["b"], 2)[0]) == 2
+    cached.search(["b"], 2)
+    assert index.asked == [(["a", "b"], 1), (["c"], 1), (["b"], 2)]
+
+
+def test_the_hit_share_is_that_of_the_searches_since_it_was_asked() -> None:
+    cached = Cached(Recorded(), "hash", 10)
+    assert cached.take_hit_share() == 0
+    cached.search(["a"], 1)
+    cached.search(["a", "b", "a"], 1)
+    assert cached.take_hit_share() == 2 / 4
+    assert cached.take_hit_share() == 0
+
+
+def test_the_least_recently_used_is_forgotten() -> None:
+    index = Recorded()
+    cached = Cached(index, "hash", 2)
+    for query in ("a", "b", "a", "c", "a", "b"):
+        cached.search([query], 1)
+    assert [queries for queries, _ in index.asked] == [["a"], ["b"], ["c"], ["b"]]
+
+
+def test_without_entries_every_search_reaches_the_index() -> None:
+    index = Recorded()
+    cached = Cached(index, "hash", 0)
+    for _ in range(2):
+        cached.search(["a"], 1)
+    assert len(index.asked) == 2
+    assert cached.take_hit_share() == 0
+
+
+def test_a_search_that_fails_is_made_again() -> None:
+    index = Recorded()
+    cached = Cached(index, "hash", 10)
+    index.down = True
+    with pytest.raises(SearchUnavailable):
+        cached.search(["a"], 1)
+    index.down = False
+    assert cached.search(["a"], 1)[0][0].title == "a"
+
+
+def test_what_is_done_to_a_result_is_not_remembered() -> None:
+    cached = Cached(Recorded(), "hash", 10)
+    cached.search(["a"], 1)[0].clear()
+    assert len(cached.search(["a"], 1)[0]) == 1
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=4), max_size=8), st.integers(0, 4))
+def test_it_changes_no_result(calls: list[list[str]], entries: int) -> None:
+    cached = Cached(Recorded(), "hash", entries)
+    for queries in calls:
+        assert cached.search(queries, 2) == Recorded().search(queries, 2)
+
+
+class Fixed:
+    """Ranks as it was told, and remembers how many were asked for."""
+
+    def __init__(self, *positions: int) -> None:
+        self._positions = np.array(positions, np.int64)
+        self.asked: list[int] = []
+
+    def rank(self, query: str, k: int) -> Positions:
+        self.asked.append(k)
+        return self._positions[:k]
+
+
+def test_ranks_are_fused_by_hand() -> None:
+    """Constant 1: 7 gets 1/2 + 1/4 = .75, 5 gets 1/3 + 1/2 = .83, 9 gets 1/4, 2 gets 1/3."""
+    rankings = [np.array([7, 5, 9]), np.array([5, 2, 7])]
+    assert fuse(rankings, 1).tolist() == [5, 7, 2, 9]
+
+
+def test_equal_sums_rank_by_position() -> None:
+    assert fuse([np.array([4, 1]), np.array([1, 4])], 60).tolist() == [1, 4]
+    assert fuse([np.array([8]), np.array([3])], 60).tolist() == [3, 8]
+    assert fuse([np.array([], np.int64), np.array([], np.int64)], 60).tolist() == []
+
+
+@pytest.mark.parametrize(("k", "depth"), [(2, 3), (3, 3), (4, 4)])
+def test_candidates_or_k_of_each_are_fused(k: int, depth: int) -> None:
+    first, second = Fixed(1, 2, 3, 4, 5), Fixed(5, 4, 3, 2, 1)
+    found = Hybrid([first, second], HybridParams(rrf_constant=60, candidates=3)).rank("q", k)
+    assert first.asked == second.asked == [depth]
+    assert len(found) == k
+    assert found[0] == (3 if depth == 3 else 2)  # the only one in both, or the first of 2, 3, 4
+
+
+@given(st.lists(st.permutations(list(range(6))), min_size=1, max_size=3), st.integers(0, 100))
+def test_a_ranking_fused_with_itself_stays_and_order_of_rankers_is_nothing(
+    rankings: list[list[int]], constant: int
+) -> None:
+    arrays = [np.array(ranking) for ranking in rankings]
+    assert fuse([arrays[0], arrays[0]], constant).tolist() == rankings[0]
+    if len(arrays) == 2:
+        assert fuse(arrays, constant).tolist() == fuse(arrays[::-1], constant).tolist()

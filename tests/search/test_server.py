@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.params import SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.index import build, describe, open_index, open_local

@@ -113,29 +113,12 @@ def test_a_trace_tells_what_the_agent_did(run: tracking.Run) -> None:
     assert spans["search"].parent_id == spans["step 1"].span_id
     assert spans["step 2"].inputs == {"read": "<frame>Tesk: a city.<frame>"}
     assert spans["step 2"].attributes["reward"] == 1.0
-
-
-def test_only_the_tool_takes_time(run: tracking.Run) -> None:
-    tracking.log_traces(run.run_id, [episode()], decode)
-    [trace] = traces(run)
-    seconds = {
-        span.name: (int(span.end_time_ns or 0) - int(span.start_time_ns or 0)) / 1e9 for span in trace.data.spans
-    }
-    assert seconds == {"episode": 0.25, "step 1": 0.25, "search": 0.25, "step 2": 0.0}
-
-
-def test_rewards_are_feedback(run: tracking.Run) -> None:
-    tracking.log_traces(run.run_id, [episode()], decode)
-    [trace] = traces(run)
+    seconds = {name: (int(span.end_time_ns or 0) - int(span.start_time_ns or 0)) / 1e9 for name, span in spans.items()}
+    assert seconds == {"episode": 0.25, "step 1": 0.25, "search": 0.25, "step 2": 0.0}, "only the tool takes time"
     given = {each.name: each.value for each in trace.info.assessments or []}
-    assert given == {
-        "gold answers": ["Tesk"],
-        "return": 1.5,
-        "right": True,
-        "em": 1.0,
-        "progress": 1.0,
-        "no_answer": 0.0,
-    }
+    rewards = {"return": 1.5, "right": True, "em": 1.0, "progress": 1.0, "no_answer": 0.0}
+    assert given == {"gold answers": ["Tesk"], **rewards}
+    assert "MLFLOW_TRACKING_URI" not in os.environ, "the store of the process is left as it was"
 
 
 def test_a_call_that_failed_is_an_error(run: tracking.Run) -> None:
@@ -151,8 +134,3 @@ def test_no_trajectory_is_traced_twice(run: tracking.Run) -> None:
     assert len(traces(run)) == 3
     other = tracking.start("grpo", {"seed": 0}, {})
     assert tracking.log_traces(other.run_id, [episode("3/q/0")], decode) == 1, "a run has traces of its own"
-
-
-def test_the_store_of_the_process_is_left_as_it_was(run: tracking.Run) -> None:
-    tracking.log_traces(run.run_id, [episode()], decode)
-    assert "MLFLOW_TRACKING_URI" not in os.environ

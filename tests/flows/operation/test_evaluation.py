@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.inspection.viewer import Shown, When
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows

@@ -15,9 +15,10 @@ import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 
+from agent_r1.files import write_text
 from agent_r1.params import load
 from agent_r1.records import Prediction, Trajectory
-from agent_r1.tables import write_rows, write_text
+from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
 from flows.operation.history import latest, measure, previous

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.params import load
 from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry

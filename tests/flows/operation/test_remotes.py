@@ -20,7 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 
 ROOT = Path(__file__).parents[3]
 BUCKET = "agents"

@@ -24,7 +24,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from rich.console import Console
 
-from agent_r1.hashes import sha256
+from agent_r1.files import sha256
 from agent_r1.params import RunId, load
 from agent_r1.policy import checkpoint
 from flows.operation.lineage import lineage

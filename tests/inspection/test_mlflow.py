@@ -15,7 +15,8 @@ from mlflow import MlflowClient
 from playwright.sync_api import Browser, expect
 
 from agent_r1 import tracking
-from agent_r1.inspection.viewer import Shown, When, page
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.viewer import page
 from flows.server import await_health
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.inspection import viewer as page_module
-from agent_r1.inspection.payload import Payload, Table, run_lengths
-from agent_r1.inspection.viewer import Shown, When, packed, page
+from agent_r1.inspection.payload import Alphabet, Payload, run_lengths
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.viewer import packed, page
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
 MakeShown = Callable[..., Shown]
@@ -83,7 +84,7 @@ def test_a_number_has_as_many_digits_as_are_shown(make_shown: MakeShown, words: 
 
 
 def test_letters_go_on_after_those_that_are_none() -> None:
-    table: Table[int] = Table()
+    table: Alphabet[int] = Alphabet()
     letters = table.spell(range(60_000))
     assert len(set(letters)) == 60_000
     assert letters[0] == "]"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from agent_r1.inspection.viewer import Shown, When, page
+from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.viewer import page
 from agent_r1.records import CallStatus
 
 ABOUT: dict[str, Any] = {"facts": [["run", "ppo"]], "weights": {"em": 1.0}, "notes": ["Chosen by hand."]}

@@ -1,7 +1,9 @@
-"""Choosing a token, padding and decoding, on numbers that can be followed by hand."""
+"""Choosing a token, padding and generating, on numbers that can be followed by hand."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.rollout.transformers_engine import choose, decode, draws, left_padded
+from agent_r1.rollout.sampling import Engine, EngineError
+from agent_r1.rollout.transformers_engine import choose, draw_uniforms, generate, pad_left
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 
@@ -49,13 +53,13 @@ def test_what_is_impossible_is_never_chosen(possible: int, uniform: float, tempe
 
 
 def test_draws_belong_to_a_seed() -> None:
-    assert draws(3, 8).tolist() == draws(3, 8).tolist()
-    assert draws(3, 4).tolist() == draws(3, 8)[:4].tolist()
-    assert not np.isin(draws(3, 8), draws(4, 8)).any()
+    assert draw_uniforms(3, 8).tolist() == draw_uniforms(3, 8).tolist()
+    assert draw_uniforms(3, 4).tolist() == draw_uniforms(3, 8)[:4].tolist()
+    assert not np.isin(draw_uniforms(3, 8), draw_uniforms(4, 8)).any()
 
 
 def test_padding_is_on_the_left() -> None:
-    ids, mask = left_padded([[5, 6, 7], [8]])
+    ids, mask = pad_left([[5, 6, 7], [8]])
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
@@ -72,18 +76,30 @@ LIMITS = [1, 6, 3, 9]
 
 def test_company_and_padding_change_nothing(model: PreTrainedModel) -> None:
     """Rows leave after 1, 3, 6 and 9 tokens, so that the cache is cut down three times."""
-    uniforms = [draws(seed, limit) for seed, limit in enumerate(LIMITS)]
-    together = decode(model, CONTEXTS, uniforms, end_id=-1, temperature=1.0)
+    uniforms = [draw_uniforms(seed, limit) for seed, limit in enumerate(LIMITS)]
+    together = generate(model, CONTEXTS, uniforms, end_id=-1, temperature=1.0)
     assert [len(ids) for ids, _ in together] == LIMITS
     for context, uniform, (ids, logprobs) in zip(CONTEXTS, uniforms, together, strict=True):
-        [(alone, alone_logprobs)] = decode(model, [context], [uniform], end_id=-1, temperature=1.0)
+        [(alone, alone_logprobs)] = generate(model, [context], [uniform], end_id=-1, temperature=1.0)
         assert alone == ids
         assert logprobs == pytest.approx(alone_logprobs, abs=1e-5)
 
 
 def test_an_action_ends_with_the_end_token(model: PreTrainedModel) -> None:
     """Whatever comes third without an end token is one: the action has three tokens at most."""
-    uniform = draws(0, 6)
-    [(ids, _)] = decode(model, [[1, 2]], [uniform], end_id=-1, temperature=1.0)
-    [(ended, _)] = decode(model, [[1, 2]], [uniform], end_id=ids[2], temperature=1.0)
+    uniform = draw_uniforms(0, 6)
+    [(ids, _)] = generate(model, [[1, 2]], [uniform], end_id=-1, temperature=1.0)
+    [(ended, _)] = generate(model, [[1, 2]], [uniform], end_id=ids[2], temperature=1.0)
     assert ended == ids[: ids.index(ids[2]) + 1]
+
+
+def test_weights_that_are_not_there_are_missed(
+    opener: Callable[..., Callable[..., Engine]], tiny_model: Path, tmp_path: Path
+) -> None:
+    """Otherwise it would go on with random ones."""
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"lacks weights of its model: model\.norm\.weight"):
+        opener("transformers")(folder)

@@ -1,13 +1,17 @@
-"""How a conversation looks: coloured and cut to its width on a terminal, plain and whole elsewhere.
+"""Conversations with an agent: every question is an episode of its own, token for token as in training.
 
-What the policy, the passages and the person wrote is untrusted: it is never read as markup, and nothing in it reaches
-the terminal as a command.
+On a terminal they are coloured and cut to its width, elsewhere plain and whole. What the policy, the passages and the
+person wrote is untrusted: it is never read as markup, and nothing in it reaches the terminal as a command.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -15,12 +19,112 @@ from rich.text import Text
 
 from agent_r1.envs.actions import parse_action
 from agent_r1.evaluation.transcript import shown_arguments
-from agent_r1.params import EnvParams
+from agent_r1.params import EnvParams, Params
+from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, StopReason
-from agent_r1.rollout.episodes import StepView
+from agent_r1.rollout.attempts import asked_attempt
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episodes import StepView, follow
+from agent_r1.rollout.sampling import Sampler
+from agent_r1.search.base import Search
+from agent_r1.search.index import open_index
 
 LABEL = 8  # columns
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
+
+
+def chat(
+    settings: Params, path: str, title: str, updates: int, *, question: str | None, temperature: float, seed: int
+) -> None:
+    """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
+
+    Args:
+        path: of the policy, a Hugging Face folder or hub id; `title` is its name for people.
+        updates: of the policy since the warm start.
+        seed: of what is drawn with a temperature above 0.
+
+    Raises:
+        FileNotFoundError: there is no index.
+        ValueError: there is no such model, or its chat template cannot be used.
+        EngineError: the engine cannot run it.
+    """
+    at_keyboard = question is None and sys.stdin.isatty()
+    piped = question is None and not at_keyboard
+    console = Console(highlight=False, force_terminal=False if piped else None)
+    screen, places = Screen(console, settings.env), settings.places
+    with contextlib.ExitStack() as stack:
+        with console.status(f"loading {title}"):
+            renderer = Chat(load_tokenizer(path))
+            index = open_index(settings.search, places.passages, places.index)
+            engine = stack.enter_context(
+                open_engine(
+                    settings.engine,
+                    path,
+                    end_id=renderer.end_id,
+                    max_tokens=settings.env.max_tokens,
+                    temperature=temperature,
+                    dtype=settings.model.dtype,
+                    version=updates,
+                )
+            )
+        lines: Iterable[str] = sys.stdin if question is None else [question]
+        if at_keyboard:
+            screen.greet(title)
+            lines = typed(console)
+        session = Session(engine, renderer, index, settings.env, seed)
+        converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
+
+
+class Session:
+    """Questions to one agent."""
+
+    def __init__(self, sampler: Sampler, chat: Chat, index: Search, env: EnvParams, seed: int) -> None:
+        self._sampler, self._chat, self._index, self._env, self._seed = sampler, chat, index, env, seed
+        self._asked: Counter[str] = Counter()
+
+    def ask(self, text: str) -> Iterator[StepView]:
+        """The steps of an episode of its own. A question that comes again draws again, where anything is drawn."""
+        attempt = asked_attempt(text, self._index, self._env, sample=self._asked[text])
+        self._asked[text] += 1
+        return follow(
+            self._sampler,
+            self._chat,
+            attempt,
+            max_tokens=self._env.max_tokens,
+            max_action_tokens=self._env.max_action_tokens,
+            seed=self._seed,
+        )
+
+
+def converse(session: Session, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
+    """Asks one question after another and shows the episodes; a question that is too long is said to be so."""
+    for text in questions:
+        if echo:
+            screen.question(text)
+        started = time.perf_counter()
+        views = []
+        try:
+            for view in screen.waiting(session.ask(text)):
+                screen.step(view)
+                views.append(view)
+        except ValueError as refusal:
+            screen.refused(str(refusal))
+        else:
+            screen.ending(views, time.perf_counter() - started)
+
+
+def typed(console: Console) -> Iterator[str]:
+    """Questions from the keyboard, until Ctrl-D or Ctrl-C."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # gives input() editing and a history
+
+    while True:
+        try:
+            yield input("question> ")
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
 
 
 class Screen:
@@ -48,7 +152,7 @@ class Screen:
             yield view
 
     def step(self, view: StepView) -> None:
-        """What the policy thought and did, and what came back."""
+        """Shows the thought and the call or answer of a step, and the reply to it."""
         self._action(view)
         if view.step.stop_reason is StopReason.LENGTH:
             self._labelled("", f"(cut after {view.step.action_stop - view.step.action_start} tokens)", FAULT)
@@ -62,9 +166,9 @@ class Screen:
         """Why there is no answer, where there is none, and what the episode took."""
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
-            self._labelled("none", f"no answer: {why(last, self._limits)}", FAULT)
+            self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)
         calls = sum(bool(view.step.tool) for view in views)
-        parts = [counted(len(views), "step"), counted(calls, "call"), f"{last.tokens} tokens", f"{seconds:.1f} s"]
+        parts = [_counted(len(views), "step"), _counted(calls, "call"), f"{last.tokens} tokens", f"{seconds:.1f} s"]
         self._put(Text(", ".join(parts), QUIET))
         self.console.print()
 
@@ -107,8 +211,8 @@ def passage(line: str) -> Text:
     return Text.assemble((title, "bold" if colon else ""), colon, rest)
 
 
-def why(last: StepView, limits: EnvParams) -> str:
-    """What ended an episode that has no answer."""
+def _why(last: StepView, limits: EnvParams) -> str:
+    """The reason why an episode ended without an answer."""
     match last.outcome:
         case Outcome.TURN_LIMIT:
             return f"all {limits.max_steps} steps are used (env.max_steps)"
@@ -119,7 +223,7 @@ def why(last: StepView, limits: EnvParams) -> str:
     return f"the episode ended as {last.outcome}"
 
 
-def counted(number: int, noun: str) -> str:
+def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

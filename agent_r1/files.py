@@ -1,0 +1,140 @@
+"""Files and folders on disk: written whole or not at all, locked, and told apart by the hash of their content.
+
+DVC's md5 beside these hashes is the name of a copy in its cache; `agent_r1.params.fingerprint` is of values, not files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; on success it takes the place of `path`, on failure it is removed.
+
+    The old file stays whole until the new one is complete and on disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Removes what `replacing` left where its process was killed; nobody may be writing in the folder."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it is removed.
+
+    All that is in it is on disk before the swap, so that one whole folder exists at any moment. A swap that a kill cut
+    short is finished by `finish_swap`, or here the next time. One process at a time may replace a folder.
+    """
+    fresh = folder.with_name(f".{folder.name}.new")
+    _clean_up(fresh, folder)
+    fresh.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield fresh
+        for path in (*fresh.rglob("*"), fresh):
+            _sync(path)
+        if folder.exists():
+            folder.rename(_old(folder))
+        fresh.rename(folder)
+        _sync(folder.parent)
+    finally:
+        _clean_up(fresh, folder)
+
+
+def finish_swap(folder: Path) -> None:
+    """Cleans up after a process that was killed in `replaced_folder`: no rename alone can replace a folder."""
+    if not folder.exists() and _old(folder).exists():
+        _old(folder).rename(folder)
+    shutil.rmtree(_old(folder), ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Holds a lock file; the kernel frees it when the process ends, however it ends.
+
+    Where another process holds it, `when_held` is called first, which may raise; then its end is waited for.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        when_held()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def sha256(path: Path) -> str:
+    """Of a file its bytes; of a folder the names and bytes of all files in it, whatever order the disk keeps them in.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+    """
+    if not path.is_dir():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    members = sorted(member.relative_to(path) for member in path.rglob("*") if member.is_file())
+    lines = [f"{member.as_posix()} {sha256(path / member)}\n" for member in members]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def model_hash(model: str) -> str:
+    """Of a Hugging Face folder its content, of a hub id the commit that is loaded under this name.
+
+    Raises:
+        OSError: there is no such folder or hub id, or the hub cannot be reached and none of it was loaded before.
+    """
+    if Path(model).is_dir():
+        return sha256(Path(model))
+    from huggingface_hub import snapshot_download  # takes a while, and only hub ids need it
+
+    try:
+        return Path(snapshot_download(model, allow_patterns="config.json")).name
+    except (OSError, ValueError) as fault:
+        raise OSError(f"{model!r} is no folder, and no model from the hub: {fault}; correct it") from fault
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _clean_up(fresh: Path, folder: Path) -> None:
+    """Leaves the folder alone: the new one, or the old one where no new one came to be."""
+    shutil.rmtree(fresh, ignore_errors=True)
+    finish_swap(folder)
+
+
+def _old(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")

@@ -1,0 +1,64 @@
+"""Two evaluations side by side, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.evaluation.comparison import Comparison, Pair
+from agent_r1.evaluation.statistics import Interval
+
+EXAMPLES = 3  # questions shown of each kind
+
+
+def rendered(found: Comparison) -> Group:
+    """The measures of both with their differences, and some questions that one alone answers right."""
+    one, other = len(found.only_a_right), len(found.only_b_right)
+    right = sum(pair.a.em == pair.b.em == 1 for pair in found.pairs)
+    counts = (
+        f"Of {len(found.pairs)} questions {one} are right in {found.a} alone, {other} in {found.b} alone, {right} in "
+        f"both and {len(found.pairs) - one - other - right} in neither."
+    )
+    warning = [f"Not measured alike: {', '.join(found.differing)} differ."] if found.differing else []
+    return Group(
+        *(Text(line, style="bold red") for line in warning),
+        _scores(found),
+        Text(counts),
+        *_examples(f"right in {found.a} alone", found.only_a_right, found),
+        *_examples(f"right in {found.b} alone", found.only_b_right, found),
+    )
+
+
+def _scores(found: Comparison) -> Table:
+    table = Table(title=escape(f"{found.a} less {found.b}, 95 % intervals over questions"), title_justify="left")
+    table.add_column("measure")
+    for heading in (found.a, found.b, "difference"):
+        table.add_column(escape(heading), justify="right")
+    for row in found.measured:
+        decimals = 1 if row.measure.startswith("tokens") else 3
+        difference = Text(_cell(row.difference, decimals, sign="+"), "bold" if row.difference.excludes_zero else "")
+        table.add_row(row.measure, _cell(row.a, decimals), _cell(row.b, decimals), difference)
+    return table
+
+
+def _cell(value: Interval, decimals: int, sign: str = "") -> str:
+    mean, low, high = (f"{number:{sign}.{decimals}f}" for number in (value.mean, value.low, value.high))
+    return f"{mean} ({low} to {high})"
+
+
+def _examples(title: str, pairs: Sequence[Pair], found: Comparison) -> list[Table]:
+    """A few of the questions; no table where there is none."""
+    if not pairs:
+        return []
+    shown = pairs[:EXAMPLES]
+    table = Table(title=escape(f"{len(shown)} of the {len(pairs)} {title}"), title_justify="left", show_lines=True)
+    for heading in ("question", "gold", found.a, found.b):
+        table.add_column(escape(heading))
+    for pair in shown:
+        cells = (pair.question.text, " | ".join(pair.question.answers), pair.a.answer, pair.b.answer)
+        table.add_row(*(Text(cell or "(none)") for cell in cells))
+    return [table]

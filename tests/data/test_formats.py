@@ -1,0 +1,347 @@
+"""The three releases' rows and a user's own: worked examples, awkward ones, refusals, and all the shared rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.answers import normalize
+from agent_r1.data.formats import FORMATS
+from agent_r1.data.prepare import write
+from agent_r1.data.rows import Row
+from agent_r1.data.sources import read
+from agent_r1.params import FilesParams, PrepareParams, SplitParams
+from agent_r1.records import Passage, Question
+from agent_r1.tables import read_rows
+
+HOTPOTQA, WIKI, MUSIQUE, GENERIC = (FORMATS[name] for name in ("hotpotqa", "2wikimultihopqa", "musique", "generic"))
+
+
+def supported_row(**changes: Any) -> Row:
+    fields = {
+        "_id": "id2",
+        "question": "Who directed Kiss?",
+        "answer": "Mara",
+        "type": "comparison",
+        "supporting_facts": [["Kiss", 0], ["Mara", 0], ["Kiss", 1]],
+        "context": [["Kiss", ["A film.", " By Mara."]], ["Mara", ["A director."]], ["Other", ["x"]]],
+    }
+    return Row({key: value for key, value in {**fields, **changes}.items() if value is not ...}, Path("dev.json"), 2)
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
+def test_a_supported_row_becomes_a_question(name: str) -> None:
+    question = FORMATS[name].question(supported_row(), name, "test")
+    assert (question.question_id, question.dataset, question.split) == ("id2", name, "test")
+    assert (question.text, question.answers, question.kind) == ("Who directed Kiss?", ["Mara"], "comparison")
+    assert question.gold_titles == ["Kiss", "Mara"]  # two, though three sentences are cited
+    assert question.hops == 2
+
+
+def test_sentences_join_as_each_release_cuts_them() -> None:
+    assert HOTPOTQA.paragraphs(supported_row())[0] == ("Kiss", "A film. By Mara.")
+    cut = supported_row(context=[["Kiss", ["A film.", "By Mara."]]])
+    assert WIKI.paragraphs(cut) == [("Kiss", "A film. By Mara.")]
+
+
+@pytest.mark.parametrize("kind", ["bridge_comparison", "compositional", "inference", "comparison"])  # 2Wiki's four
+def test_each_has_its_kinds(kind: str) -> None:
+    assert WIKI.question(supported_row(type=kind), "w", "dev").kind == kind
+    if kind != "comparison":
+        with pytest.raises(ValueError, match="field 'type' must be one of bridge, comparison, found"):
+            HOTPOTQA.question(supported_row(type=kind), "h", "dev")
+    with pytest.raises(ValueError, match="field 'type' must be one of comparison, bridge_comparison"):
+        WIKI.question(supported_row(type="bridge"), "w", "dev")
+
+
+def test_four_gold_passages_are_four_hops() -> None:
+    facts = [["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]]
+    question = WIKI.question(supported_row(type="bridge_comparison", supporting_facts=facts), "w", "dev")
+    assert (question.gold_titles, question.hops) == (["A", "B", "C", "D"], 4)
+
+
+def test_a_sentence_number_beyond_its_paragraph_does_not_matter() -> None:
+    assert WIKI.question(supported_row(supporting_facts=[["Kiss", 9], ["Mara", -1]]), "w", "dev").hops == 2
+
+
+def test_fewer_paragraphs_and_gold_that_was_not_found_are_taken() -> None:
+    fullwiki = supported_row(context=[["Elsewhere", ["x"]]])
+    assert HOTPOTQA.question(fullwiki, "h", "dev").gold_titles == ["Kiss", "Mara"]
+    assert HOTPOTQA.paragraphs(fullwiki) == [("Elsewhere", "x")]
+
+
+HUB = {
+    "_id": ...,
+    "id": "id2",
+    "supporting_facts": {"title": ["Kiss", "Mara", "Kiss"], "sent_id": [0, 0, 1]},
+    "context": {"title": ["Kiss", "Mara"], "sentences": [["A film.", " By Mara."], ["A director."]]},
+}
+TEXTS = {
+    "supporting_facts": json.dumps([["Kiss", 0], ["Mara", 0]]),
+    "context": json.dumps([["Kiss", ["A film.", " By Mara."]], ["Mara", ["A director."]]]),
+}
+OBJECTS = {
+    "supporting_facts": [{"title": "Kiss", "sent_id": 0}, {"title": "Mara", "sent_id": 0}],
+    "context": [
+        {"title": "Kiss", "sentences": ["A film.", " By Mara."]},
+        {"title": "Mara", "sentences": ["A director."]},
+    ],
+}
+
+
+@pytest.mark.parametrize("layout", [HUB, TEXTS, OBJECTS])
+def test_the_hubs_layouts_are_the_same_rows(layout: dict[str, Any]) -> None:
+    assert HOTPOTQA.question(supported_row(**layout), "h", "dev") == HOTPOTQA.question(supported_row(), "h", "dev")
+    assert HOTPOTQA.paragraphs(supported_row(**layout)) == HOTPOTQA.paragraphs(supported_row())[:2]
+
+
+def test_a_numbered_row_is_taken() -> None:
+    assert HOTPOTQA.question(supported_row(_id=37), "h", "dev").question_id == "37"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        *(({field: ...}, field) for field in ("_id", "question", "answer", "type", "supporting_facts")),
+        ({"answer": None}, "answer"),
+        ({"_id": True}, "_id"),
+        ({"type": "riddle"}, "type"),
+        ({"supporting_facts": []}, "supporting_facts"),
+        ({"supporting_facts": ["Kiss"]}, "supporting_facts"),
+        ({"supporting_facts": [[7, 0]]}, "supporting_facts"),
+        ({"supporting_facts": "no JSON"}, "supporting_facts"),
+        ({"supporting_facts": {"title": ["Kiss"], "sent_id": []}}, "supporting_facts"),
+        ({"supporting_facts": {"title": ["Kiss"]}}, "supporting_facts"),
+    ],
+)
+def test_a_malformed_supported_row_is_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=rf"^dev\.json, row 2: field '{field}'"):
+        HOTPOTQA.question(supported_row(**changes), "h", "dev")
+
+
+@pytest.mark.parametrize(
+    "context",
+    [..., [], "Kiss", [["Kiss", "A film."]], [["Kiss", [7]]], [["Kiss", ["A film."], "x"]], [[7, ["A film."]]]],
+)
+def test_a_malformed_context_is_named(context: Any) -> None:
+    with pytest.raises(ValueError, match=r"^dev\.json, row 2: field 'context' must hold \[title, "):
+        HOTPOTQA.paragraphs(supported_row(context=context))
+
+
+def paragraph(title: str, is_supporting: bool = False) -> dict[str, Any]:
+    return {"idx": 0, "title": title, "paragraph_text": f"On {title}. ", "is_supporting": is_supporting}
+
+
+def musique_row(**changes: Any) -> Row:
+    fields = {
+        "id": "3hop1__140786_2053_5289",
+        "paragraphs": [paragraph("A", True), paragraph("x"), paragraph("B", True), paragraph("A", True)],
+        "question": "Who?",
+        "question_decomposition": [{"id": 1}, {"id": 2}, {"id": 3}],
+        "answer": "G. Stanley Hall",
+        "answer_aliases": ["Stanley Hall", "", "G. Stanley Hall"],
+        "answerable": True,
+    }
+    return Row({key: value for key, value in {**fields, **changes}.items() if value is not ...}, Path("dev.jsonl"), 5)
+
+
+def test_a_row_of_musique_becomes_a_question_with_its_aliases() -> None:
+    found = MUSIQUE.question(musique_row(), "musique", "test")
+    assert (found.question_id, found.text, found.kind) == ("3hop1__140786_2053_5289", "Who?", "3hop1")
+    assert found.answers == ["G. Stanley Hall", "Stanley Hall"]
+    assert found.gold_titles == ["A", "B"]  # two gold passages share a title
+    assert found.hops == 3
+
+
+def test_any_number_of_paragraphs_is_taken() -> None:
+    assert MUSIQUE.paragraphs(musique_row()) == [("A", "On A."), ("x", "On x."), ("B", "On B."), ("A", "On A.")]
+
+
+def test_a_row_of_musique_without_aliases_or_a_telling_id_is_taken() -> None:
+    found = MUSIQUE.question(musique_row(id=7, answer_aliases=...), "musique", "test")
+    assert (found.question_id, found.answers, found.kind) == ("7", ["G. Stanley Hall"], "3hop")
+
+
+def test_an_unanswerable_question_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dev\.jsonl, row 5: not answerable, .* use the files named musique_ans"):
+        MUSIQUE.question(musique_row(answerable=False), "musique", "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": ...}, "field 'id'"),
+        ({"answer": ...}, "field 'answer'"),
+        ({"answer_aliases": "Hall"}, "field 'answer_aliases' must be a list of texts"),
+        ({"question_decomposition": []}, "field 'question_decomposition' must be a list of objects"),
+        ({"paragraphs": ["A"]}, "field 'paragraphs' must be a list of objects"),
+        ({"paragraphs": [{"title": "A", "is_supporting": True}]}, "field 'paragraphs' must hold objects with title,"),
+        ({"paragraphs": [paragraph("x")]}, "field 'paragraphs' must hold at least one with is_supporting: true"),
+    ],
+)
+def test_a_malformed_row_of_musique_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^dev\.jsonl, row 5: {message}"):
+        MUSIQUE.question(musique_row(**changes), "musique", "test")
+
+
+def own_row(**fields: Any) -> Row:
+    return Row({"question": "Who?", **fields}, Path("own/train.jsonl.gz"), 3)
+
+
+def test_a_question_and_its_answers_are_enough() -> None:
+    found = GENERIC.question(own_row(answers=["Ann", "A. Bell"]), "own", "train")
+    assert (found.question_id, found.dataset, found.split) == ("own-train-train.jsonl.gz-3", "own", "train")
+    assert (found.text, found.answers) == ("Who?", ["Ann", "A. Bell"])
+    assert (found.gold_titles, found.hops, found.kind) == ([], 1, "unknown")
+
+
+def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
+    found = GENERIC.question(
+        own_row(id=9, answer="Ann", gold_titles=["A", "B"], kind="bridge", source="mine"), "own", "train"
+    )
+    assert (found.question_id, found.answers, found.hops, found.kind) == ("9", ["Ann"], 2, "bridge")
+    assert GENERIC.question(own_row(answer="Ann", gold_titles=["A"], hops=3), "own", "train").hops == 3
+
+
+def test_null_is_as_good_as_no_field() -> None:
+    """An optional column of a Parquet file holds it wherever nothing is known."""
+    known = own_row(answer="Ann")
+    unknown = own_row(answer="Ann", answers=None, id=None, _id=None, gold_titles=None, hops=None, kind=None)
+    assert GENERIC.question(unknown, "own", "train") == GENERIC.question(known, "own", "train")
+    assert GENERIC.question(own_row(answer="Ann", id=None, _id="7"), "own", "train").question_id == "7"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "answer"),
+        ({"answers": []}, "answers"),
+        ({"answers": "Ann"}, "answers"),
+        ({"answer": "Ann", "question": ""}, "question"),
+        ({"answer": "Ann", "gold_titles": "A"}, "gold_titles"),
+        ({"answer": "Ann", "hops": 0}, "hops"),
+        ({"answer": "Ann", "kind": 2}, "kind"),
+        ({"answer": None}, "answer"),
+    ],
+)
+def test_a_malformed_row_of_ones_own_is_named(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=rf"^own/train\.jsonl\.gz, row 3: field '{field}' must"):
+        GENERIC.question(own_row(**fields), "own", "train")
+
+
+SHARED = Path(__file__).parents[2].parent / "shared/data/multihop"
+FILES = {
+    "hotpotqa": ("hotpot_train_v1.1.subset.json.gz", "hotpot_dev_distractor_v1.subset.json.gz"),
+    "2wikimultihopqa": ("train.subset.json.gz", "dev.subset.json.gz"),
+    "musique": ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz"),
+}
+KINDS = {  # of the test split, each with its hops
+    "hotpotqa": {("bridge", 2): 1455, ("comparison", 2): 378},
+    "2wikimultihopqa": {
+        ("compositional", 2): 261,
+        ("bridge_comparison", 4): 175,
+        ("comparison", 2): 160,
+        ("inference", 2): 75,
+    },
+    "musique": {
+        ("2hop", 2): 361,
+        ("3hop1", 3): 104,
+        ("3hop2", 3): 24,
+        ("4hop1", 4): 40,
+        ("4hop2", 4): 6,
+        ("4hop3", 4): 14,
+    },
+}
+on_the_shared_rows = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared rows are not here")
+
+
+@on_the_shared_rows
+def test_all_rows_of_the_three_become_one_mixture(prepare_params: PrepareParams, tmp_path: Path) -> None:
+    files = {name: release(name, corpus=True) for name in FILES}
+    write(prepare_params.model_copy(update={"datasets": list(FILES), "files": files}), tmp_path)
+    questions = read_rows(tmp_path / "questions.parquet", Question)
+    assert Counter((question.dataset, question.split) for question in questions) == {
+        ("hotpotqa", "train"): 300,
+        ("hotpotqa", "test"): 1833,
+        ("2wikimultihopqa", "train"): 500,
+        ("2wikimultihopqa", "test"): 671,
+        ("musique", "train"): 100,
+        ("musique", "test"): 549,
+    }
+    for name, kinds in KINDS.items():
+        test = [question for question in questions if (question.dataset, question.split) == (name, "test")]
+        assert Counter((question.kind, question.hops) for question in test) == kinds
+    closed = Counter(question.dataset for question in questions if question.answers[0] in ("yes", "no"))
+    assert closed["2wikimultihopqa"] == 59 + 166
+    passages = read_rows(tmp_path / "passages.parquet", Passage)
+    assert len({passage.passage_id for passage in passages}) == len(passages)
+    lines = {
+        (row.fields["title"], row.fields["text"]) for name in FILES for row in read(SHARED / name / "corpus.jsonl.gz")
+    }
+    assert {(passage.title, passage.text) for passage in passages} == {(title, text.strip()) for title, text in lines}
+    titles = {passage.title for passage in passages}
+    assert all(title in titles for question in questions for title in question.gold_titles)
+
+
+@on_the_shared_rows
+@pytest.mark.parametrize("name", FILES)
+def test_without_a_corpus_the_rows_bring_all_gold_passages(
+    name: str, prepare_params: PrepareParams, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = prepare_params.model_copy(update={"datasets": [name], "files": {name: release(name, corpus=False)}})
+    write(params, tmp_path)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+@on_the_shared_rows
+def test_awkward_rows_of_2wiki_are_there() -> None:
+    rows = [row for path in FILES["2wikimultihopqa"] for row in read(SHARED / "2wikimultihopqa" / path)]
+    assert sum("answer_id" not in row.fields for row in rows) == 6
+    beyond = [row for row in rows if _cites_beyond(row.fields)]
+    assert len(beyond) == 3 + 6
+    assert [WIKI.question(row, "w", "dev").hops for row in beyond] == [
+        len({title for title, _ in row.fields["supporting_facts"]}) for row in beyond
+    ]
+
+
+@on_the_shared_rows
+def test_answers_of_2wiki_are_in_their_context_once_normalised() -> None:
+    as_written = normalised = spans = 0
+    for row in read(SHARED / "2wikimultihopqa/dev.subset.json.gz"):
+        answer = row.fields["answer"]
+        text = " ".join(f"{title} {body}" for title, body in WIKI.paragraphs(row))
+        if answer not in ("yes", "no"):
+            spans += 1
+            as_written += answer in text
+            normalised += normalize(answer) in normalize(text.replace("- ", "-"))  # its texts say "Saint- Cyr"
+    assert as_written < 0.8 * spans
+    assert normalised == spans
+
+
+def _cites_beyond(fields: dict[str, list[list[str]]]) -> bool:
+    lengths = {title: len(sentences) for title, sentences in fields["context"]}
+    return any(int(number) >= lengths[title] for title, number in fields["supporting_facts"])
+
+
+def release(name: str, *, corpus: bool) -> FilesParams:
+    train, test = (SplitParams(file=SHARED / name / file, questions=0) for file in FILES[name])
+    return FilesParams.model_validate(
+        {
+            "format": name,
+            "train": train.model_dump(),
+            "test": test.model_dump(),
+            "corpus": SHARED / name / "corpus.jsonl.gz" if corpus else None,
+        }
+    )
+
+
+@on_the_shared_rows
+def test_the_rows_are_what_the_readme_says() -> None:
+    paragraphs = Counter(len(row.fields["paragraphs"]) for row in read(SHARED / "musique" / FILES["musique"][1]))
+    assert paragraphs == {20: 548, 19: 1}
+    contexts = Counter(len(row.fields["context"]) for row in read(SHARED / "hotpotqa" / FILES["hotpotqa"][1]))
+    assert sum(times for length, times in contexts.items() if length < 10) == 9

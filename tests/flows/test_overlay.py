@@ -1,0 +1,157 @@
+"""Overlays in a real DVC project: composed, refused where something would be lost, and taken off again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1.params import load
+from flows.overlay import switch
+
+ROOT = Path(__file__).parents[2]
+STAGES = """
+stages:
+  prepare:
+    cmd: mkdir -p ${places.data} && touch ${places.data}/rows
+    params: [prepare]
+    outs: ["${places.data}/rows"]
+  train:
+    foreach: ${repro_runs}
+    do:
+      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
+      params: [train, "runs.${item}"]
+      deps: ["${places.data}/rows"]
+      outs: ["${places.outputs}/${item}"]
+  evaluate:
+    foreach: ${repro_baselines}
+    do:
+      cmd: echo ${item} > ${item}
+      params: [evaluate]
+      outs: ["${item}"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The project's own parameters and overlays, in the current folder."""
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copytree(ROOT / "overlays", tmp_path / "overlays", ignore=shutil.ignore_patterns("base.yaml"))
+    overlays = {
+        "small": "places: {data: small/data, outputs: small/out}\ntrain:\n  iterations: 7  # few\n",
+        "wrong": "train: {update: {clip_hihg: 0.3}}\n",
+        "list": "- train\n",
+    }
+    for name, text in overlays.items():
+        (tmp_path / f"overlays/{name}.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(project: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(project)): path.read_bytes() for path in project.rglob("*.yaml")}
+
+
+def dvc(*arguments: str) -> str:
+    return subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(project: Path) -> None:
+    (project / "dvc.yaml").write_text(STAGES)
+    dvc("init", "--no-scm", "--quiet")
+    dvc("repro", "--quiet")
+    trained = {f"train@{run}" for run in load().repro_runs}
+    switch("small")
+    assert set(json.loads(dvc("status", "--json"))) == {"prepare", *trained}
+    switch("base")
+    assert json.loads(dvc("status", "--json")) == {}
+
+
+def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: Path) -> None:
+    before = files(project)
+    base = load()
+    switch("small")
+    text = (project / "params.yaml").read_text()
+    first, *lines = text.splitlines()
+    assert "overlays/small.yaml" in first
+    assert "`python -m flows overlay base` goes back" in first
+    assert load().places.data == "small/data"
+    assert load().train == base.train.model_copy(update={"iterations": 7})
+    assert files(project)["overlays/base.yaml"] == before["params.yaml"]
+    original = before["params.yaml"].decode().splitlines()
+    assert [line for line in original if "#" in line and line not in lines] == original[3:5]  # of places: realigned
+    switch("small")
+    assert (project / "params.yaml").read_text() == text
+    switch("qwen2.5-3b")
+    assert load().train.iterations == 400, "composed from the same base"
+    assert load().places.outputs == "scales/qwen2.5-3b/outputs"
+    for _ in range(2):
+        switch("base")
+        assert files(project) == before
+
+
+def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -> None:
+    own = load()
+    switch("qwen2.5-3b")
+    full = load()
+    assert full.prepare.files == own.prepare.files
+    assert full.prepare.datasets == ["hotpotqa", "2wikimultihopqa", "musique"]
+    assert "test" in full.prepare.files["musique"].splits
+    assert "train" not in full.prepare.files["musique"].splits
+    assert full.model.path == "Qwen/Qwen2.5-3B-Instruct"
+    assert (full.train.update.learning_rate, full.train.update.critic_learning_rate) == (1e-5, 1e-4)
+    assert set(full.runs) == set(own.runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("smal", r"there is no overlay 'smal'; did you mean 'small'\?"),
+        ("../params", r"there is no overlay '\.\./params'"),
+        ("wrong", r"overlays/wrong\.yaml: unknown key 'train\.update\.clip_hihg'; did you mean 'clip_high'\?"),
+        ("list", r"overlays/list\.yaml: expected a mapping of what differs, found "),
+    ],
+)
+def test_what_is_no_overlay_is_refused_and_nothing_is_written(project: Path, name: str, message: str) -> None:
+    for on in ("base", "small"):
+        switch(on)
+        before = files(project)
+        with pytest.raises(ValueError, match=message):
+            switch(name)
+        assert files(project) == before
+
+
+@pytest.mark.parametrize("to", ["base", "small", "qwen2.5-3b"])
+def test_parameters_that_were_edited_under_an_overlay_are_kept(project: Path, to: str) -> None:
+    switch("small")
+    edited = (project / "params.yaml").read_text().replace("iterations: 7\n", "iterations: 9\n")
+    (project / "params.yaml").write_text(edited)
+    with pytest.raises(ValueError, match=r"under an overlay: train\.iterations 7 -> 9; edit overlays/base\.yaml"):
+        switch(to)
+    assert (project / "params.yaml").read_text() == edited
+
+
+def test_an_edited_overlay_is_composed_again(project: Path) -> None:
+    switch("small")
+    (project / "overlays/small.yaml").write_text("train: {iterations: 8}\n")
+    switch("small")
+    assert (load().train.iterations, load().places.data) == (8, "data")
+
+
+def test_a_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Path) -> None:
+    own = (project / "params.yaml").read_text()
+    switch("small")
+    (project / "params.yaml").write_text(own)  # as git does
+    switch("small")
+    (project / "params.yaml").write_text(own.replace("top_k: 2 ", "top_k: 3 "))
+    with pytest.raises(ValueError, match=r"no composition, but overlays/base\.yaml waits: env\.top_k 2 -> 3; remove"):
+        switch("base")
+    (project / "params.yaml").write_text(own)
+    switch("small")
+    (project / "overlays/base.yaml").unlink()
+    with pytest.raises(ValueError, match=r"overlays/base\.yaml, which params\.yaml was composed of, is gone"):
+        switch("base")

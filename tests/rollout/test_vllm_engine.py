@@ -1,0 +1,344 @@
+"""Every engine keeps the same promises, vLLM in a process and behind a URL among them; its own come last."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from agent_r1.params import LoraParams, load
+from agent_r1.policy import checkpoint
+from agent_r1.policy.adapter import trained_state
+from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import token_logprobs
+from agent_r1.records import StopReason
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.sampling import Action, Engine, EngineError, Request
+from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch
+from agent_r1.seeds import derive
+
+CLOSE = 1e-4  # nats, in float32
+ROOT = Path(__file__).parents[2]
+
+Open = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers", "server"])
+def open_kind(request: pytest.FixtureRequest, opener: Callable[..., Open]) -> Open:
+    """`open_engine` for each kind; a batch of transformers is small, so that there are several."""
+    match request.param:
+        case "server":
+            return opener("server", urls=[request.getfixturevalue("engine_server")])
+        case "transformers":
+            return opener("transformers", batch_size=10)
+    return opener("vllm")
+
+
+@pytest.fixture(scope="module")
+def engine(open_kind: Open, tiny_model: Path) -> Iterator[Engine]:
+    """Samples with the weights that the last test loaded; a test that minds loads its own."""
+    with open_kind(tiny_model) as engine:
+        yield engine
+
+
+def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
+    """Contexts of 20 to 40 arbitrary tokens."""
+    rng = np.random.default_rng(0)
+    return [
+        Request(
+            episode=index,
+            step=0,
+            context=rng.integers(0, 256, 20 + index % 21).tolist(),
+            seed=derive(index),
+            max_tokens=max_tokens,
+        )
+        for index in range(count)
+    ]
+
+
+@torch.no_grad()
+def learner_logprobs(folder: Path, ids: list[int]) -> NDArray[np.float32]:
+    """[T - 1] what transformers thinks of the tokens after the first."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    logits = model(torch.tensor([ids])).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+
+
+def bits(actions: list[Action]) -> list[tuple[list[int], bytes]]:
+    return [(action.token_ids, action.logprobs.tobytes()) for action in actions]
+
+
+@pytest.fixture(scope="module")
+def changed_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with embeddings moved far enough to change what it says; they are tied to its output."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    weight = model.get_input_embeddings().weight
+    assert weight is model.get_output_embeddings().weight
+    weight.data += 0.2 * torch.randn(weight.shape, generator=generator)
+    folder = tmp_path_factory.mktemp("changed")
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_actions_end_with_the_end_token_or_at_their_limit(engine: Engine, chat: Chat) -> None:
+    asked = requests(200)
+    actions = engine.sample(asked)
+    assert {action.stop_reason for action in actions} == set(StopReason)
+    for request, action in zip(asked, actions, strict=True):
+        assert len(action.token_ids) == len(action.logprobs) <= request.max_tokens
+        assert chat.end_id not in action.token_ids[:-1]
+        assert (action.stop_reason is StopReason.END) == (action.token_ids[-1] == chat.end_id)
+        assert action.stop_reason is StopReason.END or len(action.token_ids) == request.max_tokens
+
+
+def test_a_limit_of_one_token(engine: Engine) -> None:
+    assert all(len(action.token_ids) == 1 for action in engine.sample(requests(4, max_tokens=1)))
+
+
+def test_sampled_logprobs_are_the_learners_whatever_was_loaded_last(
+    engine: Engine, tiny_model: Path, changed_model: Path
+) -> None:
+    """Law 6. Without the refresh of the tied output layer they would be off by more than 1."""
+    for folder, version, other in [(changed_model, 1, tiny_model), (tiny_model, 2, changed_model)]:
+        engine.load_weights(folder, version)
+        assert engine.version == version
+        gaps, apart = [], []
+        for request, action in zip(requests(), engine.sample(requests()), strict=True):
+            ids, drawn = request.context + action.token_ids, slice(len(request.context) - 1, None)
+            learner = learner_logprobs(folder, ids)[drawn]
+            gaps.append(np.abs(action.logprobs - learner).max())
+            apart.append(np.abs(learner_logprobs(other, ids)[drawn] - learner).max())
+        assert max(gaps) < CLOSE
+        assert max(apart) > 1
+
+
+def test_new_weights_are_sampled_with(engine: Engine, tiny_model: Path, changed_model: Path) -> None:
+    """The contexts are in the prefix cache of the old weights: sampling again must not use it."""
+    engine.load_weights(tiny_model, version=0)
+    long = [Request(episode=0, step=0, context=[*range(256)], seed=0, max_tokens=8)]
+    engine.sample(long)
+    engine.load_weights(changed_model, version=1)
+    [action] = engine.sample(long)
+    learner = learner_logprobs(changed_model, long[0].context + action.token_ids)
+    assert np.abs(learner[255:] - action.logprobs).max() < CLOSE
+
+
+def test_the_same_requests_give_the_same_actions(engine: Engine, tiny_model: Path) -> None:
+    """In the same company bit for bit, but for a server; alone, or after others, up to rounding."""
+    engine.load_weights(tiny_model, version=0)
+    asked = requests()
+    first = engine.sample(asked)
+    engine.load_weights(tiny_model, version=0)
+    again, alone, turned = engine.sample(asked), engine.sample(asked[:1]), engine.sample(asked[::-1])
+    for other, actions in ((again, first), (alone, first[:1]), (turned, first[::-1])):
+        for one, action in zip(other, actions, strict=True):
+            assert one.token_ids == action.token_ids
+            assert np.abs(one.logprobs - action.logprobs).max() < CLOSE
+
+
+def test_every_seed_has_its_own_draws(engine: Engine) -> None:
+    shared = [Request(episode=i, step=0, context=[1, 2, 3], seed=i, max_tokens=8) for i in range(8)]
+    assert len({tuple(action.token_ids) for action in engine.sample(shared)}) == 8
+
+
+def test_greedy_tokens_are_the_learners_likeliest(open_kind: Open, changed_model: Path) -> None:
+    """So all engines agree on them. Their logprobs are those of temperature 1."""
+    with open_kind(changed_model, max_tokens=64, temperature=0.0) as engine:
+        asked = requests(12, max_tokens=5)
+        model = AutoModelForCausalLM.from_pretrained(changed_model, dtype=torch.float32)
+        for request, action in zip(asked, engine.sample(asked), strict=True):
+            ids = request.context + action.token_ids
+            likeliest = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+            assert likeliest[len(request.context) - 1 : -1] == action.token_ids
+            learner = learner_logprobs(changed_model, ids)[len(request.context) - 1 :]
+            assert np.abs(learner - action.logprobs).max() < CLOSE
+
+
+def test_a_model_that_is_not_there_is_told(open_kind: Open, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="config"):
+        open_kind(tmp_path)
+
+
+@pytest.mark.parametrize("open_kind", ["vllm", "transformers"], indirect=True)
+def test_in_one_process_the_same_requests_give_the_same_bits(
+    open_kind: Open, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one engine and in another; and nothing is left of either in the temporary folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    found = []
+    for _ in range(2):
+        with open_kind(tiny_model) as engine:
+            found.append(bits(engine.sample(requests())))
+            engine.load_weights(tiny_model, version=1)
+            found.append(bits(engine.sample(requests())))
+    assert found == found[:1] * 4
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("open_kind", ["transformers", "server"], indirect=True)
+def test_a_model_that_reads_too_few_tokens_is_told(open_kind: Open, tiny_model: Path) -> None:
+    with pytest.raises(EngineError, match=r"reads (512|1024) tokens at most.* env.max_tokens"):
+        open_kind(tiny_model, max_tokens=2048)
+
+
+def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one that sleeps, after its parent has let go; killed, it loses the folder at the next claim."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder, claim = claim_scratch()
+    (folder / "left").touch()
+    owner = subprocess.Popen(["sleep", "600"], pass_fds=[claim])
+    os.close(claim)
+    others = [claim_scratch()]
+    assert set(tmp_path.iterdir()) == {folder, others[0][0]}
+    owner.kill()
+    owner.wait()
+    others.append(claim_scratch())
+    assert set(tmp_path.iterdir()) == {other for other, _ in others}
+    for _, descriptor in others:
+        os.close(descriptor)
+
+
+OPEN = """
+import sys
+from pathlib import Path
+from agent_r1.params import load
+from agent_r1.rollout.engines import open_engine
+settings = load(Path("params.yaml")).engine
+with open_engine(settings, sys.argv[1], end_id=0, max_tokens=64, temperature=1.0, dtype="auto") as engine:
+    print(engine.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_of_an_engine_that_was_killed(
+    opener: Callable[..., Open], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its process: after `close`. With all that started it: after the next start, and nothing that is in use."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", OPEN, str(tiny_model)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout
+    orphan = int(parent.stdout.readline())
+    in_use, claim = claim_scratch()
+    [left] = set(tmp_path.glob("agent_r1_engine_*")) - {in_use}
+    assert list(left.iterdir()), "a folder that vLLM does not use would prove nothing"
+    for pid in (orphan, parent.pid):
+        os.kill(pid, signal.SIGKILL)
+    parent.communicate()
+    with opener("vllm")(tiny_model, max_tokens=64) as engine:
+        assert isinstance(engine, VllmEngine)
+        assert not left.exists()
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="ended with code -9"):
+            engine.sample(requests(1, max_tokens=5))
+    with pytest.raises(ProcessLookupError):
+        os.kill(engine.pid, 0)
+    assert {path for path in tmp_path.iterdir() if "inductor" not in path.name} == {in_use}
+    os.close(claim)
+
+
+@pytest.mark.parametrize("open_kind", ["server"], indirect=True)
+def test_a_server_says_what_it_refuses(open_kind: Open, tiny_model: Path) -> None:
+    too_long = Request(episode=0, step=0, context=[1] * 1024, seed=0, max_tokens=1)
+    with open_kind(tiny_model) as engine, pytest.raises(EngineError, match=r"refused /inference.*1024"):
+        engine.sample([too_long])
+
+
+@pytest.mark.parametrize("open_kind", ["server"], indirect=True)
+def test_weights_that_another_training_loaded_are_noticed(open_kind: Open, tiny_model: Path) -> None:
+    """The second engine takes the server over, and the first one says so instead of going on."""
+    with open_kind(tiny_model) as first, open_kind(tiny_model) as second:
+        assert len(second.sample(requests())) == 24
+        with pytest.raises(EngineError, match=r"has other weights than it was given.* give every training its own"):
+            first.sample(requests())
+
+
+ADAPTED = [
+    Request(episode=index, step=0, context=[*range(index, index + 20 + index)], seed=index, max_tokens=12)
+    for index in range(6)
+]
+
+
+@pytest.fixture
+def make(tiny_model: Path) -> Callable[[], Learner]:
+    """Learners over the tiny model with fresh adapters of rank 4."""
+    adapter = LoraParams(rank=4, alpha=8, targets=["all-linear"])
+    settings = load(ROOT / "params.yaml")
+    model = settings.model.model_copy(update={"lora": adapter})
+    cpu = torch.device("cpu")
+    return lambda: Learner(tiny_model, settings.train.update, model, with_critic=False, seed=0, device=cpu)
+
+
+def move(learner: Learner) -> None:
+    """Far enough to change what the policy says."""
+    learner.policy_version += 1
+    generator = torch.Generator().manual_seed(learner.policy_version)
+    for weight in trained_state(learner.policy).values():
+        weight += 0.2 * torch.randn(weight.shape, generator=generator)
+
+
+def save(learner: Learner, folder: Path) -> Path:
+    """A checkpoint whose policy is nothing but its adapters, so that nothing else can be what is loaded."""
+    checkpoint.save(folder, learner, iterations=learner.policy_version, fingerprint="same")
+    (folder / "policy" / "model.safetensors").unlink()
+    return folder / "policy"
+
+
+@torch.no_grad()
+def gap(learner: Learner, actions: list[Action]) -> float:
+    """The largest difference in nats between what sampler and learner think of the actions."""
+    gaps = []
+    for request, action in zip(ADAPTED, actions, strict=True):
+        ids = torch.tensor([request.context + action.token_ids])
+        of_action = torch.arange(ids.shape[1])[None] >= len(request.context)
+        found = token_logprobs(learner.policy, ids, of_action).numpy()
+        gaps.append(np.abs(found - action.logprobs).max())
+    return float(max(gaps))
+
+
+def test_the_sampler_runs_the_learners_adapters(
+    make: Callable[[], Learner], opener: Callable[..., Open], tiny_model: Path, tmp_path: Path
+) -> None:
+    """From the start, after each of two updates, and back to the first; a fresh engine goes on with the same bits."""
+    learner = make()
+    with opener("vllm")(tiny_model, max_tokens=128, adapter_rank=4) as engine:
+        before = engine.sample(ADAPTED)
+        assert gap(learner, before) < CLOSE
+        for version in (1, 2):
+            move(learner)
+            assert gap(learner, before) > 0.1, "an update that changes nothing would prove nothing"
+            engine.load_weights(save(learner, tmp_path / f"{version}"), version)
+            before = engine.sample(ADAPTED)
+            assert (engine.version, gap(learner, before) < CLOSE) == (version, True)
+        good = make()
+        assert checkpoint.load(tmp_path / "1", good).policy_version == 1
+        engine.load_weights(tmp_path / "1" / "policy", 1)
+        shutil.rmtree(tmp_path / "1")  # a checkpoint is replaced while its policy is sampled with
+        assert gap(good, engine.sample(ADAPTED)) < CLOSE
+    resumed = make()
+    checkpoint.load(tmp_path / "2", resumed)
+    with opener("vllm")(tiny_model, max_tokens=128, adapter_rank=4) as engine:
+        engine.load_weights(tmp_path / "2" / "policy", resumed.policy_version)
+        after = engine.sample(ADAPTED)
+    assert gap(resumed, after) < CLOSE
+    assert [action.logprobs.tobytes() for action in after] == [action.logprobs.tobytes() for action in before]

@@ -1,0 +1,115 @@
+"""Files are replaced whole or not at all and locked for one process; hashes see names and bytes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from agent_r1 import files
+from agent_r1.files import finish_swap, locked, model_hash, replaced_folder, sha256, write_text
+
+
+def test_a_file_by_the_standard_example(tmp_path: Path) -> None:
+    # FIPS 180-4's example "abc".
+    (tmp_path / "file").write_text("abc")
+    assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def folder(path: Path, content: dict[str, str]) -> Path:
+    for name, text in content.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return path
+
+
+def test_a_folder_is_its_names_and_bytes(tmp_path: Path) -> None:
+    one = folder(tmp_path / "one", {"a": "x", "below/b": "y"})
+    same = folder(tmp_path / "same", {"below/b": "y", "a": "x"})
+    others = [{"a": "x", "below/b": "z"}, {"a": "x", "b": "y"}, {"a": "x"}, {"a": "y", "below/b": "x"}]
+    assert sha256(one) == sha256(same)
+    hashes = {sha256(folder(tmp_path / str(i), other)) for i, other in enumerate(others)}
+    assert len(hashes | {sha256(one)}) == 5
+
+
+def test_a_model_is_its_folder_or_the_commit_of_its_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own cache, and no network."""
+    local = folder(tmp_path / "local", {"config.json": "{}"})
+    assert model_hash(str(local)) == sha256(local)
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = {"refs/main": commit, f"snapshots/{commit}/config.json": "{}"}
+    folder(tmp_path / "hub" / "models--own--encoder", cached)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert model_hash("own/encoder") == commit
+    for missing in ("own/reader", "models/own/encoder"):
+        with pytest.raises(OSError, match=rf"'{missing}' is no folder, and no model from the hub: .*; correct it"):
+            model_hash(missing)
+
+
+def test_nothing_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        sha256(tmp_path / "missing")
+
+
+def test_a_folder_is_on_disk_before_it_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File by file, then the folder's names, then the swap, then the names beside it."""
+    done: list[str] = []
+    sync, rename = files._sync, Path.rename
+    monkeypatch.setattr(files, "_sync", lambda path: (done.append(f"sync {path.name}"), sync(path)))
+    monkeypatch.setattr(Path, "rename", lambda path, to: (done.append(f"{path.name} -> {to.name}"), rename(path, to)))
+    old = folder(tmp_path / "it", {"a": "old"})
+    with replaced_folder(old) as fresh:
+        folder(fresh, {"a": "new"})
+    assert done == ["sync a", "sync .it.new", "it -> .it.old", ".it.new -> it", f"sync {tmp_path.name}"]
+    assert (old / "a").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+@pytest.mark.parametrize("fault", [ValueError, KeyboardInterrupt])
+def test_a_folder_that_fails_leaves_the_old_one(tmp_path: Path, fault: type[BaseException]) -> None:
+    old = folder(tmp_path / "it", {"a": "old"})
+
+    def fail() -> None:
+        with replaced_folder(old) as fresh:
+            folder(fresh, {"a": "half"})
+            raise fault
+
+    with pytest.raises(fault):
+        fail()
+    assert (old / "a").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def test_a_swap_that_a_kill_cut_short_is_finished(tmp_path: Path) -> None:
+    folder(tmp_path / ".it.old", {"a": "old"})
+    folder(tmp_path / ".it.new", {"a": "new"})
+    finish_swap(tmp_path / "it")
+    assert (tmp_path / "it/a").read_text() == "old"
+    with replaced_folder(tmp_path / "it") as fresh:
+        folder(fresh, {"b": "newer"})
+    assert [path.name for path in tmp_path.rglob("*")] == ["it", "b"]
+
+
+def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Another process is another open file to the kernel; it is told who waits, may refuse, and gets its turn after."""
+
+    def refuse() -> None:
+        raise ValueError("held")
+
+    child = 0
+    with locked(tmp_path / "below/lock"):
+        child = os.fork()
+        if not child:
+            try:
+                with locked(tmp_path / "below/lock", refuse):
+                    os._exit(0)
+            except ValueError:
+                os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    with locked(tmp_path / "below/lock", refuse):
+        write_text(tmp_path / "turn", "after")
