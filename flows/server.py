@@ -40,7 +40,7 @@ def prefect_server() -> Iterator[str]:
     """The API URL of the server that `PREFECT_API_URL` names, or of one that lives as long as the block.
 
     Raises:
-        OSError: the server did not come up.
+        OSError: as `await_health`.
     """
     if server_answers():
         yield os.environ["PREFECT_API_URL"]

@@ -18,14 +18,10 @@ Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` wi
 
 
 def measure(version: Version, dataset: str | None, settings: Params, evaluate: Evaluate) -> Path:
-    """Evaluates a version again and returns the folder of the results, which is there whole or not at all.
+    """Evaluates a version on one data set or all, into a new folder that is there whole or not at all.
 
     One process at a time does so for a version and a choice of data sets; others wait. The latest
-    `evaluate.history_kept` stay, older ones are removed.
-
-    Args:
-        dataset: the one whose questions are asked, in place of all.
-        evaluate: raises where the evaluation fails.
+    `evaluate.history_kept` stay, older ones are removed. `evaluate` raises where the evaluation fails.
     """
     home = settings.places.history / "-".join([version.name, *([dataset] if dataset else [])])
     home.mkdir(parents=True, exist_ok=True)

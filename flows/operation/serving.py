@@ -55,7 +55,13 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
         _deploy(environment, restarted=not remote)
         page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
-        _keep_working(_worker(environment, mlflow), servers)
+        worker = Part(
+            name="worker",
+            command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
+            environment={**environment, MLFLOW_UI: mlflow},
+            log=log_path("worker"),
+        )
+        _keep_working(worker, servers)
 
 
 def show_mlflow(port: int) -> None:
@@ -97,15 +103,6 @@ def _mlflow_servers(port: int) -> list[Part]:
             health=f"http://{HOST}:{port}/health",
         )
     ]
-
-
-def _worker(environment: Mapping[str, str], mlflow_url: str) -> Part:
-    return Part(
-        name="worker",
-        command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
-        environment={**environment, MLFLOW_UI: mlflow_url},
-        log=log_path("worker"),
-    )
 
 
 def _deploy(environment: Mapping[str, str], *, restarted: bool) -> None:
