@@ -225,7 +225,7 @@ def test_another_store_is_given_the_version_that_the_file_names(
     write_params(project, {})
     shutil.rmtree("outputs")
     shutil.copytree(ppo, "outputs/train/ppo")
-    with pytest.raises(ValueError, match="MLflow's store has no run .*; start the training again, which logs it"):
+    with pytest.raises(ValueError, match=r"MLflow's store has no run .*; start the training again, which logs it"):
         register_stage.register("ppo")
     file, policy = Path("outputs/register/ppo.json"), sha256(POLICY)
     origin = {"git_commit": "c0ffee", "data_hash": "d", "code": "0-2 abc"}
