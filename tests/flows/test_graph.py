@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 RUNTIME = {"flows/__main__.py", "flows/stage.py", "flows/processes.py", "agent_r1/tracking", "agent_r1/params"}
 
 
+@functools.cache
 def definitions() -> dict[str, dict[str, Any]]:
     """The stages of both dvc.yaml by name; a foreach stage once, with its `do`."""
     contents = {file: yaml.safe_load((ROOT / file).read_text()) for file in ("dvc.yaml", "ablations/dvc.yaml")}
@@ -54,6 +56,7 @@ def executed(node: ast.AST) -> Iterator[ast.AST]:
         yield from executed(child)
 
 
+@functools.cache
 def used(file: Path) -> set[Path]:
     """The project's files that a file imports, starts as a module, or reads from beside itself."""
     names, beside = set(), set()
@@ -146,6 +149,23 @@ def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> 
     depended = {file for path in listed for file in files_of(path)}
     needed = reached(flow_file(stage))
     assert (needed - depended, depended - needed) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    ("edited", "stale"),
+    [
+        ("agent_r1/policy/losses.py", {"train"}),
+        ("agent_r1/evaluation/plots.py", {"report"}),
+        ("agent_r1/inspection/viewer.py", set[str]()),
+    ],
+)
+def test_an_edit_runs_again_what_can_execute_it(edited: str, stale: set[str]) -> None:
+    depending = {
+        Path(stage).name
+        for stage, definition in definitions().items()
+        if any(holds(path, Path(edited)) for path in definition["deps"])
+    }
+    assert depending == stale
 
 
 def test_what_no_stage_depends_on_stands_in_the_graphs_header() -> None:
