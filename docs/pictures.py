@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 import httpx
-from agent_r1.project import label
 from playwright.sync_api import Browser, sync_playwright
 
 from agent_r1 import params
@@ -37,7 +36,8 @@ def main(prefect: str, mlflow: str, viewer: Path, flow: str) -> None:
 def trained() -> list[str]:
     """What the runs of `repro_runs` are called in MLflow."""
     settings = params.load()
-    return [label(run, settings.run(run).seed) for run in settings.repro_runs]
+    runs = [params.RunId(run) for run in settings.repro_runs]
+    return [params.RunId(each.run, settings.run(each).seed).label for each in runs]
 
 
 def browser_path() -> str:

@@ -19,8 +19,8 @@ GROUND = {
     "agent_r1.seeds": set[str](),
     "agent_r1.answers": set[str](),
     "agent_r1.files": set[str](),
-    "agent_r1.tables": {"agent_r1.records"},
-    "agent_r1.tracking": {"agent_r1.records", "agent_r1.params", "agent_r1.tables"},
+    "agent_r1.tables": {"agent_r1.records", "agent_r1.files"},
+    "agent_r1.tracking": {"agent_r1.records", "agent_r1.params", "agent_r1.files", "agent_r1.tables"},
 }
 # Which other rooms each room may import. Acting and learning meet only in records, and in training.
 ROOMS = {
@@ -37,7 +37,7 @@ ROOMS = {
 }
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {
-    "agent_r1.inspection": {"flows.chat", "flows.view", "flows.replay"},
+    "agent_r1.inspection": {"flows.chat", "flows.compare", "flows.view", "flows.replay"},
     "flows.operation": {"flows.__main__"},
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.

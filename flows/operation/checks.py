@@ -259,7 +259,11 @@ def engine() -> Finding:
     settings = params.load().engine
     if settings.kind == "server":  # it holds what a training has given it, so it gets no tiny model
         for url in settings.server.urls:
-            urllib.request.urlopen(f"{url}/health", timeout=10).close()
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=10).close()
+            except OSError as fault:
+                remedy = "start it: python -m agent_r1.rollout.serve MODEL --port PORT"
+                return Finding(FAILED, f"the engine server {url} does not answer: {fault}", remedy)
         return Finding(OK, f"{len(settings.server.urls)} servers answer")
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
     with TemporaryFile("w+") as log, process_group(command, os.environ, output=log) as process:

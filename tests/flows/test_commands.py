@@ -18,7 +18,7 @@ import pathlib, sys, time
 attempts = pathlib.Path("attempts")
 attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
 print("attempt", len(attempts.read_text()), flush=True)
-codes = [int(code) for code in sys.argv[1].split(",")]
+codes = [int(code) for code in sys.argv[2].split(",")]
 code = codes[min(len(attempts.read_text()), len(codes)) - 1]
 if code < 0:
     time.sleep(600)
@@ -28,11 +28,13 @@ sys.exit(code)
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None]) -> Path:
-    """A folder whose own `flows.train` is the stand-in."""
+    """A folder whose own `python -m flows` is the stand-in."""
     monkeypatch.chdir(tmp_path)
     write_params(tmp_path, {})
     (tmp_path / "flows").mkdir()
-    (tmp_path / "flows" / "train.py").write_text(STAGE)
+    (tmp_path / "flows" / "__init__.py").touch()
+    (tmp_path / "flows" / "__main__.py").write_text(STAGE)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     return tmp_path
 
 

@@ -118,7 +118,8 @@ def test_a_cancel_leaves_no_process(
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: 'echo $$ > {fifo}; sleep 600; true'}}}}")
     process = start(
         "-c",
-        f"import os; os.chdir({str(project)!r}); from flows.pipeline import main; main()",
+        f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()",
+        "pipeline",
         PREFECT_API_URL=prefect_api,
     )
     shell = int(fifo.read_text())  # blocks until the stage runs

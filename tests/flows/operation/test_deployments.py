@@ -12,12 +12,12 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, Settings, temporary_settings
 from prefect.states import Running
 
-from flows.operation.deploy import CRASH_DETECTION, POOL, SILENCE_S, deploy
-from flows.operation.serving import POOL as SERVED_POOL
+from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
+from flows.operation.promote import PROMOTION
+from flows.operation.serving import POOL
 from flows.operation.training import REGISTERED
-from flows.server import PROMOTION
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
 DEPLOYMENTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONTENT["deployments"]}
 
@@ -42,7 +42,6 @@ def test_deployments_run_in_the_pool_where_the_worker_was_started() -> None:
     for deployment in DEPLOYMENTS.values():
         assert deployment["work_pool"] == {"name": POOL, "job_variables": {"working_dir": "."}}
     assert CONTENT["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
-    assert SERVED_POOL == POOL
 
 
 def test_the_evaluation_is_on_a_schedule() -> None:
@@ -91,7 +90,7 @@ def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothin
 def test_whoever_starts_a_flow_it_gives_two_signs_of_life_before_it_counts_as_crashed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a process in a clone's root finds; flows/test_serving.py asks a worker's."""
+    """A process in a clone's root finds the setting; test_serving.py asks a worker's."""
     monkeypatch.delenv(PREFECT_FLOWS_HEARTBEAT_FREQUENCY.name, raising=False)
     monkeypatch.chdir(ROOT)
     frequency = Settings().flows.heartbeat_frequency

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.project import WARM_START, checkpointed_policy, train_dir
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
-from agent_r1.inspection.selection import Shown, When
-from agent_r1.params import load
+from agent_r1.files import sha256
+from agent_r1.inspection.viewer import Shown, When
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
@@ -30,16 +29,17 @@ from flows.operation.promote import crown
 from flows.operation.register import register
 from flows.view import view
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
-HOME = Path("outputs/evaluations/agent_r1-v1")
+HOME = Path("outputs/history/agent_r1-v1")
+POLICY = Path("outputs/train/ppo/checkpoint/policy")
 BASELINE = """
 stages:
   baseline:
     foreach: [base_tool_call]
     do:
-      cmd: python -m flows evaluate --name ${item}
+      cmd: python -m flows evaluate --baseline ${item}
       outs: ["outputs/evaluate/${item}"]
 """
 
@@ -56,7 +56,7 @@ def project(
     write_params(tmp_path, {"engine": {"kind": "transformers"}, "evaluate": {"questions": 12}})
     for name in ("data", "outputs"):
         (tmp_path / name).mkdir()
-    for part in ("data/prepared", "data/index", WARM_START):
+    for part in ("data/prepared", "data/index", "outputs/warm_start"):
         (tmp_path / part).symlink_to(small_project / part)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -66,13 +66,10 @@ def project(
 
 
 @pytest.fixture
-def version() -> Version:
+def version(register_descriptor: Callable[..., Version]) -> Version:
     """A run whose policy is the warm start, registered."""
-    policy = checkpointed_policy(train_dir("ppo"))
-    shutil.copytree(WARM_START, policy)
-    (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
-    tracked = tracking.start("ppo-seed0", {}, tracking.provenance("atlas"))
-    return register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
+    shutil.copytree("outputs/warm_start", POLICY)
+    return register_descriptor(sha256(POLICY), policy_version=7)
 
 
 @pytest.fixture
@@ -157,12 +154,13 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
         return ""
 
     monkeypatch.setattr("agent_r1.inspection.viewer.page", page)
-    shutil.copytree(ppo, train_dir("ppo"))
+    training = POLICY.parents[1]
+    shutil.copytree(ppo, training)
     with tracking.start("ppo-seed0", {}, tracking.provenance("atlas")) as tracked:
-        (train_dir("ppo") / "mlflow_run_id").write_text(tracked.run_id)
-    register("ppo", None, None, settings=load(), fingerprint="f", tracked=tracked)
+        (training / "mlflow_run_id").write_text(tracked.run_id)
     (project / "dvc.yaml").write_text(BASELINE)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True)
+    register("ppo")
 
     evaluation(["ppo"])
     pairs = [group for group in shown if group[0].when is not When.TRAINING]
@@ -172,7 +170,7 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
 
 
 def test_a_policy_that_has_gone_fails_the_evaluation(version: Version) -> None:
-    shutil.rmtree(checkpointed_policy(train_dir("ppo")))
+    shutil.rmtree(POLICY)
     with pytest.raises(StageFailed, match="stage evaluate failed with exit code 1; its own lines above say why"):
         evaluation([version.reference])
     assert list(HOME.iterdir()) == []
@@ -193,5 +191,5 @@ def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: 
 
 
 def test_a_registry_without_a_champion_is_explained(version: Version) -> None:
-    with pytest.raises(ValueError, match=r"has no champion; .* only by `python -m flows\.promote models:/agent_r1/1"):
+    with pytest.raises(ValueError, match=r"has no champion; .* only by `python -m flows promote models:/agent_r1/1"):
         evaluation()

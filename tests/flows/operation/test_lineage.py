@@ -13,19 +13,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from agent_r1.project import PASSAGES, QUESTIONS, checkpointed_policy, kept_policy, kept_training, train_dir
 from rich.console import Console
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
+from agent_r1.params import load
+from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import Descriptor, Version
-from flows.dvc_files import WORKSPACE, made_in
-from flows.operation.lineage import data_of, lineage, training_of, trajectory_facts
+from agent_r1.tracking.registry import Version
+from flows.operation.lineage import WORKSPACE, data_of, lineage, made_in, training_of, trajectory_facts
 from flows.operation.register import keep
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 Inside = Callable[[Path], AbstractContextManager[None]]
+Register = Callable[..., Version]
+POLICY = Path("outputs/train/ppo/checkpoint/policy")
+QUESTIONS = Path("data/prepared/questions.parquet")
 
 GRAPH = """
 stages:
@@ -70,35 +73,23 @@ def dvc(*arguments: str) -> str:
     return run(sys.executable, "-m", "dvc", *arguments)
 
 
-def trained(rows: str, weights: str, *, keeps_training: bool = True) -> Version:
+def trained(register: Register, rows: str, weights: str, *, keeps_training: bool = True) -> Version:
     """Runs the graph, commits what it made, and registers the policy, as a training does."""
     Path("rows").write_text(rows)
     Path("weights").write_text(weights)
     dvc("repro", "--quiet")
     tags = tracking.provenance("atlas")
-    policy = checkpointed_policy(train_dir("ppo"))
-    file = kept_policy("ppo", sha256(policy))
-    version = registry.register(
-        Descriptor(
-            label="ppo",
-            run="ppo",
-            seed=0,
-            sweep="",
-            mlflow_run_id=tracking.start("ppo", {}, {"of": weights}).run_id,
-            policy=policy.as_posix(),
-            policy_hash=sha256(policy),
-            policy_version=2,
-            dvc_file=file.as_posix(),
-            dvc_hash=keep(policy, file),
-            git_commit=tags["git_commit"],
-            data_hash=tags["data_hash"],
-            questions=sha256(QUESTIONS),
-            passages=sha256(PASSAGES),
-            index="9" * 64,
-            prompt="8" * 64,
-            config="7" * 16,
-            dvc_training_hash=keep(train_dir("ppo"), kept_training(file)) if keeps_training else "",
-        )
+    file = registered_policy("ppo", sha256(POLICY))
+    version = register(
+        sha256(POLICY),
+        dvc_file=file.as_posix(),
+        dvc_hash=keep(POLICY, file),
+        git_commit=tags["git_commit"],
+        data_hash=tags["data_hash"],
+        questions=sha256(QUESTIONS),
+        passages=sha256(Path("data/prepared/passages.parquet")),
+        index="9" * 64,
+        dvc_training_hash=keep(POLICY.parents[1], registered_training(file)) if keeps_training else "",
     )
     git("add", ".")
     git("commit", "--quiet", "--message", weights)
@@ -106,7 +97,7 @@ def trained(rows: str, weights: str, *, keeps_training: bool = True) -> Version:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside, register_descriptor: Register) -> Path:
     """Version 1 and 2 are of the first data, 3 is of the second; 2 is the champion, 3 is in the workspace.
 
     DVC keeps the training of version 3 alone, besides what it caches of the graph.
@@ -116,7 +107,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside) -> Path:
     shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc")
     (folder / ".dvc" / "config.local").write_text(f"[core]\n site_cache_dir = {folder / 'site'}\n")
     (folder / ".gitignore").write_text("/data\n/outputs\n/site\n/.tracking\n/.dvc\n/models/?*\n!/models/*.dvc\n")
-    (folder / "params.yaml").write_text("{}\n")
+    shutil.copy(ROOT / "params.yaml", folder)
     (folder / "dvc.yaml").write_text(GRAPH)
     (folder / "make.py").write_text(MAKE)
     with inside(folder), pytest.MonkeyPatch.context() as patch:
@@ -124,9 +115,9 @@ def project(tmp_path_factory: pytest.TempPathFactory, inside: Inside) -> Path:
         git("init", "--quiet")
         git("add", "make.py")
         git("commit", "--quiet", "--message", "begun")
-        trained("first rows", "first weights", keeps_training=False)
-        champion = trained("first rows", "second weights", keeps_training=False)
-        trained("second rows", "third weights")
+        trained(register_descriptor, "first rows", "first weights", keeps_training=False)
+        champion = trained(register_descriptor, "first rows", "second weights", keeps_training=False)
+        trained(register_descriptor, "second rows", "third weights")
         registry.promote(champion, expected=None)
     return folder
 
@@ -188,16 +179,16 @@ def test_the_trajectories_come_back_by_the_command_that_is_shown(
 
 def test_a_kept_training_is_shown_before_the_graphs_and_shares_its_objects(versions: list[Version]) -> None:
     model = versions[2].descriptor
-    training, file = training_of(model), kept_training(Path(model.dvc_file))
+    training, file = training_of(model), registered_training(Path(model.dvc_file))
     assert training
     assert training.md5 == model.dvc_training_hash
     assert f"DVC {file} {training.md5}" in printed("models:/agent_r1/3")
     file.rename("elsewhere")
     try:
         assert f"DVC outputs/train/ppo {training.md5}, workspace" in printed("models:/agent_r1/3")
+        without_both = trajectory_facts(model, None)
     finally:
         Path("elsewhere").rename(file)
-    without_both = trajectory_facts(model, None, kept=False)
     assert without_both[1] == ("get them", f"where {file} is: in git, or in the clone that trained it")
 
 
@@ -264,10 +255,10 @@ def test_the_beginning_of_several_hashes(versions: list[Version]) -> None:
     """The index is known as sixty-four nines, and a second one of the same beginning is registered."""
     twin = Version(number=4, descriptor=dataclasses.replace(versions[0].descriptor, index="9" * 8 + "0" * 56))
     with pytest.raises(ValueError, match="'99999999' begins several hashes: 999"):
-        data_of("99999999", [*versions, twin])
+        data_of("99999999", [*versions, twin], load().places)
 
 
 def test_a_project_without_models(tmp_path: Path, inside: Inside) -> None:
-    (tmp_path / "params.yaml").touch()
+    shutil.copy(ROOT / "params.yaml", tmp_path)
     with inside(tmp_path), pytest.raises(ValueError, match="models: none is registered; labels: none"):
         printed("ppo")

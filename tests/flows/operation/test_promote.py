@@ -15,18 +15,18 @@ import pytest
 from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 
-from agent_r1 import tracking
 from agent_r1.files import write_text
+from agent_r1.params import load
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.registry import Descriptor, Outpaced, Version
-from flows.operation.history import KEPT, latest, measure, previous
-from flows.operation.promote import crown, gate, main, promote
-from flows.server import PROMOTION
+from agent_r1.tracking.registry import Outpaced, Version
+from flows.operation.history import latest, measure, previous
+from flows.operation.promote import PROMOTION, crown, gate, main, promote
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+Register = Callable[[str], Version]
 N = 100
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 EQUAL, BETTER = 60, 75  # questions of N that are answered right
@@ -39,32 +39,14 @@ def project(tmp_path: Path, write_params: WriteParams, inside: Inside) -> Iterat
         yield tmp_path
 
 
-def register(policy_hash: str) -> Version:
-    return registry.register(
-        Descriptor(
-            label=f"run_{policy_hash}",
-            run=f"run_{policy_hash}",
-            seed=0,
-            sweep="",
-            mlflow_run_id=tracking.start(policy_hash, {}, {}).run_id,
-            policy="outputs/train/gone/checkpoint/policy",
-            policy_hash=policy_hash,
-            policy_version=1,
-            dvc_file="",
-            dvc_hash="",
-            git_commit="",
-            data_hash="",
-            questions="q",
-            passages="p",
-            index="i",
-            prompt="t",
-            config="f",
-        )
-    )
+@pytest.fixture
+def register(register_descriptor: Callable[..., Version]) -> Register:
+    """Registers a run's policy by its hash; its folder has gone."""
+    return lambda policy_hash: register_descriptor(policy_hash, f"run_{policy_hash}", policy="outputs/gone/policy")
 
 
 def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) -> None:
-    """What `flows.evaluate` writes of an agent that answers the first `right` of N questions."""
+    """Writes what `flows.evaluate` would of an agent that answers the first `right` of N questions."""
     row = Prediction(
         run=version.name,
         seed=0,
@@ -100,12 +82,12 @@ class Evaluations:
 
 
 @pytest.fixture
-def champion() -> Version:
+def champion(register: Register) -> Version:
     return registry.promote(register("aaaa"), expected=None)
 
 
 @pytest.fixture
-def challenger(champion: Version) -> Version:
+def challenger(champion: Version, register: Register) -> Version:
     return register("bbbb")
 
 
@@ -159,7 +141,7 @@ def test_the_flow_decides_the_same(
 
 
 def test_only_what_is_missing_is_evaluated(champion: Version, challenger: Version) -> None:
-    measure(champion, None, Evaluations({1: EQUAL}))
+    measure(champion, None, load(), Evaluations({1: EQUAL}))
     evaluations = Evaluations({2: EQUAL})
     gate(challenger.reference, evaluations)
     assert evaluations.asked == [["models:/agent_r1/2"]]
@@ -180,7 +162,7 @@ def test_the_evaluation_of_the_run_serves_where_it_is_of_this_policy(champion: V
 def test_what_was_measured_under_an_older_configuration_is_evaluated_again(
     champion: Version, challenger: Version
 ) -> None:
-    write_evaluation(Path("outputs/evaluations/agent_r1-v1/20200101T000000.000000Z"), champion, EQUAL, index="older")
+    write_evaluation(Path("outputs/history/agent_r1-v1/20200101T000000.000000Z"), champion, EQUAL, index="older")
     evaluations = Evaluations({1: EQUAL, 2: BETTER})
     decision = gate(challenger.reference, evaluations)
     assert decision
@@ -189,7 +171,7 @@ def test_what_was_measured_under_an_older_configuration_is_evaluated_again(
 
 
 def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_not_compared_with(
-    champion: Version, challenger: Version, project: Path
+    champion: Version, challenger: Version, project: Path, register: Register
 ) -> None:
     other = register("cccc")
     evaluations = Evaluations({1: EQUAL, 2: BETTER})
@@ -232,10 +214,10 @@ def test_the_champion_itself_is_not_decided(champion: Version) -> None:
 
 
 def test_the_first_champion_is_named_by_an_explicit_command_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], register: Register
 ) -> None:
     version = register("aaaa")
-    with pytest.raises(ValueError, match=r"no champion; .* only by `python -m flows\.promote models:/agent_r1/1 --f"):
+    with pytest.raises(ValueError, match=r"no champion; .* only by `python -m flows promote models:/agent_r1/1 --f"):
         gate(version.reference, Evaluations({}))
     monkeypatch.setattr(sys, "argv", ["promote", version.reference, "--first"])
     main()
@@ -253,21 +235,24 @@ def test_an_unknown_reference_is_refused(champion: Version) -> None:
         gate("models:/agent_r1/9", Evaluations({}))
 
 
-def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(champion: Version) -> None:
-    home = Path("outputs/evaluations/agent_r1-v1-atlas")
+def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
+    champion: Version, project: Path, write_params: WriteParams
+) -> None:
+    write_params(project, {"evaluate": {"history_kept": 3}})
+    home = Path("outputs/history/agent_r1-v1-atlas")
 
     def fail(arguments: Sequence[str]) -> None:
         Evaluations({1: EQUAL})(arguments)
         raise ValueError("out of memory")
 
     with pytest.raises(ValueError, match="out of memory"):
-        measure(champion, "atlas", fail)
+        measure(champion, "atlas", load(), fail)
     assert list(home.iterdir()) == []
     evaluations = Evaluations({1: EQUAL})
-    made = [measure(champion, "atlas", evaluations) for _ in range(KEPT + 2)]
-    assert sorted(home.iterdir()) == made[-KEPT:] == sorted(made)[-KEPT:]
+    made = [measure(champion, "atlas", load(), evaluations) for _ in range(5)]
+    assert sorted(home.iterdir()) == made[-3:] == sorted(made)[-3:]
     assert evaluations.asked[0] == ["models:/agent_r1/1", "atlas"]
-    assert latest(champion) is None  # of all data sets there is none
+    assert latest(champion, load().places) is None  # of all data sets there is none
 
 
 def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: Version) -> None:
@@ -278,19 +263,19 @@ def test_what_a_killed_evaluation_left_is_removed_and_not_taken_over(champion: V
         left.append(Path(given["--into"]))
 
     with pytest.raises(FileNotFoundError):  # it wrote nothing
-        measure(champion, None, killed)
+        measure(champion, None, load(), killed)
     write_text(left[0] / "scores.json", "{}")
-    finished = measure(champion, None, Evaluations({1: EQUAL}))
+    finished = measure(champion, None, load(), Evaluations({1: EQUAL}))
     assert list(finished.parent.iterdir()) == [finished]
     assert not (finished / "scores.json").exists()
 
 
 def test_the_previous_evaluation_is_the_latest_that_was_measured_alike(champion: Version) -> None:
-    first = measure(champion, None, Evaluations({1: EQUAL}))
+    first = measure(champion, None, load(), Evaluations({1: EQUAL}))
     assert previous(first) is None
-    second = measure(champion, None, Evaluations({1: BETTER}))
+    second = measure(champion, None, load(), Evaluations({1: BETTER}))
     write_evaluation(second, champion, BETTER, index="other")
-    third = measure(champion, None, Evaluations({1: EQUAL}))
+    third = measure(champion, None, load(), Evaluations({1: EQUAL}))
     found = previous(third)
     assert found
     assert found.name == f"agent_r1-v1 of {first.name}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import subprocess
 import sys
@@ -12,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from agent_r1.project import kept_policy, kept_training
 
 from agent_r1.files import sha256
-from agent_r1.tracking import registry, start
-from agent_r1.tracking.registry import Descriptor, Version
-from flows.operation.register import folder_of, keep, push, version_of
+from agent_r1.params import load
+from agent_r1.params.places import registered_policy, registered_training
+from agent_r1.tracking import registry
+from agent_r1.tracking.registry import Version
+from flows.operation import register as register_stage
+from flows.operation.register import keep
+from flows.policies import folder_of, version_of
 
 ROOT = Path(__file__).parents[3]
 POLICY = Path("outputs/train/ppo/checkpoint/policy")
@@ -43,7 +45,7 @@ def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("empty")
     shutil.copy(ROOT / ".gitignore", folder)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "*.local"))
-    (folder / "params.yaml").write_text("{}")
+    shutil.copy(ROOT / "params.yaml", folder)
     subprocess.run(["git", "init", "-q"], check=True, cwd=folder)
     return folder
 
@@ -59,34 +61,17 @@ def project(tmp_path: Path, empty_project: Path, inside: Inside) -> Iterator[Pat
 
 
 @pytest.fixture
-def register() -> Register:
-    """Registers what a folder holds."""
+def register(register_descriptor: Register) -> Register:
+    """Registers what a folder holds, kept by DVC."""
 
-    def make(policy: Path = POLICY, label: str = "ppo", *, keeps_training: bool = False, **changes: str) -> Version:
+    def make(policy: Path = POLICY, label: str = "ppo", *, keeps_training: bool = False) -> Version:
         policy_hash = sha256(policy)
-        dvc_file = kept_policy(label, policy_hash)
-        dvc_hash = keep(policy, dvc_file)
-        descriptor = Descriptor(
-            label=label,
-            run="ppo",
-            seed=0,
-            sweep="",
-            mlflow_run_id=start(label, {}, {"of": policy_hash}).run_id,
-            policy=str(policy),
-            policy_hash=policy_hash,
-            policy_version=2,
-            dvc_file=str(dvc_file) if dvc_hash else "",
-            dvc_hash=dvc_hash,
-            git_commit="c0ffee",
-            data_hash="",
-            questions="q",
-            passages="p",
-            index="i",
-            prompt="t",
-            config="f",
-            dvc_training_hash=keep(policy.parents[1], kept_training(dvc_file)) if keeps_training else "",
-        )
-        return registry.register(dataclasses.replace(descriptor, **changes))
+        file = registered_policy(label, policy_hash)
+        kept = {"dvc_hash": keep(policy, file)}
+        kept["dvc_file"] = str(file) if kept["dvc_hash"] else ""
+        if keeps_training:
+            kept["dvc_training_hash"] = keep(policy.parents[1], registered_training(file))
+        return register_descriptor(policy_hash, label, policy=str(policy), **kept)
 
     return make
 
@@ -139,8 +124,8 @@ def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
 ) -> None:
     model = register(keeps_training=True).descriptor
     dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
-    push(model)
-    training = kept_training(Path(model.dvc_file))
+    register_stage._push(model)
+    training = registered_training(Path(model.dvc_file))
     for gone in (".dvc/cache", "outputs", model.dvc_file):  # as in a clone beside the one that trained
         shutil.rmtree(gone) if Path(gone).is_dir() else Path(gone).unlink()
     assert sha256(folder_of(registry.find("models:/agent_r1/1"))) == model.policy_hash
@@ -152,11 +137,11 @@ def test_a_push_that_fails_is_a_warning_with_the_remedy(
     project: Path, register: Register, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = register().descriptor
-    push(model)
+    register_stage._push(model)
     assert "DVC" not in caplog.text, "without a default remote there is nothing to do"
     Path("taken").touch()
     dvc("remote", "add", "--default", "elsewhere", str(Path("taken").absolute()))
-    push(model)
+    register_stage._push(model)
     assert "ppo is registered, but other clones cannot have it yet, DVC could not push it (" in caplog.text
     assert "error.dvc.org" not in caplog.text
     assert "support" not in caplog.text
@@ -177,7 +162,7 @@ def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) ->
 
 
 def test_without_dvc_only_the_folder_itself_serves(tmp_path: Path, inside: Inside, register: Register) -> None:
-    (tmp_path / "params.yaml").write_text("{}")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
     with inside(tmp_path):
         write_policy(POLICY, "first")
         version = register()
@@ -189,7 +174,7 @@ def test_without_dvc_only_the_folder_itself_serves(tmp_path: Path, inside: Insid
 
 
 def test_what_dvc_cannot_keep_is_a_fault_that_says_how_to_go_on(project: Path) -> None:
-    with pytest.raises(OSError, match=r"is trained, but DVC could not keep it \(.*git-ignored.*\); mend that"):
+    with pytest.raises(OSError, match=r"DVC could not keep .*/policy \(.*git-ignored.*\); mend that"):
         keep(POLICY, Path("outputs/ppo-1234.dvc"))
     assert not Path("outputs/ppo-1234").exists()
 
@@ -208,26 +193,26 @@ def test_a_label_means_what_the_trainings_folder_holds(project: Path, register: 
     first = register()
     write_policy(POLICY, "second")
     second = register()
-    assert version_of("ppo") == second == version_of("models:/agent_r1/2")
+    assert version_of("ppo", load()) == second == version_of("models:/agent_r1/2", load())
     write_policy(POLICY, "first")
-    assert version_of("ppo") == first
+    assert version_of("ppo", load()) == first
     write_policy(POLICY, "third")
-    with pytest.raises(ValueError, match=f"ppo: the policy in {POLICY} is not registered; a training registers"):
-        version_of("ppo")
+    with pytest.raises(ValueError, match=f"ppo: the policy in {POLICY} is not registered; `python -m flows register"):
+        version_of("ppo", load())
     shutil.rmtree(POLICY)
-    assert version_of("ppo") == second
+    assert version_of("ppo", load()) == second
 
 
 def test_another_seeds_folder_with_the_same_policy_is_the_same_version(project: Path, register: Register) -> None:
     """`--seed 0` is what `ppo` has anyway."""
     version = register()
     shutil.copytree(POLICY, "outputs/train/ppo-seed0/checkpoint/policy")
-    assert version_of("ppo-seed0") == version
+    assert version_of("ppo-seed0", load()) == version
 
 
 def test_an_unknown_label_is_refused(project: Path, register: Register) -> None:
     with pytest.raises(ValueError, match="there is no registered model 'grpo'; the registry is empty"):
-        version_of("grpo")
+        version_of("grpo", load())
     register(label="ppo_long")
     with pytest.raises(ValueError, match="there is no registered model 'ppo_lang'; did you mean 'ppo_long'"):
-        version_of("ppo_lang")
+        version_of("ppo_lang", load())

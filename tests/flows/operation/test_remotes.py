@@ -22,7 +22,7 @@ import yaml
 
 from agent_r1.files import sha256
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BUCKET = "agents"
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",

@@ -22,22 +22,29 @@ from prefect.states import Cancelling
 
 from flows.operation.deploy import SILENCE_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PATIENCE_S = 400.0
 
 TRAIN = """
 import json, os, pathlib, sys, time
-from agent_r1 import tracking
 from flows.stage import accelerator
 
-folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
-folder.mkdir(parents=True)
-with accelerator():
-    (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/em": 0.5}) + "\\n")
-    run = tracking.start(folder.name, {}, {"model_version": "7"})
-    (folder / "mlflow_run_id").write_text(run.run_id)
-    (folder / "pid").write_text(str(os.getpid()))
-    time.sleep(600 if int(sys.argv[4]) else 0)
+def main():
+    folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
+    folder.mkdir(parents=True)
+    with accelerator():
+        (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/em": 0.5}) + "\\n")
+        (folder / "mlflow_run_id").write_text("0" * 32)
+        (folder / "pid").write_text(str(os.getpid()))
+        time.sleep(600 if int(sys.argv[4]) else 0)
+"""
+REGISTER = """
+import pathlib, sys
+
+def main():
+    file = pathlib.Path("outputs/register") / f"{sys.argv[2]}-seed{sys.argv[4]}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"version": "models:/agent_r1/7"}')
 """
 VIEW = "raise SystemExit('there is nothing to show')"
 EVALUATION = """
@@ -115,7 +122,12 @@ def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[...
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("prefect.yaml", "pyproject.toml"):
         shutil.copy(ROOT / file, folder)
-    for name, source in (("train", TRAIN), ("view", VIEW), ("evaluation", EVALUATION)):
+    for name, source in (
+        ("train", TRAIN),
+        ("operation/register", REGISTER),
+        ("view", VIEW),
+        ("operation/evaluation", EVALUATION),
+    ):
         (folder / "flows" / f"{name}.py").write_text(source)
     write_params(folder, {})
     (folder / "dvc.yaml").write_text(DONE)
@@ -217,8 +229,8 @@ def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, star
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = f"import os; os.chdir({str(project)!r}); from flows.operation.serving import main; main()"
-        refused = start("-c", command, "--mlflow-port", str(port), PREFECT_API_URL=prefect_api)
+        command = f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()"
+        refused = start("-c", command, "serving", "--mlflow-port", str(port), PREFECT_API_URL=prefect_api)
         _, errors = refused.communicate()
     assert refused.returncode == 1
     assert f"port {port} of 127.0.0.1 cannot be used" in errors

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_r1.project import train_dir
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from rich.console import Console
 
 from agent_r1.files import sha256
+from agent_r1.params import RunId, load
 from agent_r1.policy import checkpoint
 from flows.operation.lineage import lineage
 from flows.operation.training import scores, training
@@ -105,7 +105,7 @@ def trajectories_by_lineage(label: str) -> Path:
 def test_a_cancel_leaves_nothing_and_the_next_training_goes_on_to_a_model_that_leads_to_its_trajectories(
     prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    folder = project / train_dir("ppo", 7)
+    folder = project / load(project / "params.yaml").places.training(RunId("ppo", 7))
     command = TRAIN.format(folder=str(project))
     cancelled = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent))
     while (found := checkpoint.progress(folder / "checkpoint")) is None:
@@ -130,6 +130,6 @@ def test_a_cancel_leaves_nothing_and_the_next_training_goes_on_to_a_model_that_l
     assert f"/#/runs/{(folder / 'mlflow_run_id').read_text()}" in link
 
     trajectories = sha256(folder / "trajectories")
-    shutil.rmtree(folder)  # as the next training of this label does
+    shutil.rmtree(folder)
     with inside(project):
         assert sha256(trajectories_by_lineage("ppo-seed7")) == trajectories

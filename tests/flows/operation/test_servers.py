@@ -12,7 +12,8 @@ from importlib.metadata import version
 
 import pytest
 
-from flows.server import api_on, mlflow_ui, require_free, require_server
+from flows.operation.serving import mlflow_ui, require_free, require_server
+from flows.server import api_on
 
 
 @contextmanager
