@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agent_r1.files import locked, remove_unfinished, write_text
 from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
 from agent_r1.params.sections import differences, flatten
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
-from agent_r1.policy.learner import Learner
+
+if TYPE_CHECKING:  # who only reads a folder depends on no learner
+    from agent_r1.policy.learner import Learner
 
 START = "start.json"
 NAMED = 5  # of what differs, in a message
