@@ -139,10 +139,6 @@ class Run:
         """Stores a text as the artifact `path`."""
         self._client.log_text(self.run_id, text, path)
 
-    def end(self, status: str = "FINISHED") -> None:
-        """Ends the run as `FINISHED`, `FAILED` or `KILLED`."""
-        self._client.set_terminated(self.run_id, status)
-
     def __enter__(self) -> Self:
         self._client.update_run(self.run_id, status="RUNNING")
         return self
@@ -151,7 +147,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         failed = kind is not None and issubclass(kind, Exception)  # an interrupt and a termination are none
-        self.end("FAILED" if failed else "KILLED" if kind else "FINISHED")
+        self._client.set_terminated(self.run_id, "FAILED" if failed else "KILLED" if kind else "FINISHED")
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
