@@ -34,12 +34,12 @@ def run_dvc(*arguments: str) -> str:
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """The error of a command that failed, or else the last line of what it said; "" of one that did not fail."""
+    """The error of a command that failed, or else the first line of what it said; "" of one that did not fail."""
     if not done.returncode:
         return ""
     said = (done.stderr or done.stdout).strip().splitlines()
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
-    return [f"exit code {done.returncode}", *said, *errors][-1]
+    return [*errors[-1:], *said, f"exit code {done.returncode}"][0]
 
 
 def kept(dvc_file: Path) -> str:
