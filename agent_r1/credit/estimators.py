@@ -118,8 +118,7 @@ def dr_grpo(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: Dr. GRPO, Liu et al. 2025 (arXiv 2503.20783), §3.2.
     """
-    deviations, _, _ = _compare_returns(batch)
-    return without_critic(broadcast(deviations, batch))
+    return without_critic(broadcast(_compare_returns(batch)[0], batch))
 
 
 def rloo(batch: Batch, params: CreditParams) -> Estimate:
@@ -149,8 +148,7 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++ with baseline, Hu et al. 2025 (arXiv 2501.03262).
     """
-    deviations, _, _ = _compare_returns(batch)
-    return without_critic(whitened(broadcast(deviations, batch), batch))
+    return without_critic(whitened(broadcast(_compare_returns(batch)[0], batch), batch))
 
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {

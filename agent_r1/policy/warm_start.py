@@ -64,10 +64,8 @@ def _loss(
 
 
 def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> NDArray[np.float32]:
-    weights = np.zeros(len(source), dtype=np.float32)
-    weights[source == Source.OBSERVATION] = observation_weight
-    weights[source == Source.ACTION] = 1.0
-    return weights
+    by_source = {Source.ACTION: 1.0, Source.OBSERVATION: observation_weight}
+    return np.select([source == each for each in by_source], list(by_source.values())).astype(np.float32)
 
 
 def _rate(step: int, steps: int) -> float:

@@ -41,6 +41,7 @@ def update_params() -> UpdateParams:
         max_grad_norm=1.0,
         max_tokens_per_microbatch=64,
         canary_tolerance={"float32": 1e-4, "bfloat16": 0.05},
+        proved_trajectories=16,
     )
 
 
@@ -60,10 +61,11 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
         gradient_checkpointing: bool = False,
         **changes: Any,
     ) -> Learner:
+        lora = adapter or NO_LORA
         return Learner(
             tiny_model,
             with_changes(update_params, **changes),
-            ModelParams(path="", dtype=dtype, gradient_checkpointing=gradient_checkpointing, lora=adapter or NO_LORA),
+            ModelParams(path="", dtype=dtype, gradient_checkpointing=gradient_checkpointing, lora=lora, threads=1),
             with_critic=with_critic,
             seed=3,
             device=torch.device("cpu"),
