@@ -7,6 +7,7 @@ and `dvc status` says which stages it makes stale. Prints the table of docs/exte
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def scratch_copy(folder: Path) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, folder / name)
     dvc(folder, "config", "core.no_scm", "true")
-    for name in dvc(folder, "ls", ".", "--recursive", "--dvc-only").split():
+    for name in set(re.findall('"(.+?)"', dvc(folder, "dag", "--outs", "--dot"))):
         file = folder / name if Path(name).suffix else folder / name / "stand-in"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(name)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
@@ -24,8 +24,6 @@ from agent_r1 import params
 from flows.dvc_files import DVC, ask_dvc
 from flows.processes import end_with_parent, process_group
 from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, UNAVAILABLE
-
-R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +42,19 @@ def run_command(stage: str, *arguments: str) -> None:
     Raises:
         StageFailed: its command failed, or took longer than `operate.timeouts_s`.
     """
-    _limited(_run, stage, [stage, *arguments])
+    _limited(stage, stage, [sys.executable, "-m", "flows", stage, *arguments], by_dvc=False)
 
 
 def reproduce(stage: str) -> None:
     """Runs one DVC stage as a task if anything it depends on has changed; its state is Cached where nothing has.
 
-    Args:
-        stage: as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
+    The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
 
     Raises:
-        StageFailed: its command failed, or took longer than `operate.timeouts_s`.
+        StageFailed: as `run_command`.
     """
-    _limited(_reproduce, stage.rpartition(":")[2].partition("@")[0], stage)
+    name = stage.rpartition(":")[2].partition("@")[0]
+    _limited(name, stage, [*DVC, "repro", "--single-item", stage], by_dvc=True)
 
 
 @contextmanager
@@ -68,15 +66,15 @@ def expendable(loss: str) -> Iterator[None]:
         logger.warning("%s: %s", loss, fault)
 
 
-def _limited(stage_task: Task[[R], State[None]], name: str, argument: R) -> None:
-    """Calls a task with the stage's time limit and the retries of params.yaml."""
+def _limited(name: str, stage: str, command: list[str], *, by_dvc: bool) -> None:
+    """Runs a stage's command as a task with the time limit and the retries of params.yaml."""
     operate = params.load().operate
     timeout_s = operate.timeout_s(name)
-    limited = stage_task.with_options(
+    limited = _run.with_options(
         timeout_seconds=timeout_s, retries=operate.retries, retry_delay_seconds=operate.retry_delay_s
     )
     try:
-        limited(argument)
+        limited(stage, command, by_dvc=by_dvc)
     except TimeoutError:
         raise StageFailed(
             f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at; "
@@ -88,19 +86,14 @@ def _may_work_later(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> 
     return isinstance(state.data, StageUnavailable)
 
 
-@task(name="command", task_run_name="{command[0]}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
-def _run(command: list[str]) -> State[None]:
-    _follow(command[0], [sys.executable, "-m", "flows", *command])
-    return Completed()
-
-
-@task(name="reproduce", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
-def _reproduce(stage: str) -> State[None]:
-    found = ask_dvc("status", "--json", stage)
-    if not found.returncode and not json.loads(found.stdout):
-        logger.info("stage %s is up to date", stage)
-        return Completed(name="Cached")
-    _follow(stage, [*DVC, "repro", "--single-item", stage])
+@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
+def _run(stage: str, command: list[str], *, by_dvc: bool) -> State[None]:
+    if by_dvc:
+        found = ask_dvc("status", "--json", stage)
+        if not found.returncode and not json.loads(found.stdout):
+            logger.info("stage %s is up to date", stage)
+            return Completed(name="Cached")
+    _follow(stage, command)
     return Completed()
 
 

@@ -10,20 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerFast
-
 from agent_r1 import params, tracking
 from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_recall_by_step, predict
-from agent_r1.evaluation.protocols import answer_greedily, attempts_under
+from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions
 from agent_r1.evaluation.scores import headline, score
-from agent_r1.evaluation.transcript import transcript, worth_reading
-from agent_r1.files import model_hash, sha256, write_text
+from agent_r1.evaluation.transcript import plain_text, readable
+from agent_r1.files import model_hash, write_text
 from agent_r1.params import PROTOCOLS, Params, Protocol, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.search.index import describe
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.registry import VERSION_TAG
 from flows.policies import Policy
@@ -33,7 +30,7 @@ LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Subject:
     """A policy as it is evaluated."""
 
@@ -42,8 +39,8 @@ class Subject:
     seed: int  # of its training; of a model that no stage has made, the evaluation's
     policy: Policy
     protocol: Protocol
+    shown: dict[str, Any]  # what MLflow shows of it, where the scores have a run of their own
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
-    shown: dict[str, Any]  # what MLflow shows of it otherwise
 
 
 def evaluate(
@@ -83,15 +80,11 @@ def evaluate(
         raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
     _require_known("there is no protocol", protocol, PROTOCOLS)
     _require_known("no data set is prepared called", dataset, settings.prepare.datasets)
-    changes = [change for change in (protocol, dataset, as_label) if change]
-    if run is not None:
-        subject = _of_run(settings, RunId(run, seed, sweep), protocol, changes, as_label)
-    elif seed is not None or sweep:
+    if run is None and (seed is not None or sweep):
         raise ValueError("--seed and --sweep choose a training; leave them out with --baseline and --model")
-    elif baseline is not None:
-        subject = _of_baseline(settings, baseline, protocol, changes, as_label)
-    else:
-        subject = _of_model(settings, str(model), protocol, changes, as_label)
+    changes = [change for change in (protocol, dataset, as_label) if change]
+    of_run = RunId(run, seed, sweep) if run is not None else None
+    subject = _subject(settings, of_run, baseline, str(model), protocol, changes, as_label)
     folder = Path(into) if into else settings.places.evaluation(subject.label, sweep)
     tracked = _ask(settings, subject, folder, dataset, sweep, recurring=into is not None)
     write_text(folder / "mlflow_run_id", tracked.run_id)
@@ -101,15 +94,15 @@ def _ask(
     settings: Params, subject: Subject, folder: Path, dataset: str | None, sweep: str, *, recurring: bool
 ) -> tracking.Run:
     """Asks, grades, and writes what came of it to the folder and to MLflow."""
-    places, policy = settings.places, subject.policy
-    prepared = [row for row in read_rows(places.questions, Question) if dataset in (None, row.dataset)]
+    policy = subject.policy
+    prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
     attempts = attempts_under(subject.protocol, questions, settings)
     with accelerator():
         trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
-    hashes = _hashes(subject, chat.prompt_hash(attempts[0].env.system, attempts[0].env.tools), settings)
+    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": _policy_hash(policy)}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
@@ -118,10 +111,10 @@ def _ask(
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
     write_text(folder / "scores.json", json.dumps(scores, indent=2) + "\n")
     write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
-    tracked = _run_of_training(subject.training) if subject.training else None
+    tracked = tracking.run_of(subject.training) if subject.training else None
     tracked = tracked or _run_of_its_own(subject, dataset or settings.prepare.dataset, sweep, recurring=recurring)
     tracked.final(scores)
-    for title, text in _readable(trajectories, questions, tokenizer).items():
+    for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
     return tracked
 
@@ -131,58 +124,40 @@ def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> No
         raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
 
 
-def _of_run(
-    settings: Params, run: RunId, protocol: Protocol | None, changes: Sequence[str], as_label: str | None
+def _subject(
+    settings: Params,
+    run: RunId | None,
+    baseline: str | None,
+    model: str,
+    protocol: Protocol | None,
+    changes: Sequence[str],
+    as_label: str | None,
 ) -> Subject:
-    config = settings.run(run)
-    label = _label(settings, run.label, changes, as_label)
-    name = label if changes else run.run
-    return Subject(
-        label=label,
-        name=name,
-        seed=config.seed,
-        policy=Policy.of_run(settings, run),
-        protocol=protocol or "tool_call",
-        training=None if changes else settings.places.training(run),
-        shown=tracking.run_params(name, settings, config),
-    )
-
-
-def _of_baseline(
-    settings: Params, baseline: str, protocol: Protocol | None, changes: Sequence[str], as_label: str | None
-) -> Subject:
-    _require_known("there is no baseline", baseline, [*BASELINES])
-    if protocol:
-        raise ValueError(
-            f"{baseline} is the warm-started model under a protocol of its own; leave out --protocol, or evaluate "
-            f"--model {settings.places.warm_start}"
-        )
-    label = _label(settings, baseline, changes, as_label)
-    return Subject(
-        label=label,
-        name=label,
-        seed=settings.warm_start.seed,
-        policy=Policy.of_warm_start(settings),
-        protocol=BASELINES[baseline],
-        shown=tracking.baseline_params(label, settings),
-    )
-
-
-def _of_model(
-    settings: Params, model: str, protocol: Protocol | None, changes: Sequence[str], as_label: str | None
-) -> Subject:
+    """The policy of the run, or else of the baseline, or else the model."""
+    if run is not None:
+        config = settings.run(run)
+        label = _label(settings, run.label, changes, as_label)
+        name = label if changes else run.run
+        policy, shown, seed = Policy.of_run(settings, run), tracking.run_params(name, settings, config), config.seed
+        training = None if changes else settings.places.training(run)
+        return Subject(label, name, seed, policy, protocol or "tool_call", shown, training)
+    if baseline is not None:
+        _require_known("there is no baseline", baseline, [*BASELINES])
+        if protocol:
+            raise ValueError(
+                f"{baseline} is the warm-started model under a protocol of its own; leave out --protocol, or evaluate "
+                f"--model {settings.places.warm_start}"
+            )
+        label = _label(settings, baseline, changes, as_label)
+        policy, shown = Policy.of_warm_start(settings), tracking.untrained_params(label, settings)
+        return Subject(label, label, settings.warm_start.seed, policy, BASELINES[baseline], shown)
     policy = Policy.named(model)
     version = policy.version
     plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
     label = _label(settings, plain, changes, as_label, foreign=True)
-    return Subject(
-        label=label,
-        name=label,
-        seed=version.descriptor.seed if version else settings.evaluate.seed,
-        policy=policy,
-        protocol=protocol or "tool_call",
-        shown=tracking.model_params(label, settings, version.reference if version else model),
-    )
+    seed = version.descriptor.seed if version else settings.evaluate.seed
+    shown = tracking.untrained_params(label, settings, version.reference if version else model)
+    return Subject(label, label, seed, policy, protocol or "tool_call", shown)
 
 
 def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str | None, *, foreign: bool = False) -> str:
@@ -198,37 +173,12 @@ def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str |
     return label
 
 
-def _hashes(subject: Subject, prompt_hash: str, settings: Params) -> dict[str, str]:
-    return {
-        "questions": sha256(settings.places.questions),
-        "passages": sha256(settings.places.passages),
-        "index": describe(settings.places.index).index_hash,
-        "prompt": prompt_hash,
-        "protocol": subject.protocol,  # naive RAG and gold passages have the same prompt around other passages
-        "limits": _limits(settings),
-        "policy": _policy_hash(subject.policy),
-    }
-
-
-def _limits(settings: Params) -> str:
-    """What bounds an episode besides its prompt, and what samples it, in words."""
-    limits = settings.env.model_dump(exclude={"instructions"})  # the prompt's hash has those
-    limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
-    return ", ".join(f"{name} {value}" for name, value in limits.items())
-
-
 def _policy_hash(policy: Policy) -> str:
     """The hash of what acted, taken after it did: a version's was the right one before."""
     found = model_hash(policy.path)
     if policy.version and found != policy.version.descriptor.policy_hash:
         raise ValueError(f"{policy.path} was changed while {policy.version.reference} was evaluated; evaluate it again")
     return found
-
-
-def _run_of_training(folder: Path) -> tracking.Run | None:
-    """The run that training opened, where the store has it."""
-    run_id = folder / "mlflow_run_id"
-    return tracking.resume(run_id.read_text()) if run_id.exists() else None
 
 
 def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bool) -> tracking.Run:
@@ -238,21 +188,6 @@ def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bo
     shown = subject.shown | {"protocol": subject.protocol}
     with tracking.start(subject.label, shown, tags, recurring=recurring) as run:
         return run
-
-
-def _readable(
-    trajectories: Sequence[Trajectory], questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast
-) -> dict[str, str]:
-    """A right and a wrong episode, prompts included, as text."""
-    by_id = {question.question_id: question for question in questions}
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
-
-    return {
-        title: transcript(trajectory, by_id[trajectory.question_id], decode, with_prompt=True)
-        for title, trajectory in worth_reading(trajectories, questions).items()
-    }
 
 
 def main() -> None:

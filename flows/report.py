@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -13,6 +12,7 @@ from agent_r1.evaluation import sweep as sweep_report
 from agent_r1.evaluation.comparison import read_curve, read_evaluation
 from agent_r1.evaluation.predictions import OF_A_SWEEP
 from agent_r1.evaluation.report import render
+from agent_r1.evaluation.transcript import plain_text
 from agent_r1.params import SWEEP, Params, RunId
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
@@ -30,23 +30,20 @@ def report(sweep: str = "") -> None:
     settings = params.load()
     folders = _report_sweep(settings, sweep) if sweep else _report_runs(settings)
     for folder in folders:
-        _track(folder / "mlflow_run_id", settings.places.report(sweep))
+        if run := tracking.run_of(folder):
+            for path in sorted(settings.places.report(sweep).iterdir()):
+                run.artifact(path, "report")
 
 
 def _report_runs(settings: Params) -> list[Path]:
     """Writes the report of the main graph; returns the folders of the evaluations in it."""
     places = settings.places
     folders = {name: places.evaluation(name) for name in [*settings.repro_runs, *settings.repro_baselines]}
-    tokenizer = AutoTokenizer.from_pretrained(places.warm_start)
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
-
     render(
         [read_evaluation(name, folder) for name, folder in folders.items()],
         {run: read_curve(places.training(RunId(run)) / "metrics.jsonl") for run in settings.repro_runs},
         read_rows(places.questions, Question),
-        decode,
+        plain_text(AutoTokenizer.from_pretrained(places.warm_start)),
         places.report(),
         settings.evaluate,
     )
@@ -67,14 +64,6 @@ def _report_sweep(settings: Params, sweep: str) -> list[Path]:
         settings.evaluate,
     )
     return list(folders.values())
-
-
-def _track(run_id: Path, page: Path) -> None:
-    """Adds the page and its pictures to a run's artifacts, where this store has the run."""
-    run = tracking.resume(run_id.read_text()) if run_id.exists() else None
-    if run is not None:
-        for path in sorted(page.iterdir()):
-            run.artifact(path, "report")
 
 
 def main() -> None:

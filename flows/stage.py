@@ -45,7 +45,7 @@ QUIET = {
     "DVC_NO_ANALYTICS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers draws one for every checkpoint it reads or writes
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "MALLOC_MMAP_MAX_": "0",  # these two are for child processes; this one calls `_keep_freed_memory`
+    "MALLOC_MMAP_MAX_": "0",  # these two are for child processes; this one calls `keep_freed_memory`
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
 }
 
@@ -56,11 +56,7 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
     """Runs a stage as the whole of its command.
 
     The stage is a tracked Prefect flow when `PREFECT_API_URL` is set and answers, else the plain function, for which
-    Prefect is not even imported.
-
-    Args:
-        stage: the stage's function; its name is the flow's.
-        parameters: its keyword arguments, shown with the tracked run.
+    Prefect is not even imported. Its name and parameters are the flow's.
     """
     if PARENT_TASK_RUN in os.environ:
         end_with_parent()
@@ -104,8 +100,10 @@ def clean_end() -> Iterator[None]:
         mendable = fault if isinstance(fault, (ValueError, OSError)) else _of_the_store(fault)
         if mendable is None or os.environ.get(SHOW_TRACEBACK):
             raise
-        logger.error("%s", explain(mendable.with_traceback(fault.__traceback__)))
-        code = UNAVAILABLE if is_transient(mendable) else 1
+        origin = traceback.extract_tb(fault.__traceback__)[-1]
+        where = f"{os.path.relpath(origin.filename)}:{origin.lineno}"
+        logger.error("%s\n(raised at %s; %s=1 shows the whole traceback)", mendable, where, SHOW_TRACEBACK)
+        code = UNAVAILABLE if isinstance(mendable, OSError) and not isinstance(mendable, LASTING) else 1
         if EXIT_CODE_FILE in os.environ:
             Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
         sys.exit(code)
@@ -118,7 +116,7 @@ def prepare_process() -> None:
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         os.chdir(project_root())
         threads = params.load().model.threads
@@ -135,25 +133,34 @@ def accelerator() -> Iterator[None]:
 
     The kernel frees the lock when the process ends, however it ends.
     """
-    path = accelerator_lock()
+    # One per machine and user, so that two clones of the project queue up as well.
+    path = Path(tempfile.gettempdir()) / f"agent_r1-{os.getuid()}.lock"
     with locked(path, lambda: logger.info("waiting for the accelerator, held by process %s", path.read_text())):
         path.write_text(str(os.getpid()))
         yield
 
 
-def accelerator_lock() -> Path:
-    """The lock file: one per machine and user, so that two clones of the project queue up as well."""
-    return Path(tempfile.gettempdir()) / f"agent_r1-{os.getuid()}.lock"
-
-
 def task(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes each call of a function a Prefect task while a tracked flow runs; otherwise it stays the plain function."""
+    """Makes each call of a function a Prefect task while a tracked flow runs; otherwise it stays the plain function.
+
+    Prefect looks into every argument and keeps every result until the flow ends; this way it sees neither.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not _in_flow():
             return function(*args, **kwargs)
-        return _call_as_task(function.__name__, functools.partial(function, *args, **kwargs))
+        from prefect import task as prefect_task
+        from prefect.cache_policies import NO_CACHE
+
+        results: list[R] = []
+
+        @prefect_task(name=function.__name__, cache_policy=NO_CACHE, retries=0)
+        def body() -> None:
+            results.append(function(*args, **kwargs))
+
+        body()
+        return results[0]
 
     return call
 
@@ -182,18 +189,6 @@ def server_answers() -> bool:
         return False
 
 
-def is_transient(fault: Exception) -> bool:
-    """Whether the same may work later, without anybody's doing: a disk or a connection failed."""
-    return isinstance(fault, OSError) and not isinstance(fault, LASTING)
-
-
-def explain(fault: Exception) -> str:
-    """The fault's message and the line that raised it."""
-    origin = traceback.extract_tb(fault.__traceback__)[-1]
-    where = f"{os.path.relpath(origin.filename)}:{origin.lineno}"
-    return f"{fault}\n(raised at {where}; {SHOW_TRACEBACK}=1 shows the whole traceback)"
-
-
 def _of_the_store(fault: Exception) -> Exception | None:
     """The fault as a message, where MLflow's store cannot be used for now."""
     from agent_r1.tracking.store import passing_fault  # brings numpy, which is to find the number of threads set
@@ -201,7 +196,7 @@ def _of_the_store(fault: Exception) -> Exception | None:
     return passing_fault(fault)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Lets glibc keep freed memory instead of giving it back and faulting it in again at every training step.
 
     Has the effect of MALLOC_MMAP_MAX_=0 and no trimming on a process that runs already; see mallopt(3).
@@ -227,12 +222,11 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
 
     tracked = flow(name=stage.__name__)(stage)
     parent = os.environ.get(PARENT_TASK_RUN)
+    shown = [stage.__name__, *(str(value) for value in parameters.values() if value not in (None, "", False))]
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(
             tracked,
-            name=" ".join(
-                [stage.__name__, *(str(value) for value in parameters.values() if value not in (None, "", False))]
-            ),
+            name=" ".join(shown),
             parameters=parameters,
             parent_task_run_id=UUID(parent) if parent else None,
         )
@@ -248,18 +242,3 @@ def _in_flow() -> bool:
     from prefect.context import FlowRunContext
 
     return FlowRunContext.get() is not None
-
-
-def _call_as_task(name: str, call: Callable[[], R]) -> R:
-    """Prefect looks into every argument and keeps every result until the flow ends; this way it sees neither."""
-    from prefect import task as prefect_task
-    from prefect.cache_policies import NO_CACHE
-
-    results: list[R] = []
-
-    @prefect_task(name=name, cache_policy=NO_CACHE, retries=0)
-    def body() -> None:
-        results.append(call())
-
-    body()
-    return results[0]

@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
     """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted.
 
-    Args:
-        run: a name under `runs:`.
-        seed: in place of the run's own; its outputs get folders of their own.
-        sweep: as a member of this sweep, with its number of iterations.
-        fresh: starts over, and moves what is there aside.
+    It is told by the fields of a `RunId`; `fresh` starts over, and moves what is there aside.
 
     Raises:
         ValueError: there is no such run, it does not fit, or its folder is another run's.
@@ -115,10 +111,8 @@ def _warn_of_rounding(settings: Params) -> None:
 
 def _tracked(run: RunId, settings: Params, config: TrainParams, folder: RunFolder) -> tracking.Run:
     """The run's record in MLflow, found again by the id in its folder."""
-    if folder.mlflow_run_id.exists():
-        found = tracking.resume(folder.mlflow_run_id.read_text())
-        if found is not None:
-            return found
+    if found := tracking.run_of(folder.path):
+        return found
     shown = tracking.run_params(run.run, settings, config)
     tags = tracking.provenance(settings.prepare.dataset, run.sweep)
     started = tracking.start(RunId(run.run, config.seed).label, shown, tags)

@@ -52,7 +52,7 @@ def _check_memory(settings: Params, path: str) -> None:
     config = AutoConfig.from_pretrained(path)
     memory.check(config, settings, [settings.run(params.RunId(run)) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
-        demand = memory.demand_of_fit(config, settings.warm_start.batch_size * settings.env.max_tokens)
+        demand = memory.Demand(model=config, tokens=settings.warm_start.batch_size * settings.env.max_tokens)
         memory.require_fit(memory.estimate(demand), memory.available_gib(default_device()))
 
 

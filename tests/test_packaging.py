@@ -7,7 +7,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -29,14 +28,10 @@ def test_the_lock_holds_exact_versions_and_no_place() -> None:
     assert "://" not in (ROOT / "requirements/cpu.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    "requirement",
-    [*map(Requirement, PROJECT["dependencies"]), *EXTRAS["cpu"], *EXTRAS["dev"]],
-    ids=lambda requirement: requirement.name,
-)
-def test_the_lock_pins_every_dependency(requirement: Requirement) -> None:
-    (pinned,) = locked()[canonicalize_name(requirement.name)].specifier
-    assert requirement.specifier.contains(pinned.version), f"{requirement} is locked at {pinned.version}: make lock"
+def test_the_lock_pins_every_dependency() -> None:
+    for requirement in [*map(Requirement, PROJECT["dependencies"]), *EXTRAS["cpu"], *EXTRAS["dev"]]:
+        (pinned,) = locked()[canonicalize_name(requirement.name)].specifier
+        assert requirement.specifier.contains(pinned.version), f"{requirement} is locked at {pinned.version}: make lock"
 
 
 def test_a_cpu_and_a_gpu_run_the_same_vllm() -> None:

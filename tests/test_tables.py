@@ -33,101 +33,65 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)  # surroga
 FILLED = TEXT.filter(str.strip)
 COUNT = st.integers(0, 2**63 - 1)
 NUMBER = st.floats(allow_nan=False)
-SMALL = st.floats(-100, 100, width=32)
+PLAIN = {"str": TEXT, "int": COUNT, "float": NUMBER, "bool": st.booleans()}
+ARRAYS: dict[str, tuple[type[np.generic], st.SearchStrategy[Any]]] = {
+    "token_ids": (np.int32, st.integers(0, 2**31 - 1)),
+    "source": (np.uint8, st.integers(0, 3)),
+    **dict.fromkeys(("loss_mask", "critic_mask"), (np.bool_, st.booleans())),
+    **dict.fromkeys(
+        ("logprobs", "learner_logprobs", "advantages", "values", "value_targets", "reference_logprobs"),
+        (np.float32, st.floats(-100, 100, width=32)),
+    ),
+}
 
 PASSAGES = [Passage(passage_id=str(i), title=f"title {i}", text="a <|im_end|> b") for i in range(3)]
 
 
-def steps(length: int) -> st.SearchStrategy[list[Step]]:
-    spans = st.tuples(st.integers(0, length - 1), st.integers(1, length)).filter(lambda span: span[0] < span[1])
-    step = st.builds(
-        lambda span, **fields: Step(action_start=span[0], action_stop=span[1], **fields),
-        span=spans,
-        stop_reason=st.sampled_from(StopReason),
-        tool=TEXT,
-        arguments=TEXT,
-        call_status=st.sampled_from(CallStatus),
-        latency_s=NUMBER,
-        rewards=st.dictionaries(TEXT, NUMBER, max_size=3),
-    )
-    return st.lists(step, max_size=3)
-
-
-def array(dtype: type[np.generic], length: int, elements: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+def array(dtype: type[np.generic], elements: st.SearchStrategy[Any], length: int) -> st.SearchStrategy[Any]:
     values = st.lists(elements, min_size=length, max_size=length)
     return values.map(lambda drawn: np.array(drawn, dtype=dtype))
 
 
+def record(kind: type[Any], length: int = 0, **special: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A record with all fields drawn by their types, arrays of a length, and what is special about some."""
+    fields = dataclasses.fields(kind)
+    plain = {field.name: PLAIN[str(field.type)] for field in fields if field.type in PLAIN}
+    arrays = {field.name: array(*ARRAYS[field.name], length) for field in fields if field.name in ARRAYS}
+    return st.builds(kind, **{**plain, **arrays, **special})
+
+
+def steps(length: int) -> st.SearchStrategy[list[Step]]:
+    spans = st.tuples(st.integers(0, length - 1), st.integers(1, length)).filter(lambda span: span[0] < span[1])
+    rest = {
+        "stop_reason": st.sampled_from(StopReason),
+        "call_status": st.sampled_from(CallStatus),
+        "rewards": st.dictionaries(TEXT, NUMBER, max_size=3),
+    }
+    of_span = spans.flatmap(
+        lambda span: record(Step, action_start=st.just(span[0]), action_stop=st.just(span[1]), **rest)
+    )
+    return st.lists(of_span, max_size=3)
+
+
 def trajectories(length: int) -> st.SearchStrategy[Trajectory]:
-    return st.builds(
+    return record(
         Trajectory,
-        trajectory_id=TEXT,
-        question_id=TEXT,
-        group=COUNT,
-        sample=COUNT,
-        seed=COUNT,
-        policy_version=COUNT,
-        iteration=COUNT,
-        token_ids=array(np.int32, length, st.integers(0, 2**31 - 1)),
-        source=array(np.uint8, length, st.integers(0, 3)),
-        logprobs=array(np.float32, length, SMALL),
+        length,
         context_starts=st.just([0]),
         steps=steps(length) if length else st.just([]),
         outcome=st.sampled_from(Outcome),
-        answer=TEXT,
     )
 
 
-def credits(length: int) -> st.SearchStrategy[Credit]:
-    return st.builds(
-        Credit,
-        trajectory_id=TEXT,
-        return_=NUMBER,
-        advantages=array(np.float32, length, SMALL),
-        values=array(np.float32, length, SMALL),
-        value_targets=array(np.float32, length, SMALL),
-        reference_logprobs=array(np.float32, length, SMALL),
-        loss_mask=array(np.bool_, length, st.booleans()),
-        critic_mask=array(np.bool_, length, st.booleans()),
-        kept=st.booleans(),
-    )
-
-
-QUESTIONS = st.builds(
-    Question,
-    question_id=TEXT,
-    dataset=TEXT,
-    split=TEXT,
-    text=FILLED,
-    answers=st.lists(FILLED, min_size=1, max_size=3),
-    gold_titles=st.lists(TEXT, max_size=3),
-    hops=COUNT,
-    kind=TEXT,
-)
+LENGTH = st.integers(0, 6)
+NAMES = {"answers": st.lists(FILLED, min_size=1, max_size=3), "gold_titles": st.lists(TEXT, max_size=3)}
 RECORDS: dict[type, st.SearchStrategy[Any]] = {
-    Question: QUESTIONS,
-    Passage: st.builds(Passage, passage_id=TEXT, title=TEXT, text=TEXT),
-    Trajectory: st.integers(0, 6).flatmap(trajectories),
-    Proof: st.integers(0, 6).flatmap(
-        lambda length: st.builds(Proof, trajectory_id=TEXT, learner_logprobs=array(np.float32, length, SMALL))
-    ),
-    Credit: st.integers(0, 6).flatmap(credits),
-    Prediction: st.builds(
-        Prediction,
-        run=TEXT,
-        seed=COUNT,
-        policy_version=COUNT,
-        question_id=TEXT,
-        answer=TEXT,
-        em=NUMBER,
-        f1=NUMBER,
-        contains=NUMBER,
-        steps=COUNT,
-        tool_calls=COUNT,
-        gold_titles_found=COUNT,
-        tokens_read=COUNT,
-        tokens_sampled=COUNT,
-    ),
+    Question: record(Question, text=FILLED, **NAMES),
+    Passage: record(Passage),
+    Trajectory: LENGTH.flatmap(trajectories),
+    Proof: LENGTH.flatmap(lambda length: record(Proof, length)),
+    Credit: LENGTH.flatmap(lambda length: record(Credit, length)),
+    Prediction: record(Prediction),
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +12,13 @@ from numpy.typing import NDArray
 from agent_r1.credit.batch import Floats, collate, groups_of
 from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
-from agent_r1.credit.filters import Selection, differing, select
+from agent_r1.credit.filters import differing, select
 from agent_r1.credit.masks import Mask, select_tokens
 from agent_r1.credit.rewards import PARTS, step_rewards
-from agent_r1.params import CreditParams, FilterParams
+from agent_r1.params import CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +38,7 @@ def assign(
     advantages are 0 is another matter: its loss mask counts among the tokens that normalise the loss.
 
     Args:
-        trajectories: of one iteration.
         values: the critic's value [L] at every token of every trajectory, or None without a critic.
-        params: the estimator, its masks and the weights of the rewards.
         reference: the frozen reference's logprob [L] of every token of the loss mask, or None without one. With
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
@@ -55,18 +51,19 @@ def assign(
     _check(trajectories, values)
     if reference is None and params.kl_reward:
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
-    rewards = [step_rewards(trajectory, params.rewards) for trajectory in trajectories]
-    totals, groups = [total for total, _ in rewards], groups_of(trajectories)
+    totals, parts = zip(*(step_rewards(trajectory, params.rewards) for trajectory in trajectories), strict=True)
+    groups = groups_of(trajectories)
     selection = select(_returns(totals), groups, params.filter, questions)
     if not selection.kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
     credits_ = _credits(trajectories, totals, values, reference, kl, selection.kept, params)
+    filtered = {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
     metrics = {
         **_rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
-        **_reward_metrics(totals, [parts for _, parts in rewards], groups),
-        **_filter_metrics(selection, params.filter),
+        **_reward_metrics(totals, parts, groups),
+        **({} if params.filter.kind == "none" else filtered),
         **_advantage_metrics(trajectories, credits_),
         **_value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
@@ -86,12 +83,9 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
     """[L] reference logprob - sampler's logprob at action tokens, 0 elsewhere; nats, before the coefficient.
 
     Its expectation under the policy is -KL(policy || reference): the estimate k1, the only one of the usual three
-    whose gradient through the reward is that of the divergence. `reference` [L] is read at action tokens only.
+    whose gradient through the reward is that of the divergence.
 
-    Raises:
-        ValueError: a logprob at an action token is not finite; names the trajectory.
-
-    Source: Ouyang et al. 2022 (arXiv 2203.02155), Eq. 2; k1: Schulman 2020, joschu.net/blog/kl-approx.html.
+    Source: Ouyang et al. 2022 (arXiv 2203.02155), Eq. 2; k1, k3: Schulman 2020, joschu.net/blog/kl-approx.html.
     """
     assert len(reference) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(reference)} logprobs"
     rewards = np.where(trajectory.action_mask, reference.astype(np.float64) - trajectory.logprobs, 0.0)
@@ -104,12 +98,7 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
 
 
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
-    """The penalty per trajectory, before its coefficient, and the k3 estimate of the KL per action token.
-
-    `kl` holds what `kl_rewards` gives for each trajectory.
-
-    Source: k3: Schulman 2020, joschu.net/blog/kl-approx.html.
-    """
+    """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
     differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
     return {
         "reward/kl": _mean([each.sum() for each in kl]),
@@ -151,9 +140,7 @@ def _credits(
     rows = np.flatnonzero(kept).tolist()
     if not rows:
         return credits_
-    chosen = _take(trajectories, rows)
-    batch = collate(chosen, _take(totals, rows), values and _take(values, rows), kl and _take(kl, rows), params)
-    estimated = estimate(batch, params)
+    estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
     for row, i in enumerate(rows):
         bare, length = credits_[i], len(trajectories[i].token_ids)
         mask = select_tokens(trajectories[i].source, params.loss_mask)
@@ -168,10 +155,6 @@ def _credits(
             kept=True,
         )
     return credits_
-
-
-def _take(items: Sequence[T], rows: Sequence[int]) -> list[T]:
-    return [items[i] for i in rows]
 
 
 def _no_credit(trajectory: Trajectory, total: Floats) -> Credit:
@@ -220,12 +203,6 @@ def _reward_metrics(
         "reward/std": float(std),
         "reward/std_in_groups": float((stds / sizes).sum() / len(np.unique(groups))),
     }
-
-
-def _filter_metrics(selection: Selection, params: FilterParams) -> dict[str, float]:
-    if params.kind == "none":
-        return {}
-    return {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
 
 
 def _advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:

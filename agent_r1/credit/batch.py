@@ -35,29 +35,28 @@ def collate(
     step_rewards: Sequence[Floats],
     values: Sequence[NDArray[np.float32]] | None,
     kl: Sequence[Floats] | None,
+    rows: Sequence[int],
     params: CreditParams,
 ) -> Batch:
-    """Puts B trajectories side by side.
+    """Puts the trajectories with the indices `rows` side by side, with the masks that `params` chooses.
 
-    Args:
-        trajectories: B of them.
-        step_rewards: [K] of each one's steps.
-        values: [L] the critic's at each one's tokens, or None without a critic.
-        kl: [L] what `kl_rewards` gives for each, or None without a reference; `params.kl_reward` times it joins the
-            rewards, hence the returns of group estimators.
-        params: chooses the masks.
+    Each comes with the rewards [K] of its steps, with the critic's values [L] where there is a critic, and with its
+    `kl_rewards` [L] where there is a reference: `params.kl_reward` times these joins the rewards.
     """
-    switches = params.advantage_mask
-    sources = [trajectory.source for trajectory in trajectories]
-    rewards = _pad([token_rewards(*pair) for pair in zip(trajectories, step_rewards, strict=True)])
+    switches, chosen = params.advantage_mask, [trajectories[row] for row in rows]
+
+    def pad_masks(on: bool) -> Mask:
+        return _pad([select_tokens(trajectory.source, on) for trajectory in chosen])
+
+    rewards = _pad([token_rewards(trajectories[row], step_rewards[row]) for row in rows])
     return Batch(
-        rewards=rewards if kl is None else rewards + params.kl_reward * _pad(kl),
-        values=None if values is None else _pad(values).astype(np.float64),
-        steps=_pad([token_steps(trajectory) for trajectory in trajectories], fill=NO_STEP),
-        time_steps=_pad([select_tokens(source, switches.recursion) for source in sources]),
-        whitening_mask=_pad([select_tokens(source, switches.whitening) for source in sources]),
-        critic_mask=_pad([select_tokens(source, switches.critic) for source in sources]),
-        groups=groups_of(trajectories),
+        rewards=rewards if kl is None else rewards + params.kl_reward * _pad([kl[row] for row in rows]),
+        values=None if values is None else _pad([values[row] for row in rows]).astype(np.float64),
+        steps=_pad([token_steps(trajectory) for trajectory in chosen], fill=NO_STEP),
+        time_steps=pad_masks(switches.recursion),
+        whitening_mask=pad_masks(switches.whitening),
+        critic_mask=pad_masks(switches.critic),
+        groups=groups_of(chosen),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,13 +75,13 @@ def _ngrams(trajectory: Trajectory, length: int) -> NDArray[np.uint64]:
     return prints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Sign:
     """One way a run can go wrong."""
 
     metric: str
-    rises: bool  # whether the high values are the bad ones
-    standard: Callable[[str, Sequence[Metrics]], Metrics]  # of the first iterations the one to be held against
+    side: Literal["above", "below"]  # of its limit that is the bad one
+    standard: Callable[..., Metrics]  # (the first iterations, key=) -> the one to be held against
     limit: Callable[[str, Metrics, Metrics, float], float]  # of standard, the one judged, threshold
     among_all: bool = False  # the standard is one of all iterations before, not of the first alone
 
@@ -105,18 +107,14 @@ def alarms(
     """The signs that each of the last `streak` iterations shows, `monitor.patience` where none is given.
 
     A sign is judged where the last iteration has its metric (a critic's warm-up has no gradient of the policy), over
-    the iterations that have it, as soon as there is one before the last `streak`.
-
-    Args:
-        history: the metrics of all iterations so far, the last one included.
-        samples: episodes per question. With 1 no group has a std, and that of the whole batch stands for it.
+    the iterations that have it, as soon as there is one before the last `streak`. With one of the `samples` per
+    question no group has a std, and that of the whole batch stands for it.
     """
     best = max(each["reward/max"] for each in history)
     past = [{**each, DISTANCE: best - each["reward/total"]} for each in history]
     thresholds = monitor.thresholds.model_dump()
-    signs = (
-        SIGNS if samples > 1 else SIGNS | {"reward_std_fall": replace(SIGNS["reward_std_fall"], metric="reward/std")}
-    )
+    whole_batch = replace(SIGNS["reward_std_fall"], metric="reward/std")
+    signs = SIGNS if samples > 1 else SIGNS | {"reward_std_fall": whole_batch}
     found = [
         _alarm(name, sign, past, thresholds[name], first=monitor.first_iterations, streak=streak or monitor.patience)
         for name, sign in signs.items()
@@ -138,26 +136,19 @@ def _alarm(
     before, last = judged[:-streak], judged[-streak:]
     if not before:
         return None
-    standard = sign.standard(sign.metric, before if sign.among_all else before[:first])
+    standard = sign.standard(before if sign.among_all else before[:first], key=itemgetter(sign.metric))
     values = [each[sign.metric] for each in last]
     limits = [sign.limit(sign.metric, standard, each, threshold) for each in last]
-    beyond = (value > limit if sign.rises else value < limit for value, limit in zip(values, limits, strict=True))
+    beyond = (
+        value > limit if sign.side == "above" else value < limit for value, limit in zip(values, limits, strict=True)
+    )
     if not all(beyond):
         return None
     return Alarm(sign=name, metric=sign.metric, value=values[-1], standard=standard[sign.metric], limit=limits[-1])
 
 
-def _highest(metric: str, among: Sequence[Metrics]) -> Metrics:
-    return max(among, key=lambda each: each[metric])
-
-
-def _lowest(metric: str, among: Sequence[Metrics]) -> Metrics:
-    return min(among, key=lambda each: each[metric])
-
-
-def _median(metric: str, among: Sequence[Metrics]) -> Metrics:
-    """The lower one of two."""
-    return sorted(among, key=lambda each: each[metric])[(len(among) - 1) // 2]
+def _lower_median(among: Sequence[Metrics], *, key: Callable[[Metrics], float]) -> Metrics:
+    return sorted(among, key=key)[(len(among) - 1) // 2]
 
 
 def _multiple(metric: str, standard: Metrics, _: Metrics, threshold: float) -> float:
@@ -185,17 +176,11 @@ def _multiple_unless_solved(metric: str, standard: Metrics, judged: Metrics, thr
 # was; entropy can err on both sides, so the median of them is. Gradient norms grow in healthy runs: a spike stands out
 # from all that came before.
 SIGNS = {
-    "reward_std_fall": Sign(
-        metric="reward/std_in_groups", rises=False, standard=_highest, limit=_multiple_unless_solved
-    ),
-    "entropy_fall": Sign(metric="policy/entropy", rises=False, standard=_median, limit=_multiple),
-    "entropy_rise": Sign(metric="policy/entropy", rises=True, standard=_median, limit=_multiple),
-    "grad_norm_spike": Sign(metric="policy/grad_norm", rises=True, standard=_median, limit=_multiple, among_all=True),
-    "valid_call_fall": Sign(metric="rollout/valid_call_share", rises=False, standard=_highest, limit=_multiple),
-    "answer_repetition": Sign(
-        metric="rollout/answer_repetition", rises=True, standard=_lowest, limit=_part_of_the_way_to_one
-    ),
-    "thought_repetition": Sign(
-        metric="rollout/thought_repetition", rises=True, standard=_lowest, limit=_part_of_the_way_to_one
-    ),
+    "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved),
+    "entropy_fall": Sign("policy/entropy", "below", _lower_median, _multiple),
+    "entropy_rise": Sign("policy/entropy", "above", _lower_median, _multiple),
+    "grad_norm_spike": Sign("policy/grad_norm", "above", _lower_median, _multiple, among_all=True),
+    "valid_call_fall": Sign("rollout/valid_call_share", "below", max, _multiple),
+    "answer_repetition": Sign("rollout/answer_repetition", "above", min, _part_of_the_way_to_one),
+    "thought_repetition": Sign("rollout/thought_repetition", "above", min, _part_of_the_way_to_one),
 }

@@ -183,10 +183,7 @@ def estimate(batch: Batch, params: CreditParams) -> Estimate:
 def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, gamma: float, lam: float) -> Floats:
     """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
 
-    Args:
-        rewards: [N] received at each entry.
-        values: [N] of the state before each entry.
-        lengths: [S] entries of each sequence; 0 is allowed.
+    Rewards [N] are received at each entry, values [N] are of the state before it; `lengths` [S] may be 0.
 
     Source: Schulman et al. 2016 (arXiv 1506.02438), Eq. 11 and 16.
     """

@@ -31,20 +31,14 @@ class Selection:
 
 
 def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams, questions: int | None = None) -> Selection:
-    """Keeps whole groups by the sample std of their returns.
+    """Keeps whole groups by the sample std of their raw returns [B], 0 in a group of one; `groups` is [B] too.
 
-    Args:
-        returns: [B] raw: neither shifted nor scaled.
-        groups: [B] the group of each trajectory; one of a single trajectory has std 0.
-        questions: how many groups a share of groups is of; all there are unless a refill has added some.
+    A share of groups is one of so many `questions`: of all there are unless a refill has added some.
     """
     stds, group = _group_stds(returns, groups)
     kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
-    return Selection(
-        kept=kept[group],
-        share=float(kept.mean()),
-        threshold=float(stds[kept].min()) if kept.any() else 0.0,
-    )
+    threshold = float(stds[kept].min()) if kept.any() else 0.0
+    return Selection(kept=kept[group], share=float(kept.mean()), threshold=threshold)
 
 
 def differing(returns: Floats, groups: NDArray[np.int64]) -> int:
@@ -83,11 +77,8 @@ def top_fraction(stds: Floats, share: float, questions: int) -> Mask:
     return kept[back]
 
 
-FILTERS: dict[str, Callable[[Floats, float, int], Mask]] = {
-    "none": keep_all,
-    "top_p": top_p,
-    "top_fraction": top_fraction,
-}
+FILTERS: dict[str, Callable[[Floats, float, int], Mask]]
+FILTERS = {"none": keep_all, "top_p": top_p, "top_fraction": top_fraction}
 
 
 def _rank(stds: Floats) -> tuple[Floats, NDArray[np.intp]]:

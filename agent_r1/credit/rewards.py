@@ -1,4 +1,4 @@
-"""Floats: numbers on steps, made of named parts.
+"""Rewards: numbers on steps, made of named parts.
 
 The environment states facts on a step: `em`, `f1` and `grounded` on the answering one, `progress` on a search, `think`
 on every one. Every other part follows from the record. Each part is an array [K], K = steps of the trajectory, before
@@ -7,7 +7,7 @@ its weight. What a policy that is paid for one part alone would do is in the tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -18,18 +18,12 @@ from agent_r1.records import CallStatus, Outcome, Trajectory
 
 
 def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Floats, dict[str, Floats]]:
-    """The reward of every step and the parts it is made of.
-
-    Returns:
-        [K] the weighted sum of the parts, and name -> [K] each part unweighted. A part of weight 0 is
-        among them and adds nothing to the sum.
+    """[K] the reward of every step, the weighted sum of its parts, and name -> [K] each part unweighted.
 
     Raises:
-        ValueError: a reward is not finite, or a fact that a weighted part is made of is not stated; names the
-            trajectory.
+        ValueError: a reward is not finite, or a fact that a weighted part is made of is not stated.
     """
-    _check_finite(trajectory)
-    _check_stated(trajectory, weights)
+    _check_facts(trajectory, weights)
     parts = {name: part(trajectory) for name, part in PARTS.items()}
     totals = np.zeros(len(trajectory.steps))
     for name, weight in weights.model_dump().items():
@@ -38,11 +32,7 @@ def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Floats
 
 
 def _stated(trajectory: Trajectory, fact: str) -> Floats:
-    return _per_step(step.rewards.get(fact, 0.0) for step in trajectory.steps)
-
-
-def _per_step(values: Iterable[float]) -> Floats:
-    return np.fromiter(values, dtype=np.float64)
+    return np.array([step.rewards.get(fact, 0.0) for step in trajectory.steps], np.float64)
 
 
 def _on_last_step(trajectory: Trajectory, value: float) -> Floats:
@@ -72,13 +62,13 @@ def think(trajectory: Trajectory) -> Floats:
 
 def valid_call(trajectory: Trajectory) -> Floats:
     """1 for every call that succeeded."""
-    return _per_step(1.0 if step.call_status is CallStatus.OK else 0.0 for step in trajectory.steps)
+    return np.array([step.call_status is CallStatus.OK for step in trajectory.steps], np.float64)
 
 
 def failed_call(trajectory: Trajectory) -> Floats:
     """-1 for every call that did not succeed, whatever the reason."""
     succeeded = (CallStatus.OK, CallStatus.NONE)
-    return _per_step(0.0 if step.call_status in succeeded else -1.0 for step in trajectory.steps)
+    return np.array([0 if step.call_status in succeeded else -1 for step in trajectory.steps], np.float64)
 
 
 def repeat_call(trajectory: Trajectory) -> Floats:
@@ -87,7 +77,7 @@ def repeat_call(trajectory: Trajectory) -> Floats:
     A call whose arguments could not be read repeats nothing: that is for `failed_call`.
     """
     calls = [(step.tool, step.arguments) for step in trajectory.steps]
-    return _per_step(-1.0 if all(call) and call in calls[:k] else 0.0 for k, call in enumerate(calls))
+    return np.array([-1 if all(call) and call in calls[:k] else 0 for k, call in enumerate(calls)], np.float64)
 
 
 def no_answer(trajectory: Trajectory) -> Floats:
@@ -109,7 +99,8 @@ PARTS: dict[str, Callable[[Trajectory], Floats]] = {
 }
 
 
-def _check_finite(trajectory: Trajectory) -> None:
+def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
+    """Without its fact a weighted part would be 0 in silence. `progress` is let pass: not every step searches."""
     for k, step in enumerate(trajectory.steps):
         for name, value in step.rewards.items():
             if not np.isfinite(value):
@@ -117,10 +108,6 @@ def _check_finite(trajectory: Trajectory) -> None:
                     f"trajectory {trajectory.trajectory_id!r}: reward {name!r} of step {k} is {value}; "
                     "an environment must state finite numbers"
                 )
-
-
-def _check_stated(trajectory: Trajectory, weights: RewardWeights) -> None:
-    """Without its fact a weighted part would be 0 in silence. `progress` is let pass: not every step searches."""
     answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
     weighted = weights.model_dump()
     for part in ("agent_r1", "em", "f1", "grounded", "think"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 from agent_r1.data.questions import Facts, Hop, Plan, look_up
 from agent_r1.params import WarmStartParams
-from agent_r1.records import Question
+from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 
@@ -27,33 +27,32 @@ def with_tools(
     questions: Sequence[Question], plans: Mapping[str, Plan], facts: Facts, params: WarmStartParams
 ) -> list[Demonstration]:
     """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer."""
-    found = []
-    for number, question in enumerate(_take(questions, params.demonstrations)):
-        rng = random.Random(derive(params.seed, "demonstration", number))
-        found.append(Demonstration(question, demonstrate(plans[question.question_id], question, facts, params, rng)))
-    return found
+    chosen = _take(questions, params.demonstrations, params.seed, "demonstration")
+    return [
+        Demonstration(question, demonstrate(plans[question.question_id], question, facts, params, rng))
+        for question, rng in chosen
+    ]
 
 
 def without_tools(
     questions: Sequence[Question], plans: Mapping[str, Plan], index: Search, top_k: int, params: WarmStartParams
 ) -> list[Demonstration]:
     """`params.naive_rag_demonstrations` answers from the passages that the question itself finds."""
-    chosen = _take(questions, params.naive_rag_demonstrations)
-    shown = index.search([question.text for question in chosen], top_k)
-    found = []
-    for number, (question, passages) in enumerate(zip(chosen, shown, strict=True)):
-        rng = random.Random(derive(params.seed, "naive rag demonstration", number))
-        titles = {passage.title for passage in passages}
-        found.append(Demonstration(question, [answer_at_once(plans[question.question_id], question, titles, rng)]))
-    return found
+    chosen = _take(questions, params.naive_rag_demonstrations, params.seed, "naive rag demonstration")
+    shown = index.search([question.text for question, _ in chosen], top_k)
+    return [
+        Demonstration(question, [answer_at_once(plans[question.question_id], question, passages, rng)])
+        for (question, rng), passages in zip(chosen, shown, strict=True)
+    ]
 
 
-def _take(questions: Sequence[Question], count: int) -> list[Question]:
+def _take(questions: Sequence[Question], count: int, seed: int, purpose: str) -> list[tuple[Question, random.Random]]:
+    """So many questions in turn, each with the random numbers of its demonstration."""
     if count and not questions:
         raise ValueError(
             "there are no training questions to demonstrate on; give a data set of prepare.files a train file"
         )
-    return [questions[index % len(questions)] for index in range(count)]
+    return [(questions[i % len(questions)], random.Random(derive(seed, purpose, i))) for i in range(count)]
 
 
 def demonstrate(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[str]:
@@ -74,11 +73,12 @@ def demonstrate(plan: Plan, question: Question, facts: Facts, params: WarmStartP
     return [*searches, _answer(_conclusion(plan, question, made, rng), found)]
 
 
-def answer_at_once(plan: Plan, question: Question, titles: Collection[str], rng: random.Random) -> str:
-    """The text of one action that answers without a search of its own, from passages with these titles.
+def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], rng: random.Random) -> str:
+    """The text of one action that answers without a search of its own, from the passages that are shown.
 
-    Hops count as made up to the first whose passage is not shown.
+    Hops count as made up to the first whose passage is not among them.
     """
+    titles = {passage.title for passage in passages}
     made = list(takewhile(lambda hop: hop.entity in titles, plan.hops))
     text = _conclusion(plan, question, made, rng) if made else rng.choice(sorted(titles) or ["unknown"])
     return _answer(text, made)

@@ -69,7 +69,7 @@ class Distinct:
     """Holds every id to one meaning, and lets every passage through once."""
 
     def __init__(self) -> None:
-        self._questions: set[str] = set()
+        self._questions: set[str] = set()  # ids
         self._contents: set[str] = set()  # content_id of every passage
         self._passages: set[str] = set()  # ids that passages brought along
 
@@ -130,13 +130,13 @@ def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion
         FileNotFoundError: there are no such files.
         ValueError: a file or a row is malformed, or there are fewer rows than questions are asked for.
     """
-    total, asked = count(params.splits[split].file), params.splits[split].questions
+    file, asked = params.splits[split].file, params.splits[split].questions
+    total, rows = count(file), read(file)
     if asked > total:
         raise ValueError(
-            f"{params.splits[split].file} holds {total} rows; prepare.files.{name}.{split}.questions asks for {asked}: "
-            "lower it, or 0 for all"
+            f"{file} holds {total} rows; prepare.files.{name}.{split}.questions asks for {asked}: lower it, or 0 for "
+            "all"
         )
-    rows: Iterable[Row] = read(params.splits[split].file)
     if asked:
         chosen = set(random.Random(derive(seed, "prepare", name, split)).sample(range(total), asked))
         rows = (row for at, row in enumerate(rows) if at in chosen)
@@ -145,8 +145,7 @@ def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion
 
 def interleave(portions: Sequence[Portion[T]]) -> Iterator[T]:
     """The items of all portions: wherever one stops, every portion has given the same share of its own."""
-    keyed = [_keyed(portion) for portion in portions]
-    return (item for _, item in heapq.merge(*keyed, key=itemgetter(0)))
+    return (item for _, item in heapq.merge(*map(_keyed, portions), key=itemgetter(0)))
 
 
 def _keyed(portion: Portion[T]) -> Iterator[tuple[float, T]]:

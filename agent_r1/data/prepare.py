@@ -74,17 +74,14 @@ def write(params: PrepareParams, directory: Path) -> None:
 
 def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[Entry]:
     for split in SPLITS:
-        named = [name for name in params.datasets if name == BUILT_IN or split in params.files[name].splits]
-        portions = [_portion(params, name, split, generated) for name in named]
-        total = sum(portion.size for portion in portions)
-        yield from progress(interleave(portions), f"{split} questions", total)
-
-
-def _portion(params: PrepareParams, name: str, split: str, generated: Sequence[Question]) -> Portion[Entry]:
-    if name != BUILT_IN:
-        return from_files(name, params.files[name], split, params.seed)
-    entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
-    return Portion(len(entries), entries)
+        portions = []
+        for name in params.datasets:
+            if name == BUILT_IN:
+                entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
+                portions.append(Portion(len(entries), entries))
+            elif split in params.files[name].splits:
+                portions.append(from_files(name, params.files[name], split, params.seed))
+        yield from progress(interleave(portions), f"{split} questions", sum(portion.size for portion in portions))
 
 
 def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:

@@ -48,8 +48,8 @@ def plan_from_titles(question: Question) -> Plan:
     Titles that the question mentions come first, because the others must be found on the way. Where no title is known,
     the question itself is searched for.
     """
-    titles = sorted(question.gold_titles, key=lambda title: title.lower() not in question.text.lower())
-    titles = titles or [question.text]
+    text = question.text
+    titles = sorted(question.gold_titles, key=lambda title: title.lower() not in text.lower()) or [text]
     values = [*titles[1:], question.answers[0]]
     hops = tuple(Hop(title, title, "", value) for title, value in zip(titles, values, strict=True))
     return Plan(hops, question.answers[0])
@@ -131,6 +131,19 @@ class Draft:
     kind: str
     plan: Plan
 
+    def question(self, split: str, number: int) -> Question:
+        """The question with its place."""
+        return Question(
+            question_id=f"atlas-{split}-{number:05d}",
+            dataset=BUILT_IN,
+            split=split,
+            text=self.text,
+            answers=[self.plan.answer],
+            gold_titles=[hop.entity for hop in self.plan.hops],
+            hops=len(self.plan.hops),
+            kind=self.kind,
+        )
+
 
 def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tuple[Question, Plan]]:
     """The questions of all three splits with their plans.
@@ -176,20 +189,7 @@ def _split(
     """Takes the split's share of every label and mixes them."""
     mixed = [draft for label, count in counts.items() for draft in itertools.islice(drafts[label], count)]
     rng.shuffle(mixed)
-    rows = []
-    for number, draft in enumerate(mixed):
-        question = Question(
-            question_id=f"atlas-{split}-{number:05d}",
-            dataset=BUILT_IN,
-            split=split,
-            text=draft.text,
-            answers=[draft.plan.answer],
-            gold_titles=[hop.entity for hop in draft.plan.hops],
-            hops=len(draft.plan.hops),
-            kind=draft.kind,
-        )
-        rows.append((question, draft.plan))
-    return rows
+    return [(draft.question(split, number), draft.plan) for number, draft in enumerate(mixed)]
 
 
 def _chains(world: World, length: int, rng: random.Random) -> Iterator[Draft]:
@@ -204,13 +204,9 @@ def _chains(world: World, length: int, rng: random.Random) -> Iterator[Draft]:
 
 def _walks(world: World, entity: str, length: int, passed: set[str]) -> Iterator[tuple[Hop, ...]]:
     for relation, value in world.facts.get(entity, {}).items():
-        if value in passed:
-            continue
-        hop = look_up(world.facts, entity, relation)
-        if length == 1:
-            yield (hop,)
-        else:
-            yield from ((hop, *rest) for rest in _walks(world, value, length - 1, {*passed, value}))
+        if value not in passed:
+            rests = _walks(world, value, length - 1, {*passed, value}) if length > 1 else [()]
+            yield from ((look_up(world.facts, entity, relation), *rest) for rest in rests)
 
 
 def _chain_text(hops: Sequence[Hop], world: World, rng: random.Random) -> str:
@@ -249,22 +245,19 @@ def _comparison(
     return Draft(rng.choice(phrasings[relation]).format(*entities), "comparison", Plan(hops, answer))
 
 
-def _with(world: World, relation: str) -> list[str]:
-    return [entity for entity, facts in world.facts.items() if relation in facts]
-
-
 def _alike(world: World, relation: str) -> Iterator[Pair]:
     """All pairs of entities with the same value."""
     by_value: dict[str, list[str]] = {}
-    for entity in _with(world, relation):
-        by_value.setdefault(world.facts[entity][relation], []).append(entity)
+    for entity, facts in world.facts.items():
+        if relation in facts:
+            by_value.setdefault(facts[relation], []).append(entity)
     for entities in by_value.values():
         yield from itertools.combinations(entities, 2)
 
 
 def _unlike(world: World, relation: str, rng: random.Random) -> Iterator[Pair]:
     """All pairs of entities with different values, mixed but not held in memory."""
-    entities = _with(world, relation)
+    entities = [entity for entity, facts in world.facts.items() if relation in facts]
     rng.shuffle(entities)
     for distance in range(1, len(entities)):
         for pair in zip(entities, entities[distance:], strict=False):

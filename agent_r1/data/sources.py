@@ -47,11 +47,12 @@ def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
     """
     if location.is_dir():
         found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
+        problem = f"holds no {', '.join(suffixes)} file"
     else:
         found = [location] if location.exists() else [*location.parent.glob(location.name)]
+        problem = "does not exist"
     if not found:
-        what = f"holds no {', '.join(suffixes)} file" if location.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{location} {what}; put the files there or correct prepare.files in params.yaml")
+        raise FileNotFoundError(f"{location} {problem}; put the files there or correct prepare.files in params.yaml")
     return sorted(found)
 
 

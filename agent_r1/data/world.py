@@ -6,67 +6,51 @@ import math
 import random
 from dataclasses import dataclass
 
+import yaml
+
 from agent_r1.params import AtlasParams
 from agent_r1.records import Passage
 from agent_r1.seeds import derive
 
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-_FIRST = _words("""
-Mara Jon Lena Otto Vera Hugo Nina Emil Rosa Karl Tara Finn Ida Ravi Selma Bruno Asta Leo Yara Milo Greta Theo
-Dora Ivan Lucia Nils Petra Omar Hana Jules Clara Sven Edda Tomas Wanda Felix Noor Arlo Kira Boris
-""")
-_LAST = _words("""
-Quill Hale Brandt Sorrel Voss Tarn Lind Okoro Marsh Pell Drake Ferro Winter Kane Holm Reyes Stark Bloom Nolan
-Crane Vane Moss Keller Adler Finch Rhodes Sato Wells Hurst Blake Novak Fox Lowe Grant Petrov Silva Munro Hart
-Beck Dale Ray Stone Cole Frost Wolfe Lang Meyer Park Rossi Shaw Vega West Yates Zeller Abbott Burke Carver Dunn
-Ellis Flynn
-""")
-_ADJECTIVE = _words("""
-Silent Golden Broken Hidden Crimson Distant Empty Frozen Gentle Hollow Iron Jagged Last Lonely Midnight Narrow
-Open Pale Quiet Restless Scarlet Secret Shining Silver Sleeping Stolen Sudden Tender Twisted Velvet Wandering
-White Wild Wooden Bitter Burning Clever Double Eternal Fading
-""")
-_NOUN = _words("""
-Harbor Garden River Mirror Window Mountain Lantern Bridge Island Forest Letter Kingdom Shadow Storm Tower Valley
-Voyage Whisper Witness Castle Circle Clock Desert Dream Engine Feather Flame Horizon Journey Key Lighthouse
-Meadow Orchard Palace Promise Road Sailor Song Station Summer
-""")
-_FIRM = _words("""
-Orlen Brix Calder Dynex Eltor Fenwick Gravon Helix Indra Jaspen Kelvar Lumen Magnar Nexal Optor Pyrex Quanta
-Rivon Solex Tavor Ultra Vortex Wexel Xanor Zenith Argon Boreal Cobalt Delphi Ember
-""")
-_FIRM_KIND = _words("Group Forge Media Labs Trust Lines")
-_CITY = _words("""
-Tesk Arvik Belmar Corden Dravo Elsin Farrow Gorda Hestia Ilmar Jorval Kestan Lorne Mirov Nantel Ostra Pravo
-Quirra Rovena Selbar Torvald Ursk Vardo Wexdale Ystal Zadrin Almar Brask Cadmor Doven Estero Fontan Gallin Hovik
-Istra Jasna Kolvar Lisko Melk Nordan Orvek Plova Ravna Sarno Tolmin Umbra Velden Warden Yelsk Zorin Ambry Bolvar
-Crest Dunmor Elvar Forlin Girren Halden Imolt Kivik
-""")
-_COUNTRY = _words("""
-Veld Aronia Bastor Carvia Dorland Estmar Fenora Galdia Harvia Ithria Kordia Lumeria Morvia Norvel Ostland Parnia
-Quend Rovia Sundar Tarsia Uldor Vestria Wendia Yoria Zembla
-""")
-_CURRENCY = _words("""
-crown florin ducat thaler mark shilling talent denar tolar ruble grosz peso zloty lira guilder kuna lev dinar
-forint koruna drachma escudo penny franc rand
-""")
-_LANGUAGE = _words("""
-Veldic Aronish Basti Carvish Dorlic Estian Fenori Galdish Harvic Ithic Kordish Lumic Morvish Norvelic Ostric
-Parnic Quendi Rovish Sundari Tarsic Uldish Vestric Wendic Yorish Zemblan
-""")
+_WORDS = {
+    name: words.split()
+    for name, words in yaml.safe_load("""
+first names: Mara Jon Lena Otto Vera Hugo Nina Emil Rosa Karl Tara Finn Ida Ravi Selma Bruno Asta Leo Yara Milo Greta
+  Theo Dora Ivan Lucia Nils Petra Omar Hana Jules Clara Sven Edda Tomas Wanda Felix Noor Arlo Kira Boris
+last names: Quill Hale Brandt Sorrel Voss Tarn Lind Okoro Marsh Pell Drake Ferro Winter Kane Holm Reyes Stark Bloom
+  Nolan Crane Vane Moss Keller Adler Finch Rhodes Sato Wells Hurst Blake Novak Fox Lowe Grant Petrov Silva Munro Hart
+  Beck Dale Ray Stone Cole Frost Wolfe Lang Meyer Park Rossi Shaw Vega West Yates Zeller Abbott Burke Carver Dunn
+  Ellis Flynn
+adjectives: Silent Golden Broken Hidden Crimson Distant Empty Frozen Gentle Hollow Iron Jagged Last Lonely Midnight
+  Narrow Open Pale Quiet Restless Scarlet Secret Shining Silver Sleeping Stolen Sudden Tender Twisted Velvet Wandering
+  White Wild Wooden Bitter Burning Clever Double Eternal Fading
+nouns: Harbor Garden River Mirror Window Mountain Lantern Bridge Island Forest Letter Kingdom Shadow Storm Tower
+  Valley Voyage Whisper Witness Castle Circle Clock Desert Dream Engine Feather Flame Horizon Journey Key Lighthouse
+  Meadow Orchard Palace Promise Road Sailor Song Station Summer
+firms: Orlen Brix Calder Dynex Eltor Fenwick Gravon Helix Indra Jaspen Kelvar Lumen Magnar Nexal Optor Pyrex Quanta
+  Rivon Solex Tavor Ultra Vortex Wexel Xanor Zenith Argon Boreal Cobalt Delphi Ember
+kinds of firms: Group Forge Media Labs Trust Lines
+cities: Tesk Arvik Belmar Corden Dravo Elsin Farrow Gorda Hestia Ilmar Jorval Kestan Lorne Mirov Nantel Ostra Pravo
+  Quirra Rovena Selbar Torvald Ursk Vardo Wexdale Ystal Zadrin Almar Brask Cadmor Doven Estero Fontan Gallin Hovik
+  Istra Jasna Kolvar Lisko Melk Nordan Orvek Plova Ravna Sarno Tolmin Umbra Velden Warden Yelsk Zorin Ambry Bolvar
+  Crest Dunmor Elvar Forlin Girren Halden Imolt Kivik
+countries: Veld Aronia Bastor Carvia Dorland Estmar Fenora Galdia Harvia Ithria Kordia Lumeria Morvia Norvel Ostland
+  Parnia Quend Rovia Sundar Tarsia Uldor Vestria Wendia Yoria Zembla
+currencies: crown florin ducat thaler mark shilling talent denar tolar ruble grosz peso zloty lira guilder kuna lev
+  dinar forint koruna drachma escudo penny franc rand
+languages: Veldic Aronish Basti Carvish Dorlic Estian Fenori Galdish Harvic Ithic Kordish Lumic Morvish Norvelic
+  Ostric Parnic Quendi Rovish Sundari Tarsic Uldish Vestric Wendic Yorish Zemblan
+""").items()
+}
 
 POOLS: dict[str, tuple[list[str], list[str]]] = {  # first and second words; one "" where a name is one word
-    "person": (_FIRST, _LAST),
-    "film": ([f"The {adjective}" for adjective in _ADJECTIVE], _NOUN),
-    "company": (_FIRM, _FIRM_KIND),
-    "city": (_CITY, [""]),
-    "country": (_COUNTRY, [""]),
-    "currency": (_CURRENCY, [""]),
-    "language": (_LANGUAGE, [""]),
+    "person": (_WORDS["first names"], _WORDS["last names"]),
+    "film": ([f"The {adjective}" for adjective in _WORDS["adjectives"]], _WORDS["nouns"]),
+    "company": (_WORDS["firms"], _WORDS["kinds of firms"]),
+    "city": (_WORDS["cities"], [""]),
+    "country": (_WORDS["countries"], [""]),
+    "currency": (_WORDS["currencies"], [""]),
+    "language": (_WORDS["languages"], [""]),
 }
 
 
@@ -104,10 +88,6 @@ class World:
     kinds: dict[str, str]  # entity -> person, film, company, city or country
     facts: Entities
 
-    def of_kind(self, kind: str) -> list[str]:
-        """The entities of one kind, in their order."""
-        return [entity for entity, its_kind in self.kinds.items() if its_kind == kind]
-
 
 def build_world(params: AtlasParams, seed: int) -> World:
     """The world of a seed.
@@ -121,18 +101,16 @@ def build_world(params: AtlasParams, seed: int) -> World:
             f"raise cities to {params.countries} or more"
         )
     rng = random.Random(derive(seed, "atlas", "world"))
-    people, films = draw_names("person", params.people, rng), draw_names("film", params.films, rng)
-    companies, cities = draw_names("company", params.companies, rng), draw_names("city", params.cities, rng)
-    countries = draw_names("country", params.countries, rng)
-    facts = {
-        "person": _people(people, companies, cities, rng),
-        "film": _films(films, people, companies, rng),
-        "company": _companies(companies, people, cities, rng),
-        "city": _cities(cities, people, countries, rng),
-        "country": _countries(countries, cities, rng),
+    sizes = {
+        "person": params.people,
+        "film": params.films,
+        "company": params.companies,
+        "city": params.cities,
+        "country": params.countries,
     }
-    kinds = {entity: kind for kind, entities in facts.items() for entity in entities}
-    return World(kinds, {entity: known for entities in facts.values() for entity, known in entities.items()})
+    names = {kind: draw_names(kind, size, rng) for kind, size in sizes.items()}
+    kinds = {entity: kind for kind, entities in names.items() for entity in entities}
+    return World(kinds, _draw_facts(*names.values(), rng))
 
 
 def tell(world: World, seed: int) -> list[Passage]:
@@ -146,55 +124,35 @@ def tell(world: World, seed: int) -> list[Passage]:
 
 def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) -> str:
     *most, last = (f"the {relation} {value}" for relation, value in rng.sample(list(facts.items()), len(facts)))
-    told = f"{', '.join(most)} and {last}"
-    return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=told)
+    return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=f"{', '.join(most)} and {last}")
 
 
-def _people(people: list[str], companies: list[str], cities: list[str], rng: random.Random) -> Entities:
-    spouses = dict(zip(people[::2], people[1::2], strict=False))  # of an odd number the last stays unmarried
-    spouses |= {wed: to for to, wed in spouses.items()}
-    return {
-        name: {
-            "birth city": rng.choice(cities),
-            "birth year": rng.choice(YEARS),
-            "employer": rng.choice(companies),
-            **({"spouse": spouses[name]} if name in spouses else {}),
-        }
-        for name in people
-    }
+def _draw_facts(
+    people: list[str],
+    films: list[str],
+    companies: list[str],
+    cities: list[str],
+    countries: list[str],
+    rng: random.Random,
+) -> Entities:
+    """All facts; city i lies in country i while there are countries, and is its capital."""
 
+    def draw(values: dict[str, list[str]]) -> dict[str, str]:
+        return {relation: rng.choice(some) for relation, some in values.items()}
 
-def _films(films: list[str], people: list[str], companies: list[str], rng: random.Random) -> Entities:
+    facts = {name: draw({"birth city": cities, "birth year": YEARS, "employer": companies}) for name in people}
+    for one, other in zip(people[::2], people[1::2], strict=False):  # of an odd number the last stays unmarried
+        facts[one]["spouse"], facts[other]["spouse"] = other, one
     casts = [rng.sample(people, 2) for _ in films]
-    return {
-        name: {
-            "director": director,
-            "lead actor": lead_actor,
-            "studio": rng.choice(companies),
-            "release year": rng.choice(YEARS),
-        }
-        for name, (director, lead_actor) in zip(films, casts, strict=True)
-    }
-
-
-def _companies(companies: list[str], people: list[str], cities: list[str], rng: random.Random) -> Entities:
-    return {
-        name: {"founder": rng.choice(people), "headquarters": rng.choice(cities), "founding year": rng.choice(YEARS)}
-        for name in companies
-    }
-
-
-def _cities(cities: list[str], people: list[str], countries: list[str], rng: random.Random) -> Entities:
-    """Capitals come first: city i lies in country i while there are countries."""
+    for name, (director, lead_actor) in zip(films, casts, strict=True):
+        cast = {"director": director, "lead actor": lead_actor}
+        facts[name] = cast | draw({"studio": companies, "release year": YEARS})
+    for name in companies:
+        facts[name] = draw({"founder": people, "headquarters": cities, "founding year": YEARS})
     homes = countries + [rng.choice(countries) for _ in cities[len(countries) :]]
-    return {name: {"country": home, "mayor": rng.choice(people)} for name, home in zip(cities, homes, strict=True)}
-
-
-def _countries(countries: list[str], cities: list[str], rng: random.Random) -> Entities:
-    currencies = draw_names("currency", len(countries), rng)
-    languages = draw_names("language", len(countries), rng)
-    capitals = cities[: len(countries)]
-    return {
-        name: {"capital": capital, "currency": currency, "language": language}
-        for name, capital, currency, language in zip(countries, capitals, currencies, languages, strict=True)
-    }
+    for name, home in zip(cities, homes, strict=True):
+        facts[name] = {"country": home} | draw({"mayor": people})
+    currencies, languages = (draw_names(kind, len(countries), rng) for kind in ("currency", "language"))
+    for name, capital, currency, language in zip(countries, cities, currencies, languages, strict=False):
+        facts[name] = {"capital": capital, "currency": currency, "language": language}
+    return facts

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from agent_r1.evaluation.predictions import gold_passages
+from agent_r1.files import sha256
 from agent_r1.params import Params, Protocol
 from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.attempts import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.search.index import open_index
+from agent_r1.search.index import describe, open_index
 
 
 def attempts_under(protocol: Protocol, questions: Sequence[Question], settings: Params) -> list[Attempt]:
@@ -53,3 +54,18 @@ def answer_greedily(
             seed=settings.evaluate.seed,
             policy_version=policy_version,
         )
+
+
+def conditions(protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params) -> dict[str, str]:
+    """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode."""
+    places, env = settings.places, attempts[0].env
+    limits = settings.env.model_dump(exclude={"instructions"})  # the prompt's hash has those
+    limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+    return {
+        "questions": sha256(places.questions),
+        "passages": sha256(places.passages),
+        "index": describe(places.index).index_hash,
+        "prompt": chat.prompt_hash(env.system, env.tools),
+        "protocol": protocol,  # naive RAG and gold passages have the same prompt around other passages
+        "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
+    }

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from agent_r1.answers import exact_match
 from agent_r1.envs.actions import split_action
@@ -81,6 +82,20 @@ def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Questi
         right = exact_match(trajectory.answer, by_id[trajectory.question_id].answers)
         found.setdefault("right" if right else "wrong", trajectory)
     return {title: found[title] for title in ("right", "wrong") if title in found}
+
+
+def plain_text(tokenizer: PreTrainedTokenizerBase) -> PlainText:
+    """Decodes by a tokenizer."""
+    return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: PlainText) -> dict[str, str]:
+    """A right and a wrong episode, prompts included, as text."""
+    by_id = {question.question_id: question for question in questions}
+    return {
+        title: transcript(trajectory, by_id[trajectory.question_id], decode, with_prompt=True)
+        for title, trajectory in worth_reading(trajectories, questions).items()
+    }
 
 
 def examples(

@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.evaluation.comparison import Comparison, Pair
+from agent_r1.evaluation.comparison import Comparison, Pair, compare, read_evaluation
 from agent_r1.evaluation.statistics import Interval
+from agent_r1.params import Params, Places
+from agent_r1.params.sections import nearest
+from agent_r1.records import Question
+from agent_r1.tables import read_rows
 
 EXAMPLES = 3  # questions shown of each kind
+
+
+def compared(settings: Params, a: str, b: str, *, sweep: str = "", anyway: bool = False) -> Comparison:
+    """Compares two evaluations on the same questions, each given by its label (in a sweep) or its folder.
+
+    Raises:
+        ValueError: the two are one, or cannot be compared; `anyway` compares also what was not measured alike.
+        FileNotFoundError: there is no such evaluation.
+    """
+    folders = [_folder(settings.places, given, sweep) for given in (a, b)]
+    if folders[0].resolve() == folders[1].resolve():
+        raise ValueError(f"{a} and {b} are the same evaluation; name two")
+    ours, theirs = read_evaluation(a, folders[0]), read_evaluation(b, folders[1])
+    questions = read_rows(settings.places.questions, Question)
+    return compare(ours, theirs, questions, settings.evaluate, anyway=anyway)
+
+
+def _folder(places: Places, given: str, sweep: str) -> Path:
+    labelled = places.evaluation(given, sweep)
+    for folder in (labelled, Path(given)):
+        if (folder / "predictions.parquet").exists():
+            return folder
+    known = [path.parent.name for path in sorted(labelled.parent.glob("*/predictions.parquet"))]
+    found = nearest(given, known) if known else "; evaluate it first, with `python -m flows evaluate`"
+    raise FileNotFoundError(f"there is no evaluation {given!r} in {labelled.parent}, and no such folder{found}")
 
 
 def rendered(found: Comparison) -> Group:

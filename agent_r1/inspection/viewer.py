@@ -85,8 +85,7 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
 
 
 def _track(stored: StoredRun, text: str, traced: Sequence[Shown], decode: Decode) -> None:
-    run_id = stored.folder / "mlflow_run_id"
-    run = tracking.resume(run_id.read_text()) if run_id.exists() else None
+    run = tracking.run_of(stored.folder)
     if run is None:
         logger.warning("MLflow does not have the run of %s: the page is only on disk", stored.folder)
         return

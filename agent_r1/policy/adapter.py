@@ -31,16 +31,10 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
     Raises:
         ValueError: the model has no layer of the names in `params.targets`.
     """
-    config = LoraConfig(
-        r=params.rank,
-        lora_alpha=params.alpha,
-        target_modules=_targets(params),
-        lora_dropout=0.0,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            inject_adapter_in_model(config, model, ADAPTER)
+            inject_adapter_in_model(LoraConfig(**_config(params)), model, ADAPTER)
         except ValueError as error:
             raise ValueError(f"model.lora.targets {params.targets} does not fit the model: {error}") from error
     for parameter in model.parameters():
@@ -54,19 +48,16 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     Merged ones are on the CPU: beside what trains, a GPU may have no room for them. The model's own weights are left
     alone: adding an update and taking it away again would change their last bits.
     """
+    adapted: dict[str, Any]  # peft's base class does not declare `get_delta_weight`
     adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     state = {
         name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
     }
     for name, layer in adapted.items():
         weight = state[f"{name}.weight"]
-        state[f"{name}.weight"] = (weight.float() + _update_of(layer)).to("cpu", weight.dtype)
+        update = layer.get_delta_weight(ADAPTER).detach()
+        state[f"{name}.weight"] = (weight.float() + update).to("cpu", weight.dtype)
     return state
-
-
-def _update_of(layer: LoraLayer) -> Tensor:
-    subclass: Any = layer  # the base class does not declare it
-    return torch.as_tensor(subclass.get_delta_weight(ADAPTER)).detach()
 
 
 @contextmanager
@@ -97,14 +88,7 @@ def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
 def save_adapter(model: nn.Module, params: LoraParams, folder: Path) -> None:
     """Writes the adapters of a model alone, as peft and vLLM read them beside the model they were attached to."""
     folder.mkdir(parents=True)
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": params.rank,
-        "lora_alpha": params.alpha,
-        "target_modules": _targets(params),
-        "lora_dropout": 0.0,
-    }
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", **_config(params)}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     weights = {_peft_name(name): weight.contiguous() for name, weight in trained_state(model).items()}
     save_file(weights, folder / WEIGHTS)
@@ -120,6 +104,7 @@ def _peft_name(name: str) -> str:
     return "base_model.model." + ".".join(part for part in name.split(".") if part != ADAPTER)
 
 
-def _targets(params: LoraParams) -> str | list[str]:
-    """As peft wants them."""
-    return "all-linear" if params.targets == ["all-linear"] else params.targets
+def _config(params: LoraParams) -> dict[str, Any]:
+    """The adapters in peft's words."""
+    targets = "all-linear" if params.targets == ["all-linear"] else params.targets
+    return {"r": params.rank, "lora_alpha": params.alpha, "target_modules": targets, "lora_dropout": 0.0}

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.params import ModelParams, UpdateParams
-from agent_r1.policy.model import compute_dtype, precision, token_logprobs
+from agent_r1.params import UpdateParams
+from agent_r1.policy.model import precision, token_logprobs
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
@@ -32,11 +34,6 @@ class Compute:
     device: torch.device
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a padded micro-batch
-
-
-def compute_of(model: ModelParams, update: UpdateParams, device: torch.device) -> Compute:
-    """How params.yaml has a model run on a device."""
-    return Compute(device=device, dtype=compute_dtype(model.dtype, device), max_tokens=update.max_tokens_per_microbatch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +71,7 @@ def minibatches(count: int, params: UpdateParams, *, seed: int, iteration: int, 
 
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
-    """The trajectories in micro-batches within `compute.max_tokens`; one without a selected token is in none.
-
-    Args:
-        trajectories: in any order.
-        masks: the tokens of each trajectory that are asked for, [L].
-        compute: the budget, and the device of the tensors.
-    """
+    """The trajectories in micro-batches within `compute.max_tokens`; one whose mask [L] selects no token is in none."""
     asked = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
     for group in pack_by_length(lengths, compute.max_tokens):
@@ -97,12 +88,9 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
 def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
     """Packs trajectories of similar length so that a pack, its contexts padded to the longest, keeps to a budget.
 
-    Args:
-        lengths: tokens of each context of each trajectory. The contexts of a trajectory stay together.
-        max_tokens: the budget of a padded pack; a trajectory beyond it gets a pack of its own.
-
-    Returns:
-        Indices into `lengths`, the longest contexts first, so that too large a budget fails at once.
+    The packs hold indices into `lengths`, the tokens of each context of each trajectory; a trajectory's contexts stay
+    together, and one beyond the budget gets a pack of its own. The longest come first, so that too large a budget fails
+    at once.
     """
     packs: list[list[int]] = []
     width, height = 0, 0  # of the pack being filled
@@ -122,10 +110,8 @@ def pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
     With causal attention no real token sees the padding, so a model needs no attention mask for the result; leaving
     the mask out keeps the fast attention kernel.
     """
-    padded = torch.zeros(len(rows), max(map(len, rows)), dtype=dtype)
-    for target, row in zip(padded, rows, strict=True):
-        target[: len(row)] = torch.tensor(row, dtype=dtype)  # a copy: rows read from Parquet are read-only
-    return padded
+    # `tensor` copies: rows read from Parquet are read-only
+    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
 
 
 def score(
@@ -151,4 +137,4 @@ def score_logprobs(
 
     Never ask for the first token of a context: nothing predicts it.
     """
-    return score(lambda ids, mask: token_logprobs(policy, ids, mask), trajectories, masks, compute)
+    return score(partial(token_logprobs, policy), trajectories, masks, compute)

@@ -1,9 +1,8 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder, with adapters in `policy/adapter/` where they are
-what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`. It is written beside the
-old one under a hidden name, synced to disk and swapped in by renaming, so one whole checkpoint exists at any moment.
-One process at a time may write it. When nothing is left to train, `learner.pt` may be dropped.
+what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`. One process at a time may
+write it. When nothing is left to train, `learner.pt` may be dropped.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 def set_aside(folder: Path, aside: Path) -> None:
     """Keeps the checkpoint in `aside` too, in place of the one that is there; another `save` leaves it alone.
 
-    The files are shared, not copied: a checkpoint is replaced and never written into. So both lie on one file system,
-    and the second costs disk space only from the next `save` on.
+    Its files are shared until the next `save`, which replaces them: both folders lie on one file system.
 
     Raises:
         OSError: the file system has no hard links.
@@ -75,7 +73,7 @@ def progress(folder: Path) -> Progress | None:
 
 
 def peek(folder: Path) -> Progress | None:
-    """The same for one who only reads: a training may be writing the checkpoint, and nothing is cleaned up after it."""
+    """How far a checkpoint is that a training may be writing: cleans nothing up; None where there is none."""
     record = folder / "progress.json"
     if not record.exists():
         return None

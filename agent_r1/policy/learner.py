@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,17 @@ from transformers import PreTrainedModel
 
 from agent_r1.params import ModelParams, UpdateParams
 from agent_r1.policy import adapter, losses
-from agent_r1.policy.batching import (
-    Compute,
-    Floats32,
-    Mask,
-    compute_of,
-    micro_batches,
-    minibatches,
-    score,
-    score_logprobs,
-)
+from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics
-from agent_r1.policy.model import Critic, default_device, load_agent, load_policy, precision, recompute_activations
+from agent_r1.policy.model import (
+    Critic,
+    compute_dtype,
+    default_device,
+    load_agent,
+    load_policy,
+    precision,
+    recompute_activations,
+)
 from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
@@ -59,11 +59,13 @@ class Learner:
         self.params = params
         self.seed = seed
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
-        self.compute = compute_of(model, params, device or default_device())
+        device = device or default_device()
+        dtype = compute_dtype(model.dtype, device)
+        self.compute = Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
-        stored = self.compute.dtype if self.adapter else torch.float32
-        self.policy, self.tokenizer = load_agent(path, stored, self.compute.device)
-        self.critic = Critic(path, stored, self.compute.device) if with_critic else None
+        stored = dtype if self.adapter else torch.float32
+        self.policy, self.tokenizer = load_agent(path, stored, device)
+        self.critic = Critic(path, stored, device) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
             if self.adapter:
@@ -96,9 +98,8 @@ class Learner:
         count in the denominators of the losses. `rate` is the share of the configured learning rates that the steps
         take.
 
-        Returns:
-            Means over the optimiser steps, except that the mismatch of sampler and learner is the first step's: only
-            that one runs before any weight changes. A step without a gradient changes nothing and is left out.
+        The metrics are means over the optimiser steps, those without a gradient left out; only the mismatch of sampler
+        and learner is the first step's, which runs before any weight changes.
 
         Raises:
             FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
@@ -217,13 +218,12 @@ class Learner:
         random.setstate(state["python_random"])
 
 
+@dataclass(frozen=True, slots=True)
 class Reference:
-    """A policy that is never trained, to measure how far another one has gone from it."""
+    """A policy that is never trained, to measure how far another one has gone from it; its adapters are left out."""
 
-    def __init__(self, policy: PreTrainedModel, compute: Compute) -> None:
-        """Its `policy` may have adapters, which are left out wherever the reference is asked."""
-        self.policy = policy
-        self.compute = compute
+    policy: PreTrainedModel
+    compute: Compute
 
     def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
         """Its logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never of a context's first."""
@@ -232,24 +232,12 @@ class Reference:
 
 
 def reference_of(learner: Learner, path: str | Path) -> Reference:
-    """What a learner started from: its own policy without the adapters, or else a copy, in the compute dtype.
-
-    Args:
-        learner: of the run.
-        path: the Hugging Face folder or hub id that the learner was given.
-
-    Raises:
-        ValueError: no model at `path`.
-    """
+    """A learner's start: its own policy without the adapters, or else the model at the `path` that it was given."""
     return Reference(learner.policy, learner.compute) if learner.adapter else frozen(path, learner.compute)
 
 
 def frozen(path: str | Path, compute: Compute) -> Reference:
-    """The model of a Hugging Face folder or hub id, in the compute dtype.
-
-    Raises:
-        ValueError: no model at `path`.
-    """
+    """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
     return Reference(load_policy(path, compute.dtype, compute.device).requires_grad_(False), compute)
 
 
@@ -264,7 +252,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 def _summarise(steps: Sequence[Metrics]) -> Metrics:
-    """Means over the steps that did something; the mismatch is the first one's, before any weight changed."""
+    """Means over the steps that did something; of the mismatch, the first one's."""
     done = [step for step in steps if step]
     means = {name: sum(step[name] for step in done) / len(done) for name in (done[0] if done else {})}
     return means | {name: done[0][name] for name in means if name.startswith("policy/mismatch")}

@@ -77,12 +77,10 @@ def token_weight(length: int, params: UpdateParams) -> float:
 
 
 def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
-    """What the weighted sum over an optimiser step is divided by.
+    """What the weighted sum over an optimiser step is divided by; a trajectory without loss tokens counts nowhere.
 
-    Args:
-        lengths: loss tokens of every trajectory of the step, kept or not; one without any counts nowhere.
-        params: `token_mean` divides by the tokens; `sequence_mean` by the trajectories, each of which enters with its
-            mean; `constant_length` by the trajectories times a constant, so that no length is favoured.
+    `token_mean` divides by the tokens; `sequence_mean` by the trajectories, each of which enters with its mean;
+    `constant_length` by the trajectories times a constant, so that no length is favoured.
 
     Source: token_mean: DAPO (arXiv 2503.14476), Eq. 8; sequence_mean: DeepSeekMath (arXiv 2402.03300), Eq. 3;
     constant_length: Dr. GRPO (arXiv 2503.20783), §3.2.
@@ -113,10 +111,7 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Me
 def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None) -> Tensor:
     """[N] how much likelier the tokens have become: the geometric mean of exp(logprob - old_logprob) over their span.
 
-    Args:
-        logprobs: [N] nats, of the policy being trained.
-        old_logprobs: [N] nats, of the policy before the update.
-        spans: lengths of consecutive spans that add up to N; None takes every token for itself.
+    The lengths of the `spans` add up to N; None takes every token for itself.
 
     Source: tokens: PPO (arXiv 1707.06347), §3; sequences: GSPO (arXiv 2507.18071), Eq. 7; steps of an agent: StepPO
     (arXiv 2604.18401). As in GSPO's Eq. 5 the gradient goes through the mean: where advantages differ within a span,

@@ -34,24 +34,20 @@ REMEDIES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """What a run keeps and computes on one device."""
+    """What a run keeps and computes on one device; the defaults are those of supervised training of all weights."""
 
     model: PretrainedConfig
-    dtype: torch.dtype  # of the matrix products
-    adapter: LoraParams | None
-    critic: bool
-    reference: bool
-    gradient_checkpointing: bool
-    tokens: int  # of a micro-batch, padding included, at most; the loss may run over all of them
-    sampler_gib: float  # weights and cache
+    tokens: int  # of a micro-batch, padding included, at most; short episodes are almost all action, so all have logits
+    dtype: torch.dtype = torch.float32  # of the matrix products
+    adapter: LoraParams | None = None
+    critic: bool = False
+    reference: bool = False
+    gradient_checkpointing: bool = False
+    sampler_gib: float = 0.0  # weights and cache
 
 
 def demand_of(config: PretrainedConfig, settings: Params, run: TrainParams, device: torch.device) -> Demand:
-    """What a run of params.yaml asks of a device.
-
-    A micro-batch holds at least one whole context. How many of its tokens the loss runs over, prompts and observations
-    aside, no limit tells: short episodes are almost all action.
-    """
+    """What a run of params.yaml asks of a device; a micro-batch holds at least one whole context."""
     dtype = compute_dtype(settings.model.dtype, device)
     return Demand(
         model=config,
@@ -62,20 +58,6 @@ def demand_of(config: PretrainedConfig, settings: Params, run: TrainParams, devi
         gradient_checkpointing=settings.model.gradient_checkpointing,
         tokens=max(run.update.max_tokens_per_microbatch, settings.env.max_tokens),
         sampler_gib=_sampler_gib(config, settings, dtype, device),
-    )
-
-
-def demand_of_fit(config: PretrainedConfig, batch_tokens: int) -> Demand:
-    """What supervised training of all weights asks for, in batches of at most so many tokens, padding included."""
-    return Demand(
-        model=config,
-        dtype=torch.float32,
-        adapter=None,
-        critic=False,
-        reference=False,
-        gradient_checkpointing=False,
-        tokens=batch_tokens,
-        sampler_gib=0.0,
     )
 
 

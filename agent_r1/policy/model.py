@@ -29,9 +29,8 @@ def default_device() -> torch.device:
 
 def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """What matrix products run in; `auto` is bfloat16 on CUDA and float32 elsewhere."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+    halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")
+    return torch.bfloat16 if halved else torch.float32
 
 
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
@@ -45,11 +44,7 @@ def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 def load_agent(
     path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them.
-
-    Raises:
-        ValueError: one of them is missing or unfit.
-    """
+    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them."""
     tokenizer = load_tokenizer(path)
     return load_policy(path, dtype, device), tokenizer
 
@@ -88,8 +83,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder or hub id.
 
     Raises:
-        ValueError: there is none, it has no chat template or no fast implementation, or it has ids for which the model
-            beside it has no embedding.
+        ValueError: there is none, or none that is fast, has a chat template and fits the embeddings of its model.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -132,18 +126,10 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 
 def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """The logits that predict the selected tokens.
+    """The logits [N, V] in float32 that predict the tokens that the mask [B, T] selects of right-padded ids [B, T].
 
     The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only. What
     a model does to its logits afterwards (scales of Granite and Cohere, the soft cap of Gemma) stays the model's own.
-
-    Args:
-        model: a causal language model with an output layer.
-        ids: [B, T] right-padded.
-        mask: [B, T] the tokens to predict; never the first of a row, which nothing predicts.
-
-    Returns:
-        [N, V] float32, row after row.
     """
     assert not mask[:, 0].any(), "nothing predicts the first token of a row"
 

@@ -60,10 +60,10 @@ def _taken_back(learner: Learner) -> Iterator[None]:
     gradients = [weight.grad for weight in trained]
     states = [
         {
-            weight: {name: entry.to("cpu", copy=True) for name, entry in each.state[weight].items()}
-            for weight in each.state
+            index: {name: entry.to("cpu", copy=True) for name, entry in entries.items()}
+            for index, entries in kept.items()
         }
-        for each in optimizers
+        for kept in (each.state_dict()["state"] for each in optimizers)
     ]
     for weight in trained:
         weight.grad = None
@@ -77,12 +77,7 @@ def _taken_back(learner: Learner) -> Iterator[None]:
             weight.data.copy_(before)
             weight.grad = gradient
         for optimizer, state in zip(optimizers, states, strict=True):
-            for weight in list(optimizer.state):
-                if weight not in state:
-                    del optimizer.state[weight]
-            for weight, entries in state.items():
-                for name, entry in entries.items():
-                    optimizer.state[weight][name].copy_(entry)
+            optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
         if learner.compute.device.type == "cuda":
             torch.cuda.empty_cache()
 

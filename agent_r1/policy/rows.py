@@ -112,11 +112,7 @@ def policy_pass(
     *,
     learn: bool,
 ) -> Iterator[tuple[LossTokens, Tensor]]:
-    """The loss tokens of one micro-batch after the other, and their losses [N], with a graph where they `learn`.
-
-    Raises:
-        FloatingPointError: a loss is not finite; names the trajectories.
-    """
+    """The loss tokens of one micro-batch after the other, and their losses [N], with a graph where they `learn`."""
     trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):
         with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
@@ -146,11 +142,7 @@ def loss_tokens(
 
 
 def require_finite(what: str, batch: MicroBatch, trajectories: Sequence[Trajectory], *terms: Tensor) -> None:
-    """Checks the terms of a loss, each [N].
-
-    Raises:
-        FloatingPointError: one is not finite; names the trajectories.
-    """
+    """Raises FloatingPointError, which names the trajectories, where one of a loss's terms [N] is not finite."""
     culprits = {
         trajectories[row].trajectory_id
         for term in terms

@@ -83,15 +83,13 @@ def _batches(lengths: Sequence[int], params: WarmStartParams) -> Iterator[NDArra
     while True:
         generator = np.random.default_rng(derive(params.seed, "warm_start", passes))
         order = generator.permutation(len(lengths))
-        by_length = [rows[np.argsort(np.take(lengths, rows), kind="stable")] for rows in _chunks(order, pool)]
-        batches = [batch for rows in by_length for batch in _chunks(rows, params.batch_size)]
+        batches = []
+        for rows in np.split(order, range(pool, len(order), pool)):
+            by_length = rows[np.argsort(np.take(lengths, rows), kind="stable")]
+            batches += np.split(by_length, range(params.batch_size, len(rows), params.batch_size))
         for index in generator.permutation(len(batches)):
             if drawn == params.steps:
                 return
             yield batches[index]
             drawn += 1
         passes += 1
-
-
-def _chunks(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -67,12 +67,8 @@ def build(source: Path, folder: Path, params: BM25Params) -> None:
         vocabulary, lengths, paths = _write_runs(source, Path(runs))
         if not vocabulary:
             raise ValueError(f"{len(lengths)} passages without a single word: nothing to index; check the data set")
-        order = sorted(vocabulary)
-        ranks = np.empty(len(order), np.int32)
-        ranks[[vocabulary[word] for word in order]] = np.arange(len(order), dtype=np.int32)
+        ranks = _write_vocabulary(folder / VOCABULARY, vocabulary)
         del vocabulary
-        _write_vocabulary(folder / VOCABULARY, order)
-        del order
         _write_columns(folder, paths, ranks, lengths, params)
 
 
@@ -104,10 +100,7 @@ def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.
 def _write_run(path: Path, words: NDArray[np.int64], first: int, lengths: NDArray[np.int64]) -> None:
     """Writes the pairs of a batch, by word and then by passage, in the fewest bytes.
 
-    Args:
-        words: ids of all words, passage after passage.
-        first: the position of the first passage.
-        lengths: words per passage.
+    `words` are the ids of all words, passage after passage; `lengths` says how many are each passage's from `first` on.
     """
     passages = np.repeat(np.arange(first, first + len(lengths)), lengths)
     pairs, counts = np.unique(words << 32 | passages, return_counts=True)
@@ -131,10 +124,15 @@ def _read_runs(paths: Sequence[Path]) -> Iterator[_Run]:
             yield _Run(*(arrays[name] for name in arrays.files))
 
 
-def _write_vocabulary(path: Path, words: list[str]) -> None:
-    table = pa.table({"word": pa.array(words, pa.large_string())})
+def _write_vocabulary(path: Path, ids: dict[str, int]) -> NDArray[np.int32]:
+    """Writes the words, sorted, and returns each one's place by its id: [V]."""
+    order = sorted(ids)
+    table = pa.table({"word": pa.array(order, pa.large_string())})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
+    ranks = np.empty(len(order), np.int32)
+    ranks[[ids[word] for word in order]] = np.arange(len(order), dtype=np.int32)
+    return ranks
 
 
 def _write_columns(
@@ -142,15 +140,15 @@ def _write_columns(
 ) -> None:
     """Deals the runs out: a column gets its share of the first run, then of the second, and so stays sorted.
 
-    Args:
-        ranks: [V] a word's place in the sorted vocabulary, by its id.
-        lengths: [N] words per passage.
+    `ranks` [V] gives a word's place in the sorted vocabulary by its id, `lengths` [N] the words of each passage.
     """
     frequencies = np.zeros(len(ranks), np.int64)
     for run in _read_runs(paths):
         frequencies[ranks[run.words]] += run.frequencies
     starts = np.concatenate([[0], np.cumsum(frequencies)])
-    rarities = _rarities(frequencies, len(lengths))
+    rarities = np.array(  # [V] Lucene's inverse document frequency
+        [math.log(1 + (len(lengths) - n + 0.5) / (n + 0.5)) for n in frequencies.tolist()], np.float32
+    )
     saturation = params.k1 * ((1 - params.b) + params.b * lengths / lengths.mean())  # [N]
     shape = (int(starts[-1]),)
     passages: NDArray[np.int32] = open_memmap(folder / PASSAGES, "w+", np.int32, shape)  # type: ignore[no-untyped-call]
@@ -167,11 +165,6 @@ def _write_columns(
         heads[columns] += run.frequencies
     np.save(folder / STARTS, starts)
     np.save(folder / BOUNDS, np.maximum.reduceat(scores, starts[:-1]))
-
-
-def _rarities(frequencies: NDArray[np.int64], passages: int) -> NDArray[np.float32]:
-    """[V] Lucene's inverse document frequency."""
-    return np.array([math.log(1 + (passages - n + 0.5) / (n + 0.5)) for n in frequencies.tolist()], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +209,11 @@ class BM25(Ranker):
         return candidates[np.argsort(-scores, kind="stable")][:k].astype(np.int64)
 
     def _column(self, word: str, times: int) -> _Column | None:
-        place = bisect_left(self._vocabulary, word, key=_text)
+        place = bisect_left(self._vocabulary, word, key=str)
         if place == len(self._vocabulary) or self._vocabulary[place].as_py() != word:
             return None
         span = slice(int(self._starts[place]), int(self._starts[place + 1]))
         return _Column(self._passages[span], self._scores[span], times, times * float(self._bounds[place]))
-
-
-def _text(word: pa.StringScalar) -> str:
-    return str(word.as_py())
 
 
 def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int32]:
@@ -245,11 +234,13 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int
         reached = sums[column.passages] + np.float32(column.times) * column.scores
         sums[column.passages] = reached
         least = max(least, _kth_best(column.passages, reached, columns[added:], k))
-    found = _met(columns[:added], sums, least - rest[added] - slack)
+    enough = least - rest[added] - slack
+    found = np.unique(np.concatenate([each.passages[sums[each.passages] >= enough] for each in columns[:added]]))
     reached = sums[found]
     for i in range(added, len(columns)):
         reached += np.float32(columns[i].times) * columns[i].at(found)
-        least = max(least, _kth_largest(reached, k))
+        if len(reached) >= k:
+            least = max(least, float(np.partition(reached, -k)[-k]))
         stays = reached + rest[i + 1] + slack >= least
         found, reached = found[stays], reached[stays]
     return found
@@ -264,14 +255,3 @@ def _kth_best(passages: NDArray[np.int32], reached: Scores, columns: Sequence[_C
     for column in columns:
         scores += np.float32(column.times) * column.at(passages[leading])
     return float(scores.min())
-
-
-def _met(columns: Sequence[_Column], sums: Scores, least: float) -> NDArray[np.int32]:
-    """The passages of some columns whose sums are at least so large, ascending, each once."""
-    met = np.sort(np.concatenate([column.passages[sums[column.passages] >= least] for column in columns]))
-    return met[np.diff(met, prepend=-1) > 0]
-
-
-def _kth_largest(scores: Scores, k: int) -> float:
-    """0 where there are fewer: every score is larger."""
-    return float(np.partition(scores, -k)[-k]) if len(scores) >= k else 0.0

@@ -67,22 +67,19 @@ class Encoder:
             list(texts), padding=True, truncation=True, max_length=self._params.max_tokens, return_tensors="pt"
         ).to(self._device)
         hidden = self._model(**inputs).last_hidden_state
-        pooled = hidden[:, 0] if self._params.pooling == "cls" else _mean(hidden, inputs["attention_mask"])
+        if self._params.pooling == "cls":
+            pooled = hidden[:, 0]
+        else:  # the mean over the tokens that are no padding: hidden [B, T, D] -> [B, D]
+            weights = inputs["attention_mask"][..., None].to(hidden.dtype)
+            pooled = (hidden * weights).sum(1) / weights.sum(1)
         vectors: Any = torch.nn.functional.normalize(pooled, dim=-1).cpu().numpy()
         return np.asarray(vectors, np.float32)
 
 
-def _mean(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens that are no padding: hidden [B, T, D], mask [B, T] -> [B, D]."""
-    weights = mask[..., None].to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1)
-
-
 def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
-    """Writes a FAISS index of a Parquet file of passages to a new folder.
+    """Writes a FAISS index of a Parquet file of passages to a new folder, and its vectors to the folder `kept`.
 
-    Args:
-        kept: the folder for the vectors; those of other passages or of another encoder in it are removed.
+    Vectors of other passages or of another encoder that are in it are removed.
 
     Raises:
         ValueError: there are fewer passages than clusters.
@@ -90,8 +87,11 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
     count = pq.read_metadata(source).num_rows
     if count < max(1, params.nlist):
         raise ValueError(f"{count} passages cannot fill nlist {params.nlist} clusters; lower search.dense.nlist")
-    place = kept / _identity(source, params)
-    _remove_others(place)
+    identity = (sha256(source), model_hash(params.encoder), params.passage_prefix, params.pooling, params.max_tokens)
+    place = kept / fingerprint(*identity)  # named by what the vectors depend on
+    place.mkdir(parents=True, exist_ok=True)
+    for other in set(kept.iterdir()) - {place}:
+        shutil.rmtree(other)
     encoder = Encoder(params)
     with tqdm(total=count, desc="encoding", unit="passage", disable=None) as progress:  # None: on a terminal only
         for vectors in encode(source, place, encoder.passages):
@@ -128,19 +128,6 @@ class Dense(Ranker):
         found = positions[0] >= 0
         order = np.lexsort((positions[0][found], -scores[0][found]))
         return np.asarray(positions[0][found][order], np.int64)
-
-
-def _identity(source: Path, params: DenseParams) -> str:
-    """What the vectors depend on."""
-    encoder = model_hash(params.encoder)
-    return fingerprint(sha256(source), encoder, params.passage_prefix, params.pooling, params.max_tokens)
-
-
-def _remove_others(place: Path) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    for other in place.parent.iterdir():
-        if other != place:
-            shutil.rmtree(other)
 
 
 def _shards(place: Path) -> Iterator[Vectors]:

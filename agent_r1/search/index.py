@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,11 @@ class Cached(Search):
         if missing:
             fresh = self._index.search([query for _, query, _ in missing], k)
             found.update(zip(missing, fresh, strict=True))
-        self._remember(found)
+        for key, passages in found.items():
+            self._known[key] = passages
+            self._known.move_to_end(key)
+        while len(self._known) > self._entries:
+            self._known.popitem(last=False)
         return [list(found[key]) for key in keys]
 
     def take_hit_share(self) -> float:
@@ -55,25 +60,17 @@ class Cached(Search):
         self._asked = self._hits = 0
         return share
 
-    def _remember(self, found: dict[tuple[str, str, int], list[Passage]]) -> None:
-        for key, passages in found.items():
-            self._known[key] = passages
-            self._known.move_to_end(key)
-        while len(self._known) > self._entries:
-            self._known.popitem(last=False)
 
-
+@dataclass(frozen=True)
 class Hybrid(Ranker):
-    """Reciprocal rank fusion of several rankers."""
+    """Reciprocal rank fusion of the best `candidates` of each ranker, or of `k` where more are asked for."""
 
-    def __init__(self, rankers: Sequence[Ranker], params: HybridParams) -> None:
-        """Fuses the best `candidates` of each ranker, or `k` of them where more are asked for."""
-        self._rankers = rankers
-        self._params = params
+    rankers: Sequence[Ranker]
+    params: HybridParams
 
     def rank(self, query: str, k: int) -> Positions:
-        depth = max(k, self._params.candidates)
-        return fuse([ranker.rank(query, depth) for ranker in self._rankers], self._params.rrf_constant)[:k]
+        depth = max(k, self.params.candidates)
+        return fuse([ranker.rank(query, depth) for ranker in self.rankers], self.params.rrf_constant)[:k]
 
 
 def fuse(rankings: Sequence[Positions], constant: int) -> Positions:
@@ -102,15 +99,15 @@ class Meta(BaseModel):
     served_hash: str  # of a remote index, as its server gives it; "" of the others
 
 
+@dataclass(frozen=True)
 class Index(Search):
     """A ranker and the passages that it ranks."""
 
-    def __init__(self, ranker: Ranker, passages: Passages) -> None:
-        self._ranker = ranker
-        self._passages = passages
+    ranker: Ranker
+    passages: Passages
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return [self._passages.at(self._ranker.rank(query, k)) for query in queries]
+        return [self.passages.at(self.ranker.rank(query, k)) for query in queries]
 
 
 def build(params: SearchParams, passages: Path, folder: Path) -> None:
@@ -126,7 +123,10 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
     """
     with replaced_folder(folder) as fresh:
         fresh.mkdir()
-        meta = _pin(params, passages) if params.kind == "remote" else _build_local(params, passages, fresh, folder)
+        if params.kind == "remote":
+            meta = _pin(params, passages)
+        else:
+            meta = _build_local(params, passages, fresh, folder.with_name(f".{folder.name}.vectors"))
         (fresh / META).write_text(meta.model_dump_json(indent=2) + "\n")
 
 
@@ -193,15 +193,15 @@ def _read_meta(folder: Path) -> Meta:
     return Meta.model_validate_json((folder / META).read_text())
 
 
-def _build_local(params: SearchParams, passages: Path, fresh: Path, folder: Path) -> Meta:
+def _build_local(params: SearchParams, passages: Path, folder: Path, vectors: Path) -> Meta:
     encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
-    meta = _meta(params, store(passages, fresh / PASSAGES), sha256(passages), encoder=encoder)
+    meta = _meta(params, store(passages, folder / PASSAGES), sha256(passages), encoder=encoder)
     if meta.bm25:
-        bm25.build(passages, fresh / BM25_FOLDER, meta.bm25)
+        bm25.build(passages, folder / BM25_FOLDER, meta.bm25)
     if meta.dense:
         from agent_r1.search import dense
 
-        dense.build(passages, fresh / DENSE_FOLDER, meta.dense, folder.with_name(f".{folder.name}.vectors"))
+        dense.build(passages, folder / DENSE_FOLDER, meta.dense, vectors)
     return meta
 
 

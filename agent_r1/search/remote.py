@@ -71,8 +71,7 @@ class Remote(Search):
             ValueError: it refuses the request, or serves another index.
         """
         batches = [list(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)]
-        requests = [SearchRequest(queries=batch, k=k) for batch in batches]
-        return [found for request in requests for found in self._persistently(request)]
+        return [found for batch in batches for found in self._persistently(SearchRequest(queries=batch, k=k))]
 
     def health(self) -> Health:
         """What the server says about its index; one attempt.
@@ -122,7 +121,14 @@ class Remote(Search):
             raise SearchTimeout(f"the search server at {url} took longer than {self._params.timeout_s} s") from fault
         except httpx.HTTPError as fault:
             raise SearchUnavailable(f"the search server at {url} does not answer: {fault}") from fault
-        return _accepted(response, url)
+        if response.status_code >= 500 or response.status_code in BUSY:
+            raise SearchUnavailable(f"the search server at {url} answered with status {response.status_code}")
+        if response.status_code != 200:
+            excerpt = response.content[:200].decode(errors="replace")
+            raise ValueError(
+                f"{url} refused the search with status {response.status_code}: {excerpt}; check remote.url"
+            )
+        return response.content
 
     async def _answer(self, method: str, path: str, content: str | None) -> httpx.Response:
         """Asynchronous, because only so a limit holds for an attempt as a whole, however slowly its bytes drip."""
@@ -132,15 +138,6 @@ class Remote(Search):
             httpx.AsyncClient(base_url=self._params.url, verify=self._tls, timeout=None) as client,
         ):
             return await client.request(method, path, content=content, headers=headers)
-
-
-def _accepted(response: httpx.Response, url: str) -> bytes:
-    if response.status_code >= 500 or response.status_code in BUSY:
-        raise SearchUnavailable(f"the search server at {url} answered with status {response.status_code}")
-    if response.status_code != 200:
-        excerpt = response.content[:200].decode(errors="replace")
-        raise ValueError(f"{url} refused the search with status {response.status_code}: {excerpt}; check remote.url")
-    return response.content
 
 
 def _parse(kind: type[Reply], body: bytes, url: str) -> Reply:

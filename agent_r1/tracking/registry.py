@@ -60,11 +60,6 @@ class Descriptor:
     dvc_training_hash: str = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
 
 
-def reference_to(number: int | str) -> str:
-    """The reference that names a version for good, by its number: `models:/agent_r1/3`."""
-    return f"{SCHEME}{MODEL}/{number}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Version:
     """A registered policy."""
@@ -75,8 +70,8 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """The reference that names it for good."""
-        return reference_to(self.number)
+        """The reference that names it for good: `models:/agent_r1/3`."""
+        return f"{SCHEME}{MODEL}/{self.number}"
 
     @property
     def name(self) -> str:
@@ -105,9 +100,14 @@ def register(descriptor: Descriptor) -> Version:
         merged = _moved(found.descriptor, descriptor) if found else descriptor
         run_id = merged.mlflow_run_id
         client.log_text(run_id, json.dumps(dataclasses.asdict(merged), indent=2) + "\n", DESCRIPTOR)
-        number = _update(client, found, merged) if found else _create(client, merged)
-        client.set_tag(run_id, VERSION_TAG, str(number))
-        return Version(number=number, descriptor=merged, aliases=found.aliases if found else ())
+        if found is None:
+            version = Version(number=_create(client, merged), descriptor=merged)
+        else:
+            version = dataclasses.replace(found, descriptor=merged)
+            for name, value in sorted(_tags(merged).items() - _tags(found.descriptor).items()):
+                client.set_model_version_tag(MODEL, str(found.number), name, value)
+        client.set_tag(run_id, VERSION_TAG, str(version.number))
+        return version
 
 
 def versions() -> list[Version]:
@@ -117,16 +117,12 @@ def versions() -> list[Version]:
     for model in client.search_registered_models(f"name = '{MODEL}'"):  # one, or none yet
         for alias, number in sorted(model.aliases.items()):
             aliases.setdefault(int(number), []).append(alias)
-    found = [
-        Version(
-            number=int(each.version),
-            descriptor=_from_tags(each.tags),
-            aliases=tuple(aliases.get(int(each.version), ())),
-        )
-        for each in client.search_model_versions(f"name = '{MODEL}'")
-        if "policy_hash" in each.tags
+    registered = client.search_model_versions(f"name = '{MODEL}'")
+    described = {int(each.version): _from_tags(each.tags) for each in registered if "policy_hash" in each.tags}
+    return [
+        Version(number=number, descriptor=descriptor, aliases=tuple(aliases.get(number, ())))
+        for number, descriptor in sorted(described.items())  # numbers differ, so that no descriptors are compared
     ]
-    return sorted(found, key=lambda version: version.number)
 
 
 def of_policy(policy_hash: str) -> Version | None:
@@ -168,18 +164,14 @@ def promote(version: Version, *, expected: Version | None) -> Version:
     """
     client, _ = open_store()
     with locked(_LOCK):
-        current = champion()
-        if (current and current.number) != (expected and expected.number):
+        seen, current = (f"version {each.number}" if each else "no version" for each in (expected, champion()))
+        if current != seen:
             raise Outpaced(
-                f"version {version.number} was to take the place of {_shown(expected)}, and the champion is "
-                f"{_shown(current)} by now; promote it again, against that one"
+                f"version {version.number} was to take the place of {seen}, and the champion is {current} by now; "
+                "promote it again, against that one"
             )
         client.set_registered_model_alias(MODEL, CHAMPION, str(version.number))
         return find(version.reference)
-
-
-def _shown(champion: Version | None) -> str:
-    return f"version {champion.number}" if champion else "no version"
 
 
 def _missing(alias: str | None, known: list[Version]) -> str:
@@ -196,15 +188,9 @@ def _missing(alias: str | None, known: list[Version]) -> str:
 
 def _moved(known: Descriptor, given: Descriptor) -> Descriptor:
     """A known policy with its present whereabouts; older copies of DVC's stay where there are no newer ones."""
-    copied = given if given.dvc_hash else known
-    return dataclasses.replace(
-        known,
-        mlflow_run_id=given.mlflow_run_id,
-        policy=given.policy,
-        dvc_file=copied.dvc_file,
-        dvc_hash=copied.dvc_hash,
-        dvc_training_hash=copied.dvc_training_hash,
-    )
+    copies = ("dvc_file", "dvc_hash", "dvc_training_hash") if given.dvc_hash else ()
+    present = dataclasses.asdict(given)
+    return dataclasses.replace(known, **{name: present[name] for name in ("mlflow_run_id", "policy", *copies)})
 
 
 def _create(client: MlflowClient, descriptor: Descriptor) -> int:
@@ -220,14 +206,6 @@ def _create(client: MlflowClient, descriptor: Descriptor) -> int:
     source = f"{run.info.artifact_uri}/{DESCRIPTOR}"
     created = client.create_model_version(MODEL, source, run.info.run_id, tags=_tags(descriptor))
     return int(created.version)
-
-
-def _update(client: MlflowClient, found: Version, descriptor: Descriptor) -> int:
-    before = _tags(found.descriptor)
-    for name, value in _tags(descriptor).items():
-        if value != before[name]:
-            client.set_model_version_tag(MODEL, str(found.number), name, value)
-    return found.number
 
 
 def _tags(descriptor: Descriptor) -> dict[str, str]:

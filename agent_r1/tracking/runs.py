@@ -69,22 +69,17 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
     }
 
 
-def baseline_params(variant: str, params: Params) -> dict[str, Any]:
-    """What MLflow shows of the warm-started model: the same columns, and what it was made with."""
+def untrained_params(variant: str, params: Params, model: str | None = None) -> dict[str, Any]:
+    """What MLflow shows of an agent that no run has trained: the same columns, without an algorithm and masks.
+
+    It is the warm-started model, or another one by its folder, hub id or reference, whose seed is the evaluation's.
+    """
     shown = params.model_dump(mode="json", include={"model", "warm_start", "env"})
-    return _untrained(variant, params, params.warm_start.seed) | flatten(shown)
-
-
-def model_params(variant: str, params: Params, model: str) -> dict[str, Any]:
-    """What MLflow shows of a model that no stage has made, by its folder or hub id; the seed is the evaluation's."""
-    shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": params.env.model_dump(mode="json")}
-    return _untrained(variant, params, params.evaluate.seed) | flatten(shown)
-
-
-def _untrained(variant: str, params: Params, seed: int) -> dict[str, Any]:
-    """The columns of an agent that no reinforcement learning touched: it has no algorithm and no masks."""
+    if model is not None:
+        shown = {"model": {"path": model, "dtype": params.model.dtype}, "env": shown["env"]}
     columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
-    return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind}
+    seed = params.warm_start.seed if model is None else params.evaluate.seed
+    return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind, **flatten(shown)}
 
 
 class Run:
@@ -144,10 +139,6 @@ class Run:
         """Stores a text as the artifact `path`."""
         self._client.log_text(self.run_id, text, path)
 
-    def end(self, status: str = "FINISHED") -> None:
-        """Ends the run as `FINISHED`, `FAILED` or `KILLED`."""
-        self._client.set_terminated(self.run_id, status)
-
     def __enter__(self) -> Self:
         self._client.update_run(self.run_id, status="RUNNING")
         return self
@@ -156,7 +147,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         failed = kind is not None and issubclass(kind, Exception)  # an interrupt and a termination are none
-        self.end("FAILED" if failed else "KILLED" if kind else "FINISHED")
+        self._client.set_terminated(self.run_id, "FAILED" if failed else "KILLED" if kind else "FINISHED")
 
     def _log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
@@ -204,6 +195,12 @@ def resume(run_id: str) -> Run | None:
     rewound_ms = int(found.data.tags.get(REWOUND_TAG, 0))
     steps = [point.step for point in points if point.timestamp > rewound_ms]
     return Run(client, run_id, max(steps, default=-1) + 1)
+
+
+def run_of(folder: Path) -> Run | None:
+    """The run whose id a stage left in the file `mlflow_run_id` of its folder, where this store has it."""
+    run_id = folder / "mlflow_run_id"
+    return resume(run_id.read_text()) if run_id.exists() else None
 
 
 def _now_ms() -> int:

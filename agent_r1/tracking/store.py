@@ -14,8 +14,6 @@ from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
 
 EXPERIMENT = "agent_r1"
 PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
@@ -58,21 +56,15 @@ def passing_fault(fault: BaseException) -> ConnectionError | None:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import OperationalError
 
-    passes = isinstance(fault, OperationalError) or (isinstance(fault, MlflowException) and _passes(fault))
-    return (
-        ConnectionError(
-            f"MLflow's store {store_uri()} cannot be used for now ({_first_line(fault)}); see that it is up and that "
-            "nothing locks it"
-        )
-        if passes
-        else None
+    code = fault.error_code if isinstance(fault, MlflowException) else ""
+    # MLflow gives a request that ended without an answer no code of its own.
+    unanswered = code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
+    if not (unanswered or code in PASSING or isinstance(fault, OperationalError)):
+        return None
+    return ConnectionError(
+        f"MLflow's store {store_uri()} cannot be used for now ({_first_line(fault)}); see that it is up and that "
+        "nothing locks it"
     )
-
-
-def _passes(fault: MlflowException) -> bool:
-    """MLflow gives a request that ended without an answer no code of its own."""
-    unanswered = fault.error_code == "INTERNAL_ERROR" and isinstance(fault.__context__, OSError)
-    return unanswered or fault.error_code in PASSING
 
 
 def store_file() -> Path:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -53,13 +52,20 @@ def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> in
     client, experiment = open_store()
     known = _known(client, experiment, run_id)
     new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
-    with _store_of(client):
-        import mlflow
+    import mlflow
 
+    named = os.environ.get(SERVER)
+    mlflow.set_tracking_uri(client.tracking_uri)  # MLflow's tracing knows only a global store; also sets the variable
+    try:
         traces = [_Trace(client, experiment, run_id, identity, new[identity], decode) for identity in new]
         mlflow.flush_trace_async_logging()
         for trace in traces:
             trace.assess()
+    finally:
+        if named is None:
+            os.environ.pop(SERVER, None)
+        else:
+            os.environ[SERVER] = named
     return len(traces)
 
 
@@ -81,22 +87,6 @@ def _identity(episode: Traceable) -> str:
     return fingerprint(episode.when, trajectory.trajectory_id, trajectory.token_ids.tolist())
 
 
-@contextmanager
-def _store_of(client: MlflowClient) -> Iterator[None]:
-    """Makes the client's store the one of MLflow's tracing, which knows only a global one."""
-    import mlflow
-
-    named = os.environ.get(SERVER)
-    mlflow.set_tracking_uri(client.tracking_uri)  # also sets the variable
-    try:
-        yield
-    finally:
-        if named is None:
-            os.environ.pop(SERVER, None)
-        else:
-            os.environ[SERVER] = named
-
-
 class _Trace:
     """The trace of one episode, logged when it is made."""
 
@@ -110,7 +100,16 @@ class _Trace:
             "episode",
             span_type="AGENT",
             inputs={"question": episode.question.text},
-            tags={**_tags(episode), IDENTITY_TAG: identity},
+            tags={
+                "trajectory_id": trajectory.trajectory_id,
+                "question_id": episode.question.question_id,
+                "iteration": str(trajectory.iteration),
+                "policy_version": str(trajectory.policy_version),
+                "when": str(episode.when),
+                "outcome": str(trajectory.outcome),
+                "hops": str(episode.question.hops),
+                IDENTITY_TAG: identity,
+            },
             experiment_id=experiment,
             start_time_ns=self._now_ns,
             run_id=run_id,
@@ -182,16 +181,3 @@ class _Trace:
         trajectory = self._episode.trajectory
         ids = trajectory.token_ids[span]
         return self._decode((ids if source is None else ids[np.equal(trajectory.source[span], source)]).tolist())
-
-
-def _tags(episode: Traceable) -> dict[str, str]:
-    trajectory, question = episode.trajectory, episode.question
-    return {
-        "trajectory_id": trajectory.trajectory_id,
-        "question_id": question.question_id,
-        "iteration": str(trajectory.iteration),
-        "policy_version": str(trajectory.policy_version),
-        "when": str(episode.when),
-        "outcome": str(trajectory.outcome),
-        "hops": str(question.hops),
-    }

@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agent_r1.files import locked, remove_unfinished, write_text
 from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
 from agent_r1.params.sections import differences, flatten
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
-from agent_r1.policy.learner import Learner
+
+if TYPE_CHECKING:  # who only reads a folder depends on no learner
+    from agent_r1.policy.learner import Learner
 
 START = "start.json"
 NAMED = 5  # of what differs, in a message
@@ -90,19 +92,22 @@ class RunFolder:
 
     @contextmanager
     def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
-        """Takes the folder up: empty, or where an earlier process left it.
+        """Takes the folder up for a run of so many iterations: empty, or where an earlier process left it.
 
-        Args:
-            iterations: of the whole run.
-            aside: where a folder that makes room for this run goes, under its name and the time.
-            fresh: starts over whatever is there.
-            replace: starts over where the folder is another run's, which otherwise is refused.
+        `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`, under
+        its name and the time.
 
         Raises:
             ValueError: the folder is another run's, or another process is training in it.
         """
         with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
-            self._take_up(iterations, aside, fresh=fresh, replace=replace)
+            remove_unfinished(self.path)
+            self.progress = checkpoint.progress(self.checkpoint) or self.progress
+            if self.path.is_dir() and any(self.path.iterdir()):
+                self._make_room(iterations, aside, fresh=fresh, replace=replace)
+            if self.path.exists():
+                logger.info("%s: going on after %d finished iterations", self.path, self.finished)
+            write_text(self.path / START, json.dumps(asdict(self.identity), indent=2) + "\n")
             yield self
 
     @property
@@ -188,18 +193,9 @@ class RunFolder:
     def _refuse_another(self) -> None:
         raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")
 
-    def _take_up(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
-        remove_unfinished(self.path)
-        self.progress = checkpoint.progress(self.checkpoint) or self.progress
-        if self.path.is_dir() and any(self.path.iterdir()):
-            self._make_room(read_start(self.path), iterations, aside, fresh=fresh, replace=replace)
-        if self.path.exists():
-            logger.info("%s: going on after %d finished iterations", self.path, self.finished)
-        write_text(self.path / START, json.dumps(asdict(self.identity), indent=2) + "\n")
-
-    def _make_room(self, started: Identity | None, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
+    def _make_room(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         """Decides what becomes of a folder that is not empty."""
-        reason = remedy = ""
+        started, reason, remedy = read_start(self.path), "", ""
         if started is None:
             reason = "is of an older version of the project, which did not write down what was trained in it"
         elif differing := self.identity.differences_from(started):

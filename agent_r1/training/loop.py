@@ -38,12 +38,8 @@ def iterate(
 ) -> None:
     """The main loop, up to the run's last iteration; goes on where an earlier process was interrupted.
 
-    A run that its collapse monitor stops is a finished run with fewer iterations.
-
-    Args:
-        training: an open one.
-        record: where metrics and alarms go, besides the run's folder.
-        as_task: wraps each verb, to show it elsewhere.
+    A run that its collapse monitor stops is a finished run with fewer iterations. Metrics and alarms go to the run's
+    folder and to the record; `as_task` wraps each verb, to show it elsewhere.
     """
     config, folder, record = training.config, training.folder, record or Unrecorded()
     verbs = (training.rollout, training.credit, training.update, training.conclude)
@@ -74,28 +70,17 @@ class Training:
         model: str | Path,
         folder: RunFolder,
     ) -> None:
-        """Loads the model into learner and engine, where an earlier process left them.
+        """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        Args:
-            settings: its sections `env`, `model` and `engine`.
-            config: of the run, `settings.run(...)`.
-            questions: those that iterations draw from.
-            index: what the search tool searches.
-            model: the Hugging Face folder or hub id that the run starts from.
-            folder: opened for this run.
+        `config` is that of the run, `settings.run(...)`, and `folder` is opened for it; iterations draw from the questions.
 
         Raises:
             ValueError: the model cannot be loaded, or needs more memory than there is.
         """
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions, self.index = list(questions), index
-        self.learner = Learner(
-            model,
-            config.update,
-            settings.model,
-            with_critic=config.credit.needs_critic,
-            seed=self.seed,
-        )
+        with_critic = config.credit.needs_critic
+        self.learner = Learner(model, config.update, settings.model, with_critic=with_critic, seed=self.seed)
         self.reference = reference_of(self.learner, model) if config.needs_reference else None
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
@@ -128,13 +113,8 @@ class Training:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
-        credits_, metrics = assign(
-            trajectories,
-            values,
-            self.config.credit,
-            reference=self._reference_logprobs(trajectories),
-            questions=self.config.rollout.questions,
-        )
+        reference, questions = self._reference_logprobs(trajectories), self.config.rollout.questions
+        credits_, metrics = assign(trajectories, values, self.config.credit, reference=reference, questions=questions)
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics
 

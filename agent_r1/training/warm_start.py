@@ -26,13 +26,8 @@ def train_on_demonstrations(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model and its tokenizer, trained on demonstrations of the questions.
 
-    Without `model.path` both are the built-in small ones, made from scratch; with it, those of that folder or hub id.
-
-    Args:
-        settings: its sections `prepare`, `model`, `warm_start` and `env`.
-        questions: those that are demonstrated.
-        passages: what the built-in tokenizer learns its words from, besides the demonstrations.
-        index: what the demonstrator searches.
+    Without `model.path` both are the built-in small ones, made from scratch, and the tokenizer learns its words from the
+    passages and the demonstrations; with it, those of that folder or hub id. The demonstrator searches the index.
     """
     plan_of, facts = make_plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
@@ -80,20 +75,14 @@ def _act_out(
     settings: Params,
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
-    limits = settings.env
-    parts = [
-        (searching, tool_attempts([each.question for each in searching], index, limits)),
-        (answering, naive_rag_attempts([each.question for each in answering], index, limits)),
-    ]
-    return [
-        trajectory
-        for demonstrations, attempts in parts
-        for trajectory in collect(
+    limits, trajectories = settings.env, list[Trajectory]()
+    for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
+        trajectories += collect(
             ScriptedSampler([each.actions for each in demonstrations], chat),
             chat,
-            attempts,
+            make_attempts([each.question for each in demonstrations], index, limits),
             max_tokens=limits.max_tokens,
             max_action_tokens=limits.max_tokens,  # the demonstrator finishes what it writes
             seed=settings.warm_start.seed,
         )
-    ]
+    return trajectories

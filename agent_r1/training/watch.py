@@ -20,28 +20,19 @@ class Record(Protocol):
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Adds the metrics of an iteration, unless it has them already."""
-        ...
 
     def add(self, metrics: Mapping[str, float], step: int) -> None:
         """Adds further metrics to an iteration that was logged."""
-        ...
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, in place of the value it had."""
-        ...
 
     def rewind(self) -> None:
         """Lets every iteration be logged again: the run goes back to an earlier one."""
-        ...
 
 
-class Unrecorded:
+class Unrecorded(Record):
     """A record that keeps nothing: the folder has it all."""
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
-    def add(self, metrics: Mapping[str, float], step: int) -> None: ...
-    def tag(self, name: str, value: str) -> None: ...
-    def rewind(self) -> None: ...
 
 
 class Decision(enum.StrEnum):
@@ -71,14 +62,13 @@ def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks
 
     With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run.
     """
-    samples = config.rollout.samples
-    seen = alarms(history, config.monitor, samples=samples)
-    return Verdict(
-        alarms=seen,
-        clean=is_clean(history, config.monitor, samples=samples),
-        decision=_decide(config, rollbacks) if seen else Decision.GO_ON,
-        rollbacks=rollbacks,
-    )
+    samples, monitor = config.rollout.samples, config.monitor
+    seen = alarms(history, monitor, samples=samples)
+    decision = Decision.GO_ON
+    if seen and monitor.on_collapse != "warn":
+        decision = Decision.ROLL_BACK if rollbacks < monitor.max_rollbacks else Decision.STOP
+    clean = is_clean(history, monitor, samples=samples)
+    return Verdict(alarms=seen, clean=clean, decision=decision, rollbacks=rollbacks)
 
 
 def announce(verdict: Verdict, record: Record, iteration: int) -> None:
@@ -97,13 +87,3 @@ def announce(verdict: Verdict, record: Record, iteration: int) -> None:
 def reseeded(seed: int, rollbacks: int) -> int:
     """The seed of a run that has gone back so often: with the old one it would draw and sample the same again."""
     return derive(seed, "rollback", rollbacks) if rollbacks else seed
-
-
-def _decide(config: TrainParams, rollbacks: int) -> Decision:
-    match config.monitor.on_collapse:
-        case "warn":
-            return Decision.GO_ON
-        case "stop":
-            return Decision.STOP
-        case "rollback":
-            return Decision.ROLL_BACK if rollbacks < config.monitor.max_rollbacks else Decision.STOP

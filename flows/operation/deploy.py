@@ -8,7 +8,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -70,12 +70,12 @@ def deploy(*, restarted: bool = False) -> None:
     if not url:
         raise ValueError("PREFECT_API_URL is not set; set it, or run `make serve` for a server on this machine")
     require_server(url)
-    _ensure_pool()
-    _ensure_crash_detection()
     with get_client(sync_client=True) as client:
+        _ensure_pool(client)
+        _ensure_crash_detection(client)
         client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
-    if restarted:
-        _close_left_behind()
+        if restarted:
+            _close_left_behind(client)
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode:
@@ -83,38 +83,34 @@ def deploy(*, restarted: bool = False) -> None:
     logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, url)
 
 
-def _close_left_behind() -> None:
+def _close_left_behind(client: SyncPrefectClient) -> None:
     """Shows runs that a server left unfinished as crashed: they would hold the pool's slots for ever."""
     unfinished = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
-    with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(
-            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
-            flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=unfinished)),
-        ):
-            client.set_flow_run_state(run.id, Crashed(message="the server and its worker were ended"), force=True)
-            logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
+    for run in client.read_flow_runs(
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=unfinished)),
+    ):
+        client.set_flow_run_state(run.id, Crashed(message="the server and its worker were ended"), force=True)
+        logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
 
 
-def _ensure_pool() -> None:
-    with get_client(sync_client=True) as client:
-        try:
-            client.read_work_pool(POOL)
-        except ObjectNotFound:
-            template = ProcessWorker.get_default_base_job_template()
-            pool = WorkPoolCreate(
-                name=POOL, type="process", base_job_template=template, concurrency_limit=CONCURRENCY_LIMIT
-            )
-            client.create_work_pool(pool)
+def _ensure_pool(client: SyncPrefectClient) -> None:
+    try:
+        client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(
+            WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=CONCURRENCY_LIMIT)
+        )
 
 
-def _ensure_crash_detection() -> None:
+def _ensure_crash_detection(client: SyncPrefectClient) -> None:
     """Puts crash detection there; one that is the same stays, since a new one would not know what it waits for."""
-    with get_client(sync_client=True) as client:
-        for found in client.read_automations_by_name(CRASH_DETECTION.name):
-            if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION:
-                return
-            client.delete_automation(found.id)
-        client.create_automation(CRASH_DETECTION)
+    for found in client.read_automations_by_name(CRASH_DETECTION.name):
+        if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION:
+            return
+        client.delete_automation(found.id)
+    client.create_automation(CRASH_DETECTION)
 
 
 def main() -> None:

@@ -40,9 +40,8 @@ def _title() -> str:
 def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None:
     """Evaluates registered models on the prepared data, and has the gate decide about those that are not the champion.
 
-    All data sets are asked in one evaluation; scores and drift are told apart by data set. Then the page of a
-    challenger's trajectories is made anew, with test questions before and after training side by side; where that fails
-    the evaluation stands.
+    All data sets are asked in one evaluation; scores and drift are told apart by data set. Then a challenger's page is
+    made anew, with test questions before and after training side by side; where that fails the evaluation stands.
 
     Args:
         models: references such as `models:/agent_r1/3`, or labels of trainings such as `ppo-seed3`; the champion for

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent_r1.evaluation.comparison import Evaluation, read_evaluation
+from agent_r1.evaluation.comparison import Evaluation, finished_folders, latest_folder, read_evaluation
 from agent_r1.evaluation.drift import same_setting
 from agent_r1.params import Params
 from agent_r1.params.places import Places
@@ -19,14 +18,10 @@ Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` wi
 
 
 def measure(version: Version, dataset: str | None, settings: Params, evaluate: Evaluate) -> Path:
-    """Evaluates a version again and returns the folder of the results, which is there whole or not at all.
+    """Evaluates a version on one data set or all, into a new folder that is there whole or not at all.
 
     One process at a time does so for a version and a choice of data sets; others wait. The latest
-    `evaluate.history_kept` stay, older ones are removed.
-
-    Args:
-        dataset: the one whose questions are asked, in place of all.
-        evaluate: raises where the evaluation fails.
+    `evaluate.history_kept` stay, older ones are removed. `evaluate` raises where the evaluation fails.
     """
     home = settings.places.history / "-".join([version.name, *([dataset] if dataset else [])])
     home.mkdir(parents=True, exist_ok=True)
@@ -40,7 +35,7 @@ def measure(version: Version, dataset: str | None, settings: Params, evaluate: E
             unfinished.rename(finished)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        for old in _folders(home)[: -settings.evaluate.history_kept]:
+        for old in finished_folders(home)[: -settings.evaluate.history_kept]:
             shutil.rmtree(old)
     return finished
 
@@ -53,7 +48,7 @@ def read(folder: Path) -> Evaluation:
 def previous(folder: Path) -> Evaluation | None:
     """The latest evaluation before this one that was measured alike, of the same policy."""
     current = read(folder)
-    before = (read(each) for each in reversed(_folders(folder.parent)) if each.name < folder.name)
+    before = (read(each) for each in reversed(finished_folders(folder.parent)) if each.name < folder.name)
     return next((each for each in before if same_setting(current, each)), None)
 
 
@@ -61,19 +56,3 @@ def latest(version: Version, places: Places) -> Evaluation | None:
     """The latest evaluation of a version on all data sets, named as the version."""
     folder = latest_folder(version, places)
     return read_evaluation(version.name, folder) if folder else None
-
-
-def latest_folder(version: Version, places: Places) -> Path | None:
-    """The latest evaluation of a version on all data sets: one of its own, or its run's under outputs/evaluate."""
-    folders = _folders(places.history / version.name)
-    if folders:
-        return folders[-1]
-    descriptor = version.descriptor
-    hashes = places.evaluation(descriptor.label, descriptor.sweep) / "hashes.json"
-    current = hashes.exists() and json.loads(hashes.read_text())["policy"] == descriptor.policy_hash
-    return hashes.parent if current else None
-
-
-def _folders(home: Path) -> list[Path]:
-    """Oldest first."""
-    return sorted(each for each in home.glob("[!.]*") if each.is_dir())

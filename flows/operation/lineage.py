@@ -53,11 +53,7 @@ class Data:
 
 
 def lineage(what: str, console: Console) -> None:
-    """Prints the origins of a model, or the models that data led to.
-
-    Args:
-        what: a reference or the label of a training; or a path, a hash or its beginning, or a git revision.
-        console: where to.
+    """Prints the origins of a model, by reference or label, or the models that data led to, as `data_of` finds it.
 
     Raises:
         ValueError: it is nothing of the kind.
@@ -113,9 +109,7 @@ def _origins(version: Version) -> Tree:
 def trajectory_facts(model: Descriptor, training: Made | None) -> list[tuple[str, str]]:
     """Where the trajectories are that a model learned from, and how to bring them back.
 
-    Args:
-        model: DVC's file of its training, the one beside the policy's, leads to them where it is here; else
-        training: the folder that its training left, where a dvc.lock tells.
+    DVC's file of its training, beside the policy's, leads to them where it is here; else a folder in a dvc.lock.
     """
     copy = f"-o trajectories-of-{model.policy_hash[:8]}"
     file = registered_training(Path(model.dvc_file)) if model.dvc_training_hash else Path()

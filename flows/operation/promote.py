@@ -57,14 +57,7 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
     """Decides about a challenger, acts on the decision, and logs it to the MLflow run of its training.
 
     Both are judged by their latest evaluations on all data sets; what is missing, or was not measured alike, is
-    evaluated first.
-
-    Args:
-        challenger: a reference, or the label of a training.
-        evaluate: runs `python -m flows evaluate` with some arguments to its end.
-
-    Returns:
-        The decision; None where the challenger is the champion already.
+    evaluated first. Returns None where the challenger is the champion already.
 
     Raises:
         ValueError: there is no such version, or no champion.
@@ -76,7 +69,8 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
     if version.number == champion.number:
         logger.info("%s is the champion already", version.reference)
         return None
-    decision = _decide(version, champion, settings, evaluate)
+    ours, theirs = _measured_alike(version, champion, settings, evaluate)
+    decision = decide(ours, theirs, settings.promote, settings.evaluate)
     if decision.promoted:
         _promote(version, expected=champion)
     run = tracking.resume(version.descriptor.mlflow_run_id)
@@ -103,11 +97,6 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
     """Moves the alias, one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
     with concurrency(PROMOTION) if server_answers() else nullcontext():
         return registry.promote(version, expected=expected)
-
-
-def _decide(challenger: Version, champion: Version, settings: Params, evaluate: Evaluate) -> Decision:
-    ours, theirs = _measured_alike(challenger, champion, settings, evaluate)
-    return decide(ours, theirs, settings.promote, settings.evaluate)
 
 
 def _measured_alike(

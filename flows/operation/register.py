@@ -152,7 +152,7 @@ def _push(model: Descriptor) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """A hard link: a training's files are replaced and never written into. A copy where there are no links."""
+    """Makes a hard link, a copy where there are none: a training's files are replaced and never written into."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""What serves this machine, started and ended together: `python -m flows serving`, or `make serve`."""
+"""The processes that serve this machine, started and ended together: `python -m flows serving`, or `make serve`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 from agent_r1.tracking.store import open_store, store_file
 from flows.processes import process_group
 from flows.server import (
     HOST,
+    Part,
     api_on,
     await_health,
     log_path,
     prefect_environment,
-    server_command,
-    server_environment,
+    server_part,
 )
 
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set for the worker: where a browser finds MLflow
@@ -36,17 +34,6 @@ STEADY_S = 20.0  # a worker that died sooner would only die again
 WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """One of the processes that are served."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log: Path  # where it writes what it says
-    health: str = ""  # the URL at which a server answers once it is up
 
 
 Running = tuple[Part, subprocess.Popen[str]]
@@ -68,7 +55,13 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
         _deploy(environment, restarted=not remote)
         page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
-        _keep_working(_worker(environment, mlflow), servers)
+        worker = Part(
+            name="worker",
+            command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
+            environment={**environment, MLFLOW_UI: mlflow},
+            log=log_path("worker"),
+        )
+        _keep_working(worker, servers)
 
 
 def show_mlflow(port: int) -> None:
@@ -91,15 +84,7 @@ def _prefect_servers(remote: str | None, port: int) -> list[Part]:
         require_server(remote)
         return []
     require_free(port, "PREFECT_PORT")
-    return [
-        Part(
-            name="Prefect server",
-            command=server_command(port),
-            environment=server_environment(api_on(port)),
-            log=log_path("server"),
-            health=f"{api_on(port)}/health",
-        )
-    ]
+    return [server_part(port)]
 
 
 def _mlflow_servers(port: int) -> list[Part]:
@@ -118,15 +103,6 @@ def _mlflow_servers(port: int) -> list[Part]:
             health=f"http://{HOST}:{port}/health",
         )
     ]
-
-
-def _worker(environment: Mapping[str, str], mlflow_url: str) -> Part:
-    return Part(
-        name="worker",
-        command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
-        environment={**environment, MLFLOW_UI: mlflow_url},
-        log=log_path("worker"),
-    )
 
 
 def _deploy(environment: Mapping[str, str], *, restarted: bool) -> None:
@@ -170,7 +146,7 @@ def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
             server.log.unlink(missing_ok=True)
             running.append((server, stack.enter_context(_process(server))))
         for server, (_, process) in zip(servers, running, strict=True):
-            await_health(process, server.health, server.log)
+            await_health(process, server)
         yield running
 
 

@@ -30,11 +30,7 @@ def training(run: str, seed: int | None = None) -> None:
     """Trains one run of params.yaml, or goes on where an earlier attempt was interrupted; registers what it learned.
 
     Data, index and warm start are brought up to date first, as `dvc repro` would. At the end the run's page is made; a
-    viewer that fails fails nothing.
-
-    Args:
-        run: a name under `runs:`.
-        seed: in place of the run's own; its outputs get folders of their own.
+    viewer that fails fails nothing. A seed takes the place of the run's own; its outputs get folders of their own.
 
     Raises:
         ValueError: there is no such run.

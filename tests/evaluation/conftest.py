@@ -103,7 +103,7 @@ def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
 @pytest.fixture
 def draws() -> EvaluateParams:
     """The seed and the number of the bootstrap's samples."""
-    return EvaluateParams(seed=0, questions=0, bootstrap_samples=500)
+    return EvaluateParams(seed=0, questions=0, bootstrap_samples=500, history_kept=14)
 
 
 @pytest.fixture

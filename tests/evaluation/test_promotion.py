@@ -15,7 +15,7 @@ from agent_r1.records import Prediction
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 
-DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000)
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000, history_kept=14)
 
 
 def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:

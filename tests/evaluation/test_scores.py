@@ -11,7 +11,7 @@ from agent_r1.evaluation.predictions import predict
 from agent_r1.evaluation.scores import MEASURES, headline, score
 from agent_r1.params import EvaluateParams
 
-DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200)
+DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200, history_kept=14)
 
 
 @pytest.fixture

@@ -17,11 +17,10 @@ from mlflow import MlflowClient
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from agent_r1.inspection.side_by_side import rendered
+from agent_r1.inspection.side_by_side import compared, rendered
 from agent_r1.params import PROTOCOLS, RunId, load
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
-from flows.compare import compare
 from flows.evaluate import evaluate
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
@@ -170,19 +169,20 @@ def test_a_model_without_a_tokenizer_is_named(project: Path, tmp_path: Path, ins
 
 
 def test_two_evaluations_are_compared(project: Path, evaluated: dict[str, list[Trajectory]], inside: Inside) -> None:
+    settings = load(project / "params.yaml")
     with inside(project):
         with pytest.raises(
             ValueError, match="of_gold_passages and of_closed_book were not measured alike: they differ in "
         ):
-            compare("of_gold_passages", "of_closed_book")
-        found = compare("of_gold_passages", str(PLACES.evaluation("of_closed_book")), anyway=True)
+            compared(settings, "of_gold_passages", "of_closed_book")
+        found = compared(settings, "of_gold_passages", str(PLACES.evaluation("of_closed_book")), anyway=True)
         scores = [read_json(project, f"of_{name}", "scores.json") for name in ("gold_passages", "closed_book")]
         with pytest.raises(
             FileNotFoundError, match=r"no evaluation 'of_gold' in outputs/evaluate, .* mean 'of_gold_passages'"
         ):
-            compare("of_gold", "of_closed_book")
+            compared(settings, "of_gold", "of_closed_book")
         with pytest.raises(ValueError, match="are the same evaluation; name two"):
-            compare("of_closed_book", str(PLACES.evaluation("of_closed_book")))
+            compared(settings, "of_closed_book", str(PLACES.evaluation("of_closed_book")))
     assert found.differing == ["prompt", "protocol"]
     for row in found.measured:
         assert (row.a.mean, row.b.mean) == pytest.approx([each[row.measure] for each in scores], abs=1e-4)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from flows.commands import StageFailed
+from flows.commands import StageFailed, StageUnavailable
 from flows.pipeline import ablations, ordered, pipeline, stages
 
 TWO_STAGES = """
@@ -93,6 +94,14 @@ def test_a_failed_stage_ends_the_pipeline(prefect_api: str, project: Path) -> No
     with pytest.raises(StageFailed, match="stage prepare failed with exit code"):
         pipeline()
     assert not (project / "index.txt").exists()
+
+
+def test_a_stage_that_may_work_later_says_so_through_dvc(prefect_api: str, project: Path) -> None:
+    command = 'echo tried >> ../order.txt; printf 75 > "$AGENT_R1_EXIT_CODE_FILE"; exit 75'
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"prepare": {"cmd": command}}}))
+    with pytest.raises(StageUnavailable, match="stage prepare failed with exit code 75"):
+        pipeline()
+    assert (project.parent / "order.txt").read_text() == "tried\n" * 3  # operate.retries is 2
 
 
 def test_files_that_dvc_refuses_are_a_users_fault(project: Path) -> None:

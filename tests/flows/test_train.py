@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from mlflow import MlflowClient
-from mlflow.entities import Run
 from transformers import AutoModelForCausalLM
 
 from agent_r1.params import RunId, load
@@ -60,16 +60,6 @@ def started(run: Path) -> Identity:
     found = read_start(run)
     assert found is not None
     return found
-
-
-def mlflow_runs(project: Path, inside: Inside, **params: str) -> list[Run]:
-    with inside(project):
-        client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
-        experiment = client.get_experiment_by_name("agent_r1")
-        assert experiment is not None
-        found = client.search_runs([experiment.experiment_id])
-    own = [run for run in found if "sweep" not in run.data.tags]
-    return [run for run in own if params.items() <= run.data.params.items()]
 
 
 def test_every_iteration_leaves_its_files_and_nothing_else(run: Path) -> None:
@@ -191,8 +181,10 @@ def test_metrics_have_one_row_per_iteration(run: Path) -> None:
 
 
 def test_mlflow_shows_the_run(run: Path, small_project: Path, inside: Inside) -> None:
-    [shown] = mlflow_runs(small_project, inside, variant=run.name)
-    assert shown.info.run_id == (run / "mlflow_run_id").read_text()
+    with inside(small_project):
+        client = MlflowClient(f"sqlite:///{small_project}/.tracking/mlflow.db")
+        shown = client.get_run((run / "mlflow_run_id").read_text())
+    assert shown.data.params["variant"] == run.name
     assert (shown.info.run_name, shown.info.status) == (f"{run.name}-seed0", "FINISHED")
     expected = {"algorithm": {"ppo": "gae", "grpo": "grpo"}[run.name], "loss_mask": "True", "advantage_mask": "True"}
     assert expected.items() <= shown.data.params.items()
@@ -407,3 +399,13 @@ def test_what_another_process_finished_meanwhile_is_not_trained_again(
     before = contents(finished / "elsewhere")
     train("ppo")
     assert contents(folder) == before
+
+
+def test_a_stage_started_outside_the_project_says_so(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("-m", "flows", "train", "--run", "ppo")
+    errors = process.communicate()[1]
+    assert process.returncode == 1
+    assert f"{tmp_path}/params.yaml does not exist; run from the project's root" in errors
+    assert "Traceback" not in errors

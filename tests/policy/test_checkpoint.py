@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.params import LoraParams
 from agent_r1.policy import checkpoint
+from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 
@@ -24,6 +25,10 @@ def bits(learner: Learner) -> list[bytes]:
         for module in (learner.policy, learner.critic)
         for parameter in module.parameters()
     ]
+
+
+def after(iterations: int) -> Progress:
+    return Progress(iterations=iterations, policy_version=0)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -66,7 +71,7 @@ def test_a_resumed_training_ends_with_the_same_bits(
     straight.update(trajectories, credits, 1)
 
     killed.update(trajectories, credits, 0)
-    checkpoint.save(tmp_path / "checkpoint", killed, iterations=1, fingerprint="f")
+    checkpoint.save(tmp_path / "checkpoint", killed, after(1))
     found = checkpoint.load(tmp_path / "checkpoint", resumed)
     assert bits(resumed) == bits(killed) != bits(straight)
     resumed.update(trajectories, credits, found.iterations)
@@ -76,38 +81,29 @@ def test_a_resumed_training_ends_with_the_same_bits(
 
 
 def test_progress_is_what_was_saved(make_learner: Make, tmp_path: Path) -> None:
-    learner = make_learner(with_critic=False)
-    learner.policy_version = 5
+    learner, expected = make_learner(with_critic=False), Progress(iterations=7, policy_version=5)
     assert checkpoint.progress(tmp_path / "checkpoint") is None
-    checkpoint.save(tmp_path / "checkpoint", learner, iterations=7, fingerprint="abc")
-    expected = checkpoint.Progress(iterations=7, policy_version=5, fingerprint="abc")
+    checkpoint.save(tmp_path / "checkpoint", learner, expected)
     assert checkpoint.progress(tmp_path / "checkpoint") == expected
     assert checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False)) == expected
 
 
 def test_rollbacks_and_a_stop_are_part_of_progress(make_learner: Make, tmp_path: Path) -> None:
-    checkpoint.save(
-        tmp_path / "checkpoint",
-        make_learner(with_critic=False),
-        iterations=7,
-        fingerprint="abc",
-        rollbacks=2,
-        stopped=True,
-    )
-    expected = checkpoint.Progress(iterations=7, policy_version=0, fingerprint="abc", rollbacks=2, stopped=True)
+    expected = Progress(iterations=7, policy_version=0, rollbacks=2, stopped=True)
+    checkpoint.save(tmp_path / "checkpoint", make_learner(with_critic=False), expected)
     assert checkpoint.progress(tmp_path / "checkpoint") == expected
 
 
 def test_a_checkpoint_set_aside_stays_what_it_was(make_learner: Make, tmp_path: Path) -> None:
     learner, folder, aside = make_learner(with_critic=False), tmp_path / "checkpoint", tmp_path / "good"
     for iterations in (1, 2):
-        checkpoint.save(folder, learner, iterations=iterations, fingerprint="f")
+        checkpoint.save(folder, learner, after(iterations))
         before = contents(folder)
         checkpoint.set_aside(folder, aside)
         assert contents(folder) == contents(aside) == before
     weights = "policy/model.safetensors"
     assert (folder / weights).stat().st_ino == (aside / weights).stat().st_ino, "no second copy on disk"
-    checkpoint.save(folder, learner, iterations=3, fingerprint="f")
+    checkpoint.save(folder, learner, after(3))
     assert contents(aside) == before != contents(folder)
     assert checkpoint.load(aside, learner).iterations == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "good"]
@@ -118,9 +114,9 @@ def test_an_interrupt_while_setting_aside_loses_nothing(
     make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
 ) -> None:
     learner, folder, aside = make_learner(with_critic=False), tmp_path / "checkpoint", tmp_path / "good"
-    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    checkpoint.save(folder, learner, after(1))
     checkpoint.set_aside(folder, aside)
-    checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    checkpoint.save(folder, learner, after(2))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupted_after(renames))
         with pytest.raises(KeyboardInterrupt):
@@ -135,7 +131,7 @@ def test_an_interrupt_while_setting_aside_loses_nothing(
 
 def test_random_states_go_on(make_learner: Make, tmp_path: Path) -> None:
     learner = make_learner(with_critic=False)
-    checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="f")
+    checkpoint.save(tmp_path / "checkpoint", learner, after(1))
     expected = (torch.rand(3).tolist(), random.random())
     checkpoint.load(tmp_path / "checkpoint", learner)
     assert (torch.rand(3).tolist(), random.random()) == expected
@@ -143,7 +139,7 @@ def test_random_states_go_on(make_learner: Make, tmp_path: Path) -> None:
 
 def test_the_policy_in_a_checkpoint_loads_in_plain_transformers(make_learner: Make, tmp_path: Path) -> None:
     learner = make_learner(with_critic=False)
-    checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="f")
+    checkpoint.save(tmp_path / "checkpoint", learner, after(1))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint/policy")
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), learner.policy.parameters(), strict=True))
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint/policy").chat_template
@@ -152,7 +148,7 @@ def test_the_policy_in_a_checkpoint_loads_in_plain_transformers(make_learner: Ma
 def test_a_newer_checkpoint_takes_the_place_of_the_old(make_learner: Make, tmp_path: Path) -> None:
     learner = make_learner(with_critic=False)
     for iterations in (1, 2):
-        checkpoint.save(tmp_path / "checkpoint", learner, iterations=iterations, fingerprint="f")
+        checkpoint.save(tmp_path / "checkpoint", learner, after(iterations))
     found = checkpoint.progress(tmp_path / "checkpoint")
     assert found is not None
     assert found.iterations == 2
@@ -163,10 +159,10 @@ def test_a_newer_checkpoint_takes_the_place_of_the_old(make_learner: Make, tmp_p
 def test_a_full_disk_keeps_the_old_checkpoint_whole(make_learner: Make, tmp_path: Path, limit_bytes: int) -> None:
     learner = make_learner()
     folder = tmp_path / "checkpoint"
-    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    checkpoint.save(folder, learner, after(1))
     before = contents(folder)
     with disk_full_after(limit_bytes), pytest.raises(OSError, match="free some disk space"):
-        checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+        checkpoint.save(folder, learner, after(2))
     assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
@@ -177,7 +173,7 @@ def test_a_termination_while_writing_leaves_the_old_checkpoint_alone(
 ) -> None:
     """A SIGTERM is a SystemExit in a stage; under Prefect it is another exception that is no `Exception`."""
     learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
-    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    checkpoint.save(folder, learner, after(1))
     before = contents(folder)
 
     def terminated(_: Path) -> None:
@@ -185,7 +181,7 @@ def test_a_termination_while_writing_leaves_the_old_checkpoint_alone(
 
     monkeypatch.setattr("agent_r1.files._sync", terminated)
     with pytest.raises(fault):
-        checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+        checkpoint.save(folder, learner, after(2))
     assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
@@ -196,17 +192,17 @@ def test_an_interrupt_between_the_renames_loses_nothing(
 ) -> None:
     learner = make_learner(with_critic=False)
     folder = tmp_path / "checkpoint"
-    checkpoint.save(folder, learner, iterations=1, fingerprint="f")
+    checkpoint.save(folder, learner, after(1))
     before = contents(folder)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", interrupted_after(renames))
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+            checkpoint.save(folder, learner, after(2))
     found = checkpoint.progress(folder)
     assert found is not None
     assert found.iterations == 1
     assert contents(folder) == before
-    checkpoint.save(folder, learner, iterations=2, fingerprint="f")
+    checkpoint.save(folder, learner, after(2))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 

@@ -37,7 +37,6 @@ from agent_r1.policy.memory import (
     checkpoint_gib,
     count_parameters,
     demand_of,
-    demand_of_fit,
     estimate,
     require_fit,
     table,
@@ -179,7 +178,7 @@ def test_the_table_adds_up() -> None:
 
 def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
-    demand = demand_of(SMALL, settings, settings.run("ppo"), CPU)
+    demand = demand_of(SMALL, settings, settings.run(RunId("ppo")), CPU)
     assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 4096)
     assert demand.sampler_gib == pytest.approx(4 * POLICY / GIB + settings.engine.vllm.cpu_cache_gib)
 
@@ -188,7 +187,7 @@ def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
     """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
     settings = load(PARAMS)
     engine = settings.engine.model_copy(update={"kind": "transformers"})
-    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), settings.run("ppo"), CPU)
+    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), settings.run(RunId("ppo")), CPU)
     assert engine.transformers.batch_size == 64
     assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 2 * 2 * 2 * 8 * 4)
 
@@ -211,7 +210,7 @@ def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str
 
 
 def test_fitting_all_weights_takes_sixteen_bytes_each_and_a_batch() -> None:
-    parts = estimate(demand_of_fit(SMALL, 30))
+    parts = estimate(Demand(model=SMALL, tokens=30))
     assert parts["policy"] * GIB == pytest.approx(16 * POLICY)
     assert parts["logits"] * GIB == pytest.approx(30 * 100 * 4 * 5)
     assert parts["sampler"] == 0
@@ -250,7 +249,7 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
             for weight in module.parameters():
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
             optimizer.step()
-    checkpoint.save(tmp_path / "checkpoint", learner, iterations=1, fingerprint="same")
+    checkpoint.save(tmp_path / "checkpoint", learner, checkpoint.Progress(iterations=1, policy_version=0))
     files = ["learner.pt", "policy/model.safetensors"]
     files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
     demand = replace(DEMAND, model=learner.policy.config, dtype=getattr(torch, dtype), adapter=adapter, critic=critic)

@@ -299,7 +299,7 @@ def move(learner: Learner) -> None:
 
 def save(learner: Learner, folder: Path) -> Path:
     """A checkpoint whose policy is nothing but its adapters, so that nothing else can be what is loaded."""
-    checkpoint.save(folder, learner, iterations=learner.policy_version, fingerprint="same")
+    checkpoint.save(folder, learner, checkpoint.Progress(iterations=1, policy_version=learner.policy_version))
     (folder / "policy" / "model.safetensors").unlink()
     return folder / "policy"
 

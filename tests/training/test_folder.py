@@ -213,7 +213,9 @@ def test_files_sort_by_iteration(tmp_path: Path) -> None:
 
 @pytest.fixture
 def learner(tiny_model: Path) -> Learner:
-    return Learner(tiny_model, SETTINGS.train.update, with_critic=False, seed=3, device=torch.device("cpu"))
+    return Learner(
+        tiny_model, SETTINGS.train.update, SETTINGS.model, with_critic=False, seed=3, device=torch.device("cpu")
+    )
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_every_rollback_has_a_seed_of_its_own() -> None:
 
 
 def verdict(decision: Decision, *signs: str) -> Verdict:
-    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, reference=0.3, limit=0.03) for sign in signs]
+    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, standard=0.3, limit=0.03) for sign in signs]
     return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
 
 

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
-from agent_r1.inspection.viewer import Shown, When
+from agent_r1.inspection.selection import Shown, When
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry

@@ -230,11 +230,6 @@ def test_the_first_champion_is_named_by_an_explicit_command_alone(
     assert current() == 1
 
 
-def test_an_unknown_reference_is_refused(champion: Version) -> None:
-    with pytest.raises(ValueError, match="models:/agent_r1/9: there is no such version; the latest is 1"):
-        gate("models:/agent_r1/9", Evaluations({}))
-
-
 def test_a_failed_evaluation_leaves_nothing_and_older_ones_are_removed(
     champion: Version, project: Path, write_params: WriteParams
 ) -> None:

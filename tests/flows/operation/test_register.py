@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -216,3 +217,22 @@ def test_an_unknown_label_is_refused(project: Path, register: Register) -> None:
     register(label="ppo_long")
     with pytest.raises(ValueError, match="there is no registered model 'ppo_lang'; did you mean 'ppo_long'"):
         version_of("ppo_lang", load())
+
+
+def test_another_store_is_given_the_version_that_the_file_names(
+    project: Path, ppo: Path, write_params: Callable[..., None]
+) -> None:
+    write_params(project, {})
+    shutil.rmtree("outputs")
+    shutil.copytree(ppo, "outputs/train/ppo")
+    with pytest.raises(ValueError, match=r"MLflow's store has no run .*; start the training again, which logs it"):
+        register_stage.register("ppo")
+    file, policy = Path("outputs/register/ppo.json"), sha256(POLICY)
+    origin = {"git_commit": "c0ffee", "data_hash": "d", "code": "0-2 abc"}
+    file.parent.mkdir()
+    file.write_text(json.dumps({"version": "models:/agent_r1/7", "policy": policy, **origin}))
+    for _ in range(2):
+        register_stage.register("ppo")
+        assert json.loads(file.read_text()) == {"version": "models:/agent_r1/1", "policy": policy, **origin}
+    [version] = registry.versions()
+    assert (version.descriptor.git_commit, version.descriptor.code) == ("c0ffee", "0-2 abc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -128,47 +127,6 @@ def elsewhere(project: Path) -> Path:
     return clone
 
 
-class Folder:
-    """A remote on a disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"url": str(self.path), "verify": "true"}
-
-    def remove(self, md5: str) -> None:
-        self._object(md5).unlink()
-
-    def corrupt(self, md5: str) -> None:
-        self.remove(md5)
-        self._object(md5).write_bytes(b"other")
-
-    def _object(self, md5: str) -> Path:
-        return self.path / "files" / "md5" / md5[:2] / md5[2:]
-
-
-class Bucket:
-    """A remote behind an S3 server, under a prefix of its own."""
-
-    def __init__(self, endpoint: str, prefix: str) -> None:
-        self.endpoint, self.prefix = endpoint, prefix
-
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"url": f"s3://{BUCKET}/{self.prefix}", "verify": "true", "endpointurl": self.endpoint}
-
-    def remove(self, md5: str) -> None:
-        client(self.endpoint).delete_object(Bucket=BUCKET, Key=self._key(md5))
-
-    def corrupt(self, md5: str) -> None:
-        client(self.endpoint).put_object(Bucket=BUCKET, Key=self._key(md5), Body=b"other")
-
-    def _key(self, md5: str) -> str:
-        return f"{self.prefix}/files/md5/{md5[:2]}/{md5[2:]}"
-
-
 def use(settings: dict[str, str], project: Path) -> None:
     """What `dvc remote add -d storage URL` and `dvc remote modify storage NAME VALUE` write."""
     file, config = project / ".dvc" / "config", ConfigParser()
@@ -177,26 +135,6 @@ def use(settings: dict[str, str], project: Path) -> None:
     config["'remote \"storage\"'"] = settings
     with file.open("w") as written:
         config.write(written)
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Folder | Bucket:
-    if request.param == "folder":
-        return Folder(tmp_path / "storage")
-    return Bucket(request.getfixturevalue("endpoint"), tmp_path.name)
-
-
-def test_what_is_pushed_comes_back_elsewhere(project: Path, remote: Folder | Bucket) -> None:
-    url, *rest = remote.settings.items()
-    dvc(project, "remote", "add", "--default", "storage", url[1])
-    for name, value in rest:
-        dvc(project, "remote", "modify", "storage", name, value)
-    assert "4 files pushed" in dvc(project, "push")
-    assert "Everything is up to date" in dvc(project, "push")
-    clone = elsewhere(project)
-    dvc(clone, "pull")
-    assert sha256(clone / "ppo") == sha256(project / "ppo")
-    assert "in sync" in dvc(clone, "status", "--cloud")
 
 
 def test_the_documented_pull_does_without_a_sweep_that_was_not_trained(project: Path, tmp_path: Path) -> None:
@@ -208,7 +146,7 @@ def test_the_documented_pull_does_without_a_sweep_that_was_not_trained(project: 
         (project / file).parent.mkdir(exist_ok=True)
         (project / file).write_text(yaml.safe_dump({"stages": {"made": stage}}))
     dvc(project, "repro", "--quiet")
-    use(Folder(tmp_path / "storage").settings, project)
+    use({"url": str(tmp_path / "storage"), "verify": "true"}, project)
     dvc(project, "push")
     clone = elsewhere(project)
     for name in ("dvc.yaml", "dvc.lock", "ablations/dvc.yaml"):
@@ -220,54 +158,12 @@ def test_the_documented_pull_does_without_a_sweep_that_was_not_trained(project: 
     assert sha256(clone / "ppo") == sha256(project / "ppo")
 
 
-def test_a_corrupted_object_stays_out_of_the_workspace_until_it_is_pushed_again(
-    project: Path, remote: Folder | Bucket
-) -> None:
-    use(remote.settings, project)
-    dvc(project, "push")
-    clone = elsewhere(project)
-    rows = "df347a373b8f92aa0ae3dd920a5ec2f6"  # md5 of b"rows"
-    remote.corrupt(rows)
-    assert "Checkout failed for following targets: ppo" in refused(clone, "pull")
-    assert not (clone / "ppo" / "credit" / "000").exists()
-    assert json.loads(dvc(clone, "data", "status", "--granular", "--json"))["not_in_cache"] == ["ppo/credit/000"]
-    remote.remove(rows)
-    remote.remove(yaml.safe_load((project / "ppo.dvc").read_text())["outs"][0]["md5"])
-    assert "2 files pushed" in dvc(project, "push")
-    dvc(clone, "pull")
-    assert sha256(clone / "ppo") == sha256(project / "ppo")
-
-
-def test_no_remote(project: Path) -> None:
-    complaint = refused(project, "push")
-    assert "no remote specified" in complaint
-    assert "dvc remote add -d" in complaint
-
-
-def test_an_unknown_bucket(project: Path, endpoint: str) -> None:
-    use({**Bucket(endpoint, "any").settings, "url": "s3://nowhere/any"}, project)
-    assert "NoSuchBucket" in refused(project, "push")
-
-
-def test_no_credentials(project: Path, endpoint: str) -> None:
-    use(Bucket(endpoint, "any").settings, project)
-    assert "Unable to locate credentials" in refused(project, "push", environment={})
-
-
-def test_a_server_that_is_down(project: Path, free_port: FreePort) -> None:
-    use(Bucket(f"http://127.0.0.1:{free_port()}", "any").settings, project)
-    assert "Could not connect to the endpoint URL" in refused(project, "push")
-
-
-def test_objects_that_nobody_pushed(project: Path, remote: Folder | Bucket) -> None:
-    use(remote.settings, project)
-    assert "Some of the cache files do not exist neither locally nor on remote" in refused(elsewhere(project), "pull")
-
-
 @pytest.mark.parametrize("file", ["dvc.yaml", "ablations/dvc.yaml"])
-def test_every_output_of_the_graph_is_cached_and_so_is_pushed(file: str) -> None:
+def test_every_output_of_the_graph_but_what_git_keeps_is_cached_and_so_is_pushed(file: str) -> None:
     stages = yaml.safe_load((ROOT / file).read_text())["stages"]
     for name, stage in stages.items():
+        if name == "register":  # its file names a version, and is for git
+            continue
         definition = stage.get("do", stage)
         outputs = [out for kind in ("outs", "metrics", "plots") for out in definition.get(kind, [])]
         assert outputs, name
@@ -292,7 +188,7 @@ def test_data_index_and_checkpoints_of_the_graph_go_to_another_clone(
     dvc(project, "init", "--quiet")
     shutil.copy(ROOT / ".dvc" / "config", project / ".dvc" / "config")
     dvc(project, "config", "--local", "core.site_cache_dir", str(tmp_path / "site"))
-    use(Bucket(endpoint, tmp_path.name).settings, project)
+    use({"url": f"s3://{BUCKET}/{tmp_path.name}", "verify": "true", "endpointurl": endpoint}, project)
     dvc(project, "commit", "--force", "--quiet", *TRACKED)
     git(project, "add", ".")
     git(project, "commit", "--quiet", "--message", "trained")

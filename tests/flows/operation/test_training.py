@@ -28,7 +28,7 @@ from agent_r1.files import sha256
 from agent_r1.params import RunId, load
 from agent_r1.policy import checkpoint
 from flows.operation.lineage import lineage
-from flows.operation.training import scores, training
+from flows.operation.training import scores
 
 # The stages that a training starts from, as done as the small project has them.
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
@@ -70,15 +70,6 @@ def artifacts(prefix: str) -> dict[str, str]:
     with get_client(sync_client=True) as client:
         found = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}%")))
     return {str(artifact.key): str(artifact.data) for artifact in found}
-
-
-def test_an_unknown_run_is_refused_before_anything_is_done(
-    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_params(tmp_path, {})
-    with pytest.raises(ValueError, match="there is no run 'pppo' under runs:; did you mean 'ppo'"):
-        training("pppo")
 
 
 def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from flows.stage import PARENT_TASK_RUN, run_stage, task
 
 SCRIPT = """
 import logging, os, signal, sys
-from flows.stage import run_stage
+from flows.stage import clean_end, run_stage
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ def plain(run):
     logging.getLogger("some_library").info("chatter")
 
 if __name__ == "__main__":
-    run_stage(globals()[sys.argv[1]], run="ppo")
+    with clean_end():
+        run_stage(globals()[sys.argv[1]], run="ppo")
 """
 
 
