@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from agent_r1.evaluation.scores import MEASURES
+from agent_r1.evaluation.scores import MEASURES, measured
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.params import EvaluateParams, Places, fingerprint
 from agent_r1.records import Prediction, Question, Trajectory
@@ -29,9 +31,14 @@ class Evaluation:
     hashes: dict[str, str]  # of data, corpus, index, prompt and policy; the protocol and the limits in words
 
     @property
+    def exact_match(self) -> dict[str, float]:
+        """By question, in the order of the predictions."""
+        return {prediction.question_id: prediction.em for prediction in self.predictions}
+
+    @property
     def asked(self) -> str:
         """A hash of the questions, in any order."""
-        return fingerprint(sorted(prediction.question_id for prediction in self.predictions))
+        return fingerprint(sorted(self.exact_match))
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
@@ -47,6 +54,11 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
         trajectories=read_rows(folder / "trajectories.parquet", Trajectory),
         hashes=json.loads((folder / "hashes.json").read_text()),
     )
+
+
+def paired(a: Evaluation, b: Evaluation) -> tuple[list[float], list[float]]:
+    """Exact match [N] of both, question by question in the order of `a`; both answered all of them."""
+    return list(a.exact_match.values()), [b.exact_match[question_id] for question_id in a.exact_match]
 
 
 def finished_folders(home: Path) -> list[Path]:
@@ -76,19 +88,17 @@ def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[
     An agent of which a setting is not known is alike with no other.
     """
     settings = {e.name: {**e.hashes, "questions asked": e.asked} for e in evaluations}
-    known = [key for hashes in settings.values() for key in hashes if key != MEANT_TO_DIFFER]
     differing = {}
-    for key in dict.fromkeys([*known, LIMITS]):
+    for key in dict.fromkeys([*chain.from_iterable(settings.values()), LIMITS]):
         groups: dict[str, list[str]] = {}
         for name, hashes in settings.items():
             groups.setdefault(hashes.get(key, f"of {name}"), []).append(name)
-        if len(groups) > 1:
+        if len(groups) > 1 and key != MEANT_TO_DIFFER:
             differing[key] = list(groups.values())
     return differing
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """One measure of both, on the questions that have a value for it."""
 
     measure: str  # a key of MEASURES
@@ -97,8 +107,7 @@ class Measured:
     difference: Interval  # a less b, paired by question
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """One question answered by both."""
 
     question: Question
@@ -130,7 +139,7 @@ class Comparison:
 def compare(
     a: Evaluation, b: Evaluation, questions: Sequence[Question], params: EvaluateParams, *, anyway: bool = False
 ) -> Comparison:
-    """Compares two evaluations on the questions that both answered; `questions` has those and may have more.
+    """Compares two evaluations on the questions that both answered; `questions` may have more.
 
     Raises:
         ValueError: they differ in more than the policy and `anyway` is not set, they share no question, or one that
@@ -142,36 +151,26 @@ def compare(
             f"{a.name} and {b.name} were not measured alike: they differ in {', '.join(differing)}; evaluate both "
             "again under one configuration, or compare them --anyway, on the questions that both answered"
         )
-    pairs = _pairs(a, b, questions)
-    return Comparison(a=a.name, b=b.name, differing=differing, pairs=pairs, measured=_measured(pairs, params))
-
-
-def _pairs(a: Evaluation, b: Evaluation, questions: Sequence[Question]) -> list[Pair]:
     by_id = {question.question_id: question for question in questions}
     theirs = {prediction.question_id: prediction for prediction in b.predictions}
     shared = [prediction for prediction in a.predictions if prediction.question_id in theirs]
     if not shared:
         raise ValueError(f"{a.name} and {b.name} have no question in common; evaluate both on the same data set")
-    for prediction in shared:
-        if prediction.question_id not in by_id:
-            raise ValueError(
-                f"question {prediction.question_id!r} of {a.name} is not prepared; prepare the data that it was "
-                "evaluated on"
-            )
-    return [Pair(question=by_id[each.question_id], a=each, b=theirs[each.question_id]) for each in shared]
+    for unknown in (each.question_id for each in shared if each.question_id not in by_id):
+        raise ValueError(f"question {unknown!r} of {a.name} is not prepared; prepare the data that it was evaluated on")
+    pairs = [Pair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
+    return Comparison(a=a.name, b=b.name, differing=differing, pairs=pairs, measured=_measured(pairs, params))
 
 
 def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
     draws = params.bootstrap_samples, params.seed
     found = []
-    for measure, value_of in MEASURES.items():
-        both = [(value_of((pair.a, pair.question)), value_of((pair.b, pair.question))) for pair in pairs]
-        ours = [float(value) for value, _ in both if value is not None]
-        theirs = [float(value) for _, value in both if value is not None]
+    for measure in MEASURES:
+        ours = measured(measure, [(pair.a, pair.question) for pair in pairs])
+        theirs = measured(measure, [(pair.b, pair.question) for pair in pairs])
         if ours:
             difference = paired_difference(ours, theirs, *draws)
-            a, b = interval(ours, *draws), interval(theirs, *draws)
-            found.append(Measured(measure=measure, a=a, b=b, difference=difference))
+            found.append(Measured(measure, interval(ours, *draws), interval(theirs, *draws), difference))
     return found
 
 
@@ -194,16 +193,14 @@ def difference_cell(found: Interval) -> str:
 
 def warning(evaluations: Sequence[Evaluation]) -> list[str]:
     """A paragraph that names the settings in which the agents differ; none where they were measured alike."""
-    differing = differences_of_setting(evaluations)
-    if not differing:
-        return []
-    lines = [f"> - {key}: {' / '.join(map(_listed, groups))}" for key, groups in differing.items()]
+    differing = differences_of_setting(evaluations).items()
+    lines = [f"> - {key}: {' / '.join(map(_listed, groups))}" for key, groups in differing]
     heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
-    return ["\n".join([heading, ">", *lines])]
+    return ["\n".join([heading, ">", *lines])] if lines else []
 
 
 def _listed(names: list[str]) -> str:
     """All names, or the first of many and how many others there are."""
-    if len(names) <= NAMED:
-        return ", ".join(f"`{name}`" for name in names)
-    return f"`{names[0]}` and {len(names) - 1} others"
+    return (
+        ", ".join(f"`{name}`" for name in names) if len(names) <= NAMED else f"`{names[0]}` and {len(names) - 1} others"
+    )

@@ -17,7 +17,7 @@ from agent_r1.records import Question
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """Two evaluations of one policy; in a pair `a` is the current one and `b` the previous."""
+    """Two evaluations of one policy; in a pair `a` is of the current one and `b` of the previous."""
 
     current: str  # the evaluations' names
     previous: str
@@ -36,7 +36,7 @@ def same_setting(a: Evaluation, b: Evaluation) -> bool:
 
 
 def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Question], params: EvaluateParams) -> Drift:
-    """Compares two evaluations of one policy, by data set; `questions` has those asked and may have more.
+    """Compares two evaluations of one policy, by data set; `questions` may have more than those asked.
 
     Raises:
         ValueError: they are of two policies, or were not measured alike.
@@ -44,20 +44,12 @@ def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Questio
     if current.hashes[MEANT_TO_DIFFER] != previous.hashes[MEANT_TO_DIFFER]:
         raise ValueError(f"{current.name} and {previous.name} are of two policies: that is no drift; compare them")
     pairs = compare(current, previous, questions, params).pairs
-    by_dataset: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        by_dataset.setdefault(pair.question.dataset, []).append(pair)
-    return Drift(
-        current=current.name,
-        previous=previous.name,
-        changed=[pair for pair in pairs if pair.a.answer != pair.b.answer],
-        differences={dataset: _difference(own, params) for dataset, own in by_dataset.items()},
-    )
-
-
-def _difference(pairs: Sequence[Pair], params: EvaluateParams) -> Interval:
-    now, before = [pair.a.em for pair in pairs], [pair.b.em for pair in pairs]
-    return paired_difference(now, before, params.bootstrap_samples, params.seed)
+    differences = {}
+    for dataset in dict.fromkeys(pair.question.dataset for pair in pairs):
+        now, before = zip(*[(pair.a.em, pair.b.em) for pair in pairs if pair.question.dataset == dataset], strict=True)
+        differences[dataset] = paired_difference(now, before, params.bootstrap_samples, params.seed)
+    changed = [pair for pair in pairs if pair.a.answer != pair.b.answer]
+    return Drift(current=current.name, previous=previous.name, changed=changed, differences=differences)
 
 
 def explain(found: Drift, shown: int | None = None) -> str:
@@ -72,13 +64,10 @@ def explain(found: Drift, shown: int | None = None) -> str:
     count = f"{len(found.changed)} question{'s' if len(found.changed) > 1 else ''}"
     lines = [
         f"{found.current} answers {count} differently from {found.previous}, {weight}; "
-        f"exact match now less before: {', '.join(moved)}",
-        *map(_line, found.changed[:shown]),
+        f"exact match now less before: {', '.join(moved)}"
     ]
+    for question, now, before in found.changed[:shown]:
+        answers = f"{before.answer or '(none)'!r} -> {now.answer or '(none)'!r}"
+        lines.append(f"  {question.question_id}: {answers}, em {before.em:g} -> {now.em:g}")
     further = len(found.changed) - len(lines) + 1
     return "\n".join([*lines, f"  and {further} more"] if further else lines)
-
-
-def _line(pair: Pair) -> str:
-    grades = f"{pair.b.em:g} -> {pair.a.em:g}"
-    return f"  {pair.question.question_id}: {pair.b.answer or '(none)'!r} -> {pair.a.answer or '(none)'!r}, em {grades}"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -24,7 +23,7 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 LEGEND_COLUMNS = 4
-DPI = 160
+PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
 # How the marks of the final scores are drawn.
 INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
 MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
@@ -32,7 +31,6 @@ SEED: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "fi
 
 Curve = Sequence[Mapping[str, float]]  # one mapping of metrics per iteration
 Curves = Mapping[str, Curve]  # by run
-Points = tuple[NDArray[np.float64], NDArray[np.float64]]  # iterations [T], values [T]
 
 
 def colours(runs: Sequence[str]) -> dict[str, str]:
@@ -42,14 +40,21 @@ def colours(runs: Sequence[str]) -> dict[str, str]:
 
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) -> None:
     """Exact match and reward per iteration, a line per run; `baselines` are test scores, drawn dashed."""
-    figure = _figure(13, 6.2)
+    figure = Figure((13, 6.2), **PAPER)
     left, right = figure.subplots(1, 2)
     _titles(left, "Exact match", "training questions, sampled; dashed: baselines, test questions")
     _titles(right, "Reward", "mean per episode of the training questions")
     left.set_ylim(0, 1)
+    colour = colours(list(curves))
     for axes, metric in ((left, "rollout/em"), (right, "reward/total")):
-        _draw(axes, curves, metric)
-    lines = [Line2D([], [], color=colour, linewidth=2.8, label=run) for run, colour in colours(list(curves)).items()]
+        axes.margins(x=0.015)
+        axes.set_xlabel("iteration", color=MUTED, fontsize=12)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+        for run, rows in curves.items():
+            x, y = _points(rows, metric)
+            axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
+            axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
+    lines = [Line2D([], [], color=colour[run], linewidth=2.8, label=run) for run in curves]
     for place, (name, em) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
         lines.append(left.axhline(em, color=MUTED, linestyle=dashes, linewidth=1.6, label=f"{name} {em:.2f}", zorder=1))
@@ -67,7 +72,7 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
     The reference's mean is drawn in grey in every other panel.
     """
     rows = -(-len(curves) // PANELS_PER_ROW)
-    figure = _figure(13, 1.1 + 2.6 * rows)
+    figure = Figure((13, 1.1 + 2.6 * rows), **PAPER)
     panels = figure.subplots(rows, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
     for panel in panels[len(curves) :]:
@@ -100,7 +105,7 @@ def final_scores(
 
     `seeds` are the scores of an agent's single seeds, drawn as rings; none for an agent with one.
     """
-    figure = _figure(9, 2 + 0.55 * len(scores))
+    figure = Figure((9, 2 + 0.55 * len(scores)), **PAPER)
     axes = figure.subplots()
     colour = colours(trained)
     for row, (name, found) in enumerate(scores.items()):
@@ -128,11 +133,11 @@ def final_scores(
     _save(figure, path)
 
 
-def _points(rows: Curve, metric: str) -> Points:
-    """Iterations [T] and values [T] of a metric, where it was logged."""
-    logged = [row for row in rows if metric in row]
-    x, y = ([row[key] for row in logged] for key in ("iteration", metric))
-    return np.array(x, dtype=np.float64), np.array(y, dtype=np.float64)
+def _points(rows: Curve, metric: str) -> NDArray[np.float64]:
+    """[2, T] iterations and values of a metric, where it was logged."""
+    return (
+        np.array([(row["iteration"], row[metric]) for row in rows if metric in row], dtype=np.float64).reshape(-1, 2).T
+    )
 
 
 def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
@@ -143,30 +148,12 @@ def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...
     return points[0][0][:shortest], values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
-def _draw(axes: Axes, curves: Curves, metric: str) -> None:
-    """Every run's values, faint, with their running mean."""
-    axes.margins(x=0.015)
-    axes.set_xlabel("iteration", color=MUTED, fontsize=12)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
-    colour = colours(list(curves))
-    for run, rows in curves.items():
-        x, y = _points(rows, metric)
-        axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
-        axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
-
-
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """[T] the mean of the last `SMOOTHED_OVER` values at every point, of fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(0, stop - SMOOTHED_OVER)
     return np.asarray((sums[stop] - sums[start]) / (stop - start), dtype=np.float64)
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _titles(axes: Axes, title: str, subtitle: str) -> None:
@@ -180,10 +167,8 @@ def _clear(axes: Axes) -> None:
     axes.grid(visible=True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=12, length=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GRID)
 
 
 def _legend(figure: Figure, marks: Sequence[Artist]) -> None:
@@ -194,5 +179,4 @@ def _legend(figure: Figure, marks: Sequence[Artist]) -> None:
 
 def _save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"format": "png", "metadata": {"Software": None}}  # the same bits from the same numbers
-    figure.savefig(path, **options)
+    figure.savefig(path, format="png", metadata={"Software": None})  # the same bits from the same numbers

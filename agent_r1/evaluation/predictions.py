@@ -65,19 +65,15 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
     test = [question for question in questions if question.split == "test"]
     if not test:
         raise ValueError("there are no test questions; prepare data with a test split")
-    places: dict[str, list[int]] = {}
-    for place, question in enumerate(test):
-        places.setdefault(question.dataset, []).append(place)
-    chosen = [place for dataset, own in places.items() for place in _drawn(own, count, seed, dataset)]
+    chosen: list[int] = []
+    for dataset in dict.fromkeys(question.dataset for question in test):
+        own = [place for place, question in enumerate(test) if question.dataset == dataset]
+        if count > len(own):
+            raise ValueError(
+                f"evaluate.questions is {count} and the test split of {dataset} has {len(own)}; lower it, or 0 for all"
+            )
+        chosen += random.Random(seed).sample(own, count) if count else own
     return [test[place] for place in sorted(chosen)]
-
-
-def _drawn(places: list[int], count: int, seed: int, dataset: str) -> list[int]:
-    if count > len(places):
-        raise ValueError(
-            f"evaluate.questions is {count} and the test split of {dataset} has {len(places)}; lower it, or 0 for all"
-        )
-    return random.Random(seed).sample(places, count) if count else places
 
 
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
@@ -86,26 +82,25 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
     An attempted call counts as a tool call whatever became of it; `gold_titles_found` adds up the unweighted
     `progress` rewards, of which every gold passage that the policy reads earns one.
     """
-    by_id = {question.question_id: question for question in questions}
-    return [_prediction(trajectory, by_id[trajectory.question_id], run, seed) for trajectory in trajectories]
-
-
-def _prediction(trajectory: Trajectory, question: Question, run: str, seed: int) -> Prediction:
-    return Prediction(
-        run=run,
-        seed=seed,
-        policy_version=trajectory.policy_version,
-        question_id=question.question_id,
-        answer=trajectory.answer,
-        em=exact_match(trajectory.answer, question.answers),
-        f1=f1(trajectory.answer, question.answers),
-        contains=contains(trajectory.answer, question.answers),
-        steps=len(trajectory.steps),
-        tool_calls=sum(step.call_status is not CallStatus.NONE for step in trajectory.steps),
-        gold_titles_found=round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps)),
-        tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
-        tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
-    )
+    answers = {question.question_id: question.answers for question in questions}
+    return [
+        Prediction(
+            run=run,
+            seed=seed,
+            policy_version=trajectory.policy_version,
+            question_id=trajectory.question_id,
+            answer=trajectory.answer,
+            em=exact_match(trajectory.answer, answers[trajectory.question_id]),
+            f1=f1(trajectory.answer, answers[trajectory.question_id]),
+            contains=contains(trajectory.answer, answers[trajectory.question_id]),
+            steps=len(trajectory.steps),
+            tool_calls=sum(step.call_status is not CallStatus.NONE for step in trajectory.steps),
+            gold_titles_found=round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps)),
+            tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
+            tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
+        )
+        for trajectory in trajectories
+    ]
 
 
 def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:

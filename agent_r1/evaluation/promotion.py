@@ -7,11 +7,12 @@ them answers right, a coin for each: four of four such questions fall to it in 1
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from scipy.stats import binomtest
 
-from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, markdown_table
+from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, markdown_table, paired
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.params import EvaluateParams, PromoteParams
 
@@ -48,11 +49,10 @@ def decide(challenger: Evaluation, champion: Evaluation, gate: PromoteParams, dr
     """
     assert challenger.name != champion.name, "a version is not its own challenger"
     differing = list(differences_of_setting([challenger, champion]))
-    pairs = [] if differing else _paired(challenger, champion)
-    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    ours, theirs = ([], []) if differing else paired(challenger, champion)
     sampling = draws.bootstrap_samples, draws.seed, gate.level
-    difference = paired_difference(ours, theirs, *sampling) if pairs else None
-    gained, lost = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    difference = paired_difference(ours, theirs, *sampling) if ours else None
+    gained, lost = sum(map(operator.gt, ours, theirs)), sum(map(operator.lt, ours, theirs))
     luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
     most_luck = (1 - gate.level) / 2
     promoted, reason = _verdict(difference, gate.margin, luck, most_luck, differing)
@@ -63,21 +63,15 @@ def decide(challenger: Evaluation, champion: Evaluation, gate: PromoteParams, dr
         reason=reason,
         margin=gate.margin,
         level=gate.level,
-        questions=len(pairs),
-        challenger_em=_mean(ours),
-        champion_em=_mean(theirs),
+        questions=len(ours),
+        challenger_em=sum(ours, 0.0) / max(1, len(ours)),
+        champion_em=sum(theirs, 0.0) / max(1, len(theirs)),
         only_challenger_right=gained,
         only_champion_right=lost,
         difference=difference,
         luck=luck,
         most_luck=most_luck,
     )
-
-
-def _paired(challenger: Evaluation, champion: Evaluation) -> list[tuple[float, float]]:
-    """[N] exact match of both, by question."""
-    theirs = {prediction.question_id: prediction.em for prediction in champion.predictions}
-    return [(prediction.em, theirs[prediction.question_id]) for prediction in challenger.predictions]
 
 
 def _verdict(
@@ -93,10 +87,6 @@ def _verdict(
     if luck > most_luck:
         return False, f"{above}, but an equal one gains as much with a chance of {luck:.4f}, above {most_luck:.4f}"
     return True, above
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def decision_table(decision: Decision) -> str:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from agent_r1.evaluation.predictions import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params, Protocol
 from agent_r1.records import Question, Trajectory
-from agent_r1.rollout.attempts import (
-    closed_book_attempts,
-    gold_passages_attempts,
-    naive_rag_attempts,
-    tool_attempts,
-)
+from agent_r1.rollout.attempts import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
-from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_index
 
 
 def attempts_under(protocol: Protocol, questions: Sequence[Question], settings: Params) -> list[Attempt]:
     """One attempt at each question."""
     places = settings.places
-
-    def index() -> Search:
-        return open_index(settings.search, places.passages, places.index)
-
+    index = partial(open_index, settings.search, places.passages, places.index)
     match protocol:
         case "tool_call":
             return tool_attempts(questions, index(), settings.env)
@@ -42,12 +34,7 @@ def attempts_under(protocol: Protocol, questions: Sequence[Question], settings: 
 def answer_greedily(
     model: str, attempts: Sequence[Attempt], chat: Chat, settings: Params, *, policy_version: int
 ) -> list[Trajectory]:
-    """The trajectories of a policy that always takes the likeliest token.
-
-    Args:
-        model: a Hugging Face folder or hub id.
-        policy_version: its updates since the warm start.
-    """
+    """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id."""
     limits = settings.env
     with open_engine(
         settings.engine,

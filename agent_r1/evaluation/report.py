@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from agent_r1.evaluation.comparison import Evaluation, difference_cell, markdown_table, mean_cell, warning
+from agent_r1.evaluation.comparison import Evaluation, difference_cell, markdown_table, mean_cell, paired, warning
 from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
 from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, paired_difference
@@ -36,11 +36,13 @@ def render(
     """
     scores = {e.name: score(e.predictions, questions, params) for e in evaluations}
     baselines = {name: row["em"] for name, row in scores.items() if name not in curves}
+    best = max(curves or scores, key=lambda name: scores[name]["em"])
     learning_curves(folder / CURVES_PNG, curves, baselines)
     final_scores(folder / FINAL_PNG, {name: _interval(row, "em") for name, row in scores.items()}, list(curves), {})
     parts = [
         "# Report",
-        _summary(scores, list(curves) or list(scores)),
+        f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
+        f"bootstrap intervals over questions. Highest exact match: `{best}`, {_cell(scores[best], 'em')}.",
         *warning(evaluations),
         f"![Exact match on the test questions, per agent]({FINAL_PNG})",
         *_tables(scores),
@@ -67,35 +69,17 @@ def differences_table(agents: Sequence[str], references: Sequence[str], cell: Ca
     return markdown_table(["agent", *(f"less `{other}`" for other in references)], rows)
 
 
-def _summary(scores: Scores, trained: Sequence[str]) -> str:
-    best = max(trained, key=lambda name: scores[name]["em"])
-    return (
-        f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
-        f"bootstrap intervals over questions. Highest exact match: `{best}`, {_cell(scores[best], 'em')}."
-    )
-
-
 def _tables(scores: Scores) -> list[str]:
     hops, datasets = _strata(scores, "hops_"), _strata(scores, "dataset_")
-    by_dataset = [
-        "## Scores by data set",
-        "### Exact match",
-        _table(scores, "em", datasets),
-        "### F1",
-        _table(scores, "f1", datasets),
-    ]
-    rows = [
-        [f"`{name}`", _cell(row, "tokens_read", 1), _cell(row, "tokens_sampled", 1)] for name, row in scores.items()
-    ]
+    graded = {"### Exact match": "em", "### F1": "f1"}
+    by_dataset = [part for title, key in graded.items() for part in (title, _table(scores, key, datasets))]
+    with_calls = graded | {"### Tool calls per question": "tool_calls"}
+    tokens = ("tokens_read", "tokens_sampled")
+    rows = [[f"`{name}`", *(_cell(row, key, 1) for key in tokens)] for name, row in scores.items()]
     return [
-        *(by_dataset if datasets else []),
+        *(["## Scores by data set", *by_dataset] if datasets else []),
         "## Scores by number of hops",
-        "### Exact match",
-        _table(scores, "em", hops),
-        "### F1",
-        _table(scores, "f1", hops),
-        "### Tool calls per question",
-        _table(scores, "tool_calls", hops),
+        *(part for title, key in with_calls.items() for part in (title, _table(scores, key, hops))),
         "## Exact match by kind of question",
         _table(scores, "em", _strata(scores, "kind_")),
         "## Tokens per question",
@@ -127,8 +111,7 @@ def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], p
     def cell(name: str, other: str) -> str:
         if name == other or by_name[name].asked != by_name[other].asked:
             return ABSENT
-        ours, theirs = ({p.question_id: p.em for p in by_name[each].predictions} for each in (name, other))
-        values = list(ours.values()), [theirs[question] for question in ours]
+        values = paired(by_name[name], by_name[other])
         return difference_cell(paired_difference(*values, params.bootstrap_samples, params.seed))
 
     return differences_table(list(by_name), references, cell)

@@ -10,23 +10,22 @@ from agent_r1.records import Prediction, Question
 
 Asked = tuple[Prediction, Question]
 
-
-def gold_recall(asked: Asked) -> float | None:
-    """The share of the question's gold passages that the agent has seen; None where no gold title is known."""
-    prediction, question = asked
-    return prediction.gold_titles_found / len(question.gold_titles) if question.gold_titles else None
-
-
 # Each overall and per stratum, with its interval, over the questions it has a value for.
-MEASURES: dict[str, Callable[[Asked], float | None]] = {
-    "em": lambda asked: asked[0].em,
-    "f1": lambda asked: asked[0].f1,
-    "contains": lambda asked: asked[0].contains,
-    "tool_calls": lambda asked: asked[0].tool_calls,
-    "tokens_read": lambda asked: asked[0].tokens_read,
-    "tokens_sampled": lambda asked: asked[0].tokens_sampled,
-    "gold_recall": gold_recall,
+MEASURES: dict[str, Callable[[Prediction, Question], float | None]] = {
+    "em": lambda given, _: given.em,
+    "f1": lambda given, _: given.f1,
+    "contains": lambda given, _: given.contains,
+    "tool_calls": lambda given, _: given.tool_calls,
+    "tokens_read": lambda given, _: given.tokens_read,
+    "tokens_sampled": lambda given, _: given.tokens_sampled,
+    # the share of the question's gold passages that the agent has seen; none where no gold title is known
+    "gold_recall": lambda given, to: given.gold_titles_found / len(to.gold_titles) if to.gold_titles else None,
 }
+
+
+def measured(measure: str, asked: Sequence[Asked]) -> list[float]:
+    """A key of MEASURES, of the questions that have a value for it."""
+    return [float(value) for each in asked if (value := MEASURES[measure](*each)) is not None]
 
 
 def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
@@ -48,9 +47,8 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
     for stratum, members in _strata(asked).items():
         suffix = f"/{stratum}" if stratum else ""
         scores[f"questions{suffix}"] = len(members)
-        for measure, value_of in MEASURES.items():
-            values = [float(value) for value in map(value_of, members) if value is not None]
-            if values:
+        for measure in MEASURES:
+            if values := measured(measure, members):
                 found, key = interval(values, params.bootstrap_samples, params.seed), measure + suffix
                 scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
     return scores
@@ -60,11 +58,10 @@ def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
     """The predictions as a whole (""), by hop count, by kind and by data set; strata in sorted order."""
     strata: dict[str, list[Asked]] = {}
     several = len({question.dataset for _, question in asked}) > 1
-    for each in asked:
-        question = each[1]
-        names = [f"hops_{question.hops}", f"kind_{question.kind}"]
-        for stratum in [*names, f"dataset_{question.dataset}"] if several else names:
-            strata.setdefault(stratum, []).append(each)
+    for prediction, question in asked:
+        datasets = [f"dataset_{question.dataset}"] if several else []
+        for stratum in (f"hops_{question.hops}", f"kind_{question.kind}", *datasets):
+            strata.setdefault(stratum, []).append((prediction, question))
     return {"": list(asked), **{stratum: strata[stratum] for stratum in sorted(strata)}}
 
 

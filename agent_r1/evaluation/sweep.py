@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,7 @@ def render(
     found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
     of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
     reference, base = next(iter(runs)), baselines[0].name
+    seeds, asked = hits[reference].shape
 
     def difference(name: str, other: str) -> str:
         return difference_cell(difference_over_seeds(hits[name], hits[other], *draws)) if name != other else ""
@@ -50,7 +52,8 @@ def render(
     seed_curves(folder / CURVES_PNG, curves, reference, "rollout/em", title)
     parts = [
         "# Ablations",
-        _summary(runs, hits),
+        f"{len(runs)} runs with {seeds} seeds each, {asked} test questions, greedy decoding. Brackets are 95 % "
+        "bootstrap intervals over questions and seeds; of a baseline, which has one seed, over questions.",
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
         f"![Exact match on the test questions, per agent and seed]({FINAL_PNG})",
         "## Exact match",
@@ -80,27 +83,17 @@ def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
             raise ValueError(
                 f"{name} and {first} answered different questions; evaluate both again under the same configuration"
             )
-    return {name: np.stack([_in_order(evaluation) for evaluation in seeds]) for name, seeds in agents.items()}
-
-
-def _in_order(evaluation: Evaluation) -> NDArray[np.float64]:
-    ordered = sorted(evaluation.predictions, key=lambda prediction: prediction.question_id)
-    return np.array([prediction.em for prediction in ordered], dtype=np.float64)
+    return {
+        name: np.array([[em for _, em in sorted(each.exact_match.items())] for each in seeds], dtype=np.float64)
+        for name, seeds in agents.items()
+    }
 
 
 def _by_hops(evaluation: Evaluation, questions: Sequence[Question]) -> dict[str, NDArray[np.bool_]]:
     """By number of hops, which questions [N] have it, in the order of `exact_matches`."""
     hops_of = {question.question_id: question.hops for question in questions}
-    hops = np.array([hops_of[question_id] for question_id in sorted(p.question_id for p in evaluation.predictions)])
+    hops = np.array([hops_of[question_id] for question_id in sorted(evaluation.exact_match)])
     return {f"{count} hop{'s' if count > 1 else ''}": hops == count for count in sorted(set(hops.tolist()))}
-
-
-def _summary(runs: Agents, hits: Hits) -> str:
-    seeds, asked = next(iter(hits.values())).shape
-    return (
-        f"{len(runs)} runs with {seeds} seeds each, {asked} test questions, greedy decoding. Brackets are 95 % "
-        "bootstrap intervals over questions and seeds; of a baseline, which has one seed, over questions."
-    )
 
 
 def _scores(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArray[np.bool_]]) -> str:
@@ -126,5 +119,4 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
 
 def _seconds(curve: Curve) -> float:
     """The sum of `time/*_s`; no other metric is in seconds."""
-    timed = [(name, value) for metrics in curve for name, value in metrics.items() if name.startswith("time/")]
-    return sum(value for name, value in timed if name.endswith("_s"))
+    return sum(value for metrics in curve for name, value in metrics.items() if fnmatch(name, "time/*_s"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,18 +28,16 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
     lines = _field("question", question.text)
     if with_prompt:
         lines += _field("prompt", _decoded(trajectory, trajectory.contexts[0], Source.PROMPT, decode))
-    for number, step in enumerate(trajectory.steps, start=1):
-        lines += ["", f"step {number}", *_step(trajectory, number - 1, step, decode)]
-    return "\n".join([*lines, "", *_ending(trajectory, question)])
-
-
-def _step(trajectory: Trajectory, index: int, step: Step, decode: PlainText) -> list[str]:
-    last = index + 1 == len(trajectory.steps)
-    following = len(trajectory.token_ids) if last else trajectory.steps[index + 1].action_start
-    action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
-    observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
-    label = "passages" if step.call_status is CallStatus.OK else "reply"
-    return [*_action(action, step), *(_field(label, observation) if observation else [])]
+    starts = [step.action_start for step in trajectory.steps]
+    for number, (step, following) in enumerate(zip(trajectory.steps, [*starts[1:], None], strict=True), start=1):
+        action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
+        observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
+        label = "passages" if step.call_status is CallStatus.OK else "reply"
+        lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
+    verdict = "exact match" if exact_match(trajectory.answer, question.answers) else "no exact match"
+    lines += ["", *_field("outcome", trajectory.outcome)]
+    lines += _field("answer", f"{trajectory.answer or '(none)'} ({verdict})")
+    return "\n".join([*lines, *_field("gold", " | ".join(question.answers))])
 
 
 def _action(text: str, step: Step) -> list[str]:
@@ -57,9 +56,8 @@ def _action(text: str, step: Step) -> list[str]:
 def shown_arguments(arguments: str) -> str:
     """The one argument's value, or all of them by name."""
     values = json.loads(arguments)
-    if len(values) == 1:
-        return str(next(iter(values.values())))
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
+    named = [f"{name} = {value}" for name, value in values.items()]
+    return ", ".join(named if len(values) != 1 else map(str, values.values()))
 
 
 def _decoded(trajectory: Trajectory, span: slice, source: Source, decode: PlainText) -> str:
@@ -71,15 +69,6 @@ def _field(label: str, text: str) -> list[str]:
     """A label with its text beside it, wrapped, every line of the text kept apart."""
     wrapped = [row for line in text.splitlines() or [""] for row in textwrap.wrap(line, WIDTH - LABEL) or [""]]
     return [f"{'' if place else label:<{LABEL}}{row}".rstrip() for place, row in enumerate(wrapped)]
-
-
-def _ending(trajectory: Trajectory, question: Question) -> list[str]:
-    verdict = "exact match" if exact_match(trajectory.answer, question.answers) else "no exact match"
-    return [
-        *_field("outcome", trajectory.outcome),
-        *_field("answer", f"{trajectory.answer or '(none)'} ({verdict})"),
-        *_field("gold", " | ".join(question.answers)),
-    ]
 
 
 def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Trajectory]:
@@ -137,7 +126,5 @@ def examples(
 
 def _fenced(text: str) -> str:
     """A code block whose fence is longer than any in the text: passages may hold Markdown."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"

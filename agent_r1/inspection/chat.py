@@ -39,10 +39,8 @@ def chat(
 ) -> None:
     """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
 
-    Args:
-        path: of the policy, a Hugging Face folder or hub id; `title` is its name for people.
-        updates: of the policy since the warm start.
-        seed: of what is drawn with a temperature above 0.
+    The policy's path is a folder or hub id, its title a name for people; it had so many updates since the warm start.
+    The seed is of what is drawn with a temperature above 0.
 
     Raises:
         FileNotFoundError: there is no index.
@@ -50,8 +48,7 @@ def chat(
         EngineError: the engine cannot run it.
     """
     at_keyboard = question is None and sys.stdin.isatty()
-    piped = question is None and not at_keyboard
-    console = Console(highlight=False, force_terminal=False if piped else None)
+    console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
     screen, places = Screen(console, settings.env), settings.places
     with contextlib.ExitStack() as stack:
         with console.status(f"loading {title}"):
@@ -70,7 +67,7 @@ def chat(
             )
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
-            screen.greet(title)
+            screen.say(f"{title} answers; Ctrl-D ends", QUIET)
             lines = typed(console)
         session = Session(engine, renderer, index, settings.env, seed)
         converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
@@ -109,7 +106,8 @@ def converse(session: Session, screen: Screen, questions: Iterable[str], *, echo
                 screen.step(view)
                 views.append(view)
         except ValueError as refusal:
-            screen.refused(str(refusal))
+            screen.say(str(refusal), FAULT, indent=2)
+            screen.console.print()
         else:
             screen.ending(views, time.perf_counter() - started)
 
@@ -134,9 +132,9 @@ class Screen:
         self.console = console
         self._limits = limits
 
-    def greet(self, who: str) -> None:
-        """The first line of a conversation at the keyboard."""
-        self._put(Text(f"{harmless(who)} answers; Ctrl-D ends", QUIET), indent=0)
+    def say(self, text: str, style: str, *, indent: int = 0) -> None:
+        """A line about the conversation."""
+        self._put(Text(harmless(text), style), indent=indent)
 
     def question(self, text: str) -> None:
         """Repeats a question that was not typed here."""
@@ -144,11 +142,11 @@ class Screen:
 
     def waiting(self, arriving: Iterator[StepView]) -> Iterator[StepView]:
         """Passes on the steps of an episode, with a spinner before each."""
-        over = False
-        while not over:
+        outcome = None
+        while outcome is None:
             with self.console.status("thinking"):
                 view = next(arriving)
-            over = view.outcome is not None
+            outcome = view.outcome
             yield view
 
     def step(self, view: StepView) -> None:
@@ -167,14 +165,9 @@ class Screen:
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
             self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)
-        calls = sum(bool(view.step.tool) for view in views)
-        parts = [_counted(len(views), "step"), _counted(calls, "call"), f"{last.tokens} tokens", f"{seconds:.1f} s"]
-        self._put(Text(", ".join(parts), QUIET))
-        self.console.print()
-
-    def refused(self, reason: str) -> None:
-        """A question that cannot be asked."""
-        self._put(Text(harmless(reason), FAULT))
+        counts = {"step": len(views), "call": sum(bool(view.step.tool) for view in views)}
+        parts = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
+        self._put(Text(", ".join([*parts, f"{last.tokens} tokens", f"{seconds:.1f} s"]), QUIET))
         self.console.print()
 
     def _action(self, view: StepView) -> None:
@@ -221,10 +214,6 @@ def _why(last: StepView, limits: EnvParams) -> str:
         case Outcome.MALFORMED:
             return f"the last of {limits.max_steps} steps is neither a tool call nor an answer (env.max_steps)"
     return f"the episode ended as {last.outcome}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def harmless(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,14 +35,15 @@ def advantage_comparison(
         `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN where there
         are none, or where one side is constant.
     """
-    after = [masks.after_prompt(trajectory.source) for trajectory in trajectories]
-    acting = [
-        t.action_mask & one.kept & other.kept for t, one, other in zip(trajectories, credits_, others, strict=True)
-    ]
+    after = np.concatenate([masks.after_prompt(trajectory.source) for trajectory in trajectories])
+    rows = zip(trajectories, credits_, others, strict=True)
+    acting = np.concatenate([t.action_mask & one.kept & other.kept for t, one, other in rows])
+    ours, theirs = (np.concatenate([row.advantages for row in each], dtype=np.float64) for each in (credits_, others))
+    varied = acting.any() and ours[acting].std() and theirs[acting].std()
     return {
         "advantage/kept_share": float(np.mean([credit.kept for credit in credits_])),
-        "advantage/nonzero_share": float(np.mean(_advantages(credits_, after) != 0)),
-        "advantage/correlation": _correlation(_advantages(credits_, acting), _advantages(others, acting)),
+        "advantage/nonzero_share": float(np.mean(ours[after] != 0)),
+        "advantage/correlation": float(np.corrcoef(ours[acting], theirs[acting])[0, 1]) if varied else math.nan,
     }
 
 
@@ -54,16 +56,18 @@ def value_errors(
         For action and for observation tokens: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return, which
         the best constant would err by; nothing for a kind of token that there is none of.
     """
-    errors: dict[str, float] = {}
     kept = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
-    to_come = [returns_to_come(trajectory, weights) for trajectory, _ in kept]
-    for name in ("action", "observation"):
-        chosen = [t.action_mask if name == "action" else masks.after_prompt(t.source) & ~t.action_mask for t, _ in kept]
-        values = [credit.values[mask] for (_, credit), mask in zip(kept, chosen, strict=True)]
-        returns = [each[mask] for each, mask in zip(to_come, chosen, strict=True)]
-        if sum(map(len, returns)):
-            target = np.concatenate(returns)
-            errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((np.concatenate(values) - target) ** 2)))
+    if not kept:
+        return {}
+    values = np.concatenate([credit.values for _, credit in kept])
+    to_come = np.concatenate([returns_to_come(trajectory, weights) for trajectory, _ in kept])
+    acted = np.concatenate([trajectory.action_mask for trajectory, _ in kept])
+    read = np.concatenate([masks.after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
+    errors: dict[str, float] = {}
+    for name, chosen in (("action", acted), ("observation", read)):
+        if chosen.any():
+            target = to_come[chosen]
+            errors[f"value/{name}_rmse"] = float(np.sqrt(np.mean((values[chosen] - target) ** 2)))
             errors[f"value/{name}_std"] = float(target.std())
     return errors
 
@@ -74,20 +78,7 @@ def returns_to_come(trajectory: Trajectory, weights: RewardWeights) -> Floats:
     return np.cumsum(rewards[::-1])[::-1]
 
 
-def _advantages(credits_: Sequence[Credit], chosen: Sequence[masks.Mask]) -> Floats:
-    """[N] at the chosen tokens, trajectory after trajectory."""
-    return np.concatenate([credit.advantages[mask] for credit, mask in zip(credits_, chosen, strict=True)]).astype(
-        np.float64
-    )
-
-
-def _correlation(one: Floats, other: Floats) -> float:
-    if not len(one) or not one.std() or not other.std():
-        return float("nan")
-    return float(np.corrcoef(one, other)[0, 1])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PolicyGradient:
     """The policy loss of some trajectories as a single optimiser step, before the optimiser and any clipping.
 
@@ -110,6 +101,16 @@ class PolicyGradient:
         """Of the parts' squared norms, in [0, 1]; 0 for a gradient of 0."""
         sampled, observed = (part.double().square().sum().item() for part in (self.sampled, self.observed))
         return observed / (sampled + observed) if sampled + observed else 0.0
+
+    def compared_with(self, other: PolicyGradient) -> Metrics:
+        """Its numbers, and its cosine with another gradient of the same policy."""
+        return {
+            **self.metrics,
+            "policy/grad_norm": self.total.double().norm().item(),
+            "policy/observed_loss_share": self.observed_loss_share,
+            "policy/observed_gradient_share": self.observed_share,
+            "policy/gradient_cosine": cosine(self.total, other.total),
+        }
 
 
 def policy_gradient(
@@ -136,15 +137,14 @@ def policy_gradient(
         for part, total in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
             if part.any():
                 loss = (token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor
-                total += _flat(torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True))
+                gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
+                total += torch.cat([each.flatten() for each in gradients]).cpu()
         seen.append(tokens.detach())
-    step = concatenate(seen) if seen else None
-    return PolicyGradient(
-        sampled=sampled,
-        observed=observed,
-        metrics=policy_metrics(step, params, divisor) if step else {},
-        observed_loss_share=_observed_loss_share(step, params) if step else 0.0,
-    )
+    if not seen:
+        return PolicyGradient(sampled, observed, {}, 0.0)
+    step = concatenate(seen)
+    metrics = policy_metrics(step, params, divisor)
+    return PolicyGradient(sampled, observed, metrics, _observed_loss_share(step, params))
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
@@ -153,28 +153,10 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float((one @ other / (one.norm() * other.norm())).item())
 
 
-def gradient_metrics(gradient: PolicyGradient, other: PolicyGradient) -> Metrics:
-    """The numbers of a gradient, and its cosine with another one of the same policy."""
-    return {
-        **gradient.metrics,
-        "policy/grad_norm": gradient.total.double().norm().item(),
-        "policy/observed_loss_share": gradient.observed_loss_share,
-        "policy/observed_gradient_share": gradient.observed_share,
-        "policy/gradient_cosine": cosine(gradient.total, other.total),
-    }
-
-
 def _only(tokens: LossTokens, part: Tensor) -> LossTokens:
     """The same tokens with a graph at those of `part` [N] alone: tokens of one span share a ratio, not a gradient."""
-    return replace(
-        tokens,
-        logprobs=torch.where(part, tokens.logprobs, tokens.logprobs.detach()),
-        entropy=torch.where(part, tokens.entropy, tokens.entropy.detach()),
-    )
-
-
-def _flat(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.cat([gradient.flatten() for gradient in gradients]).cpu()
+    logprobs, entropy = (torch.where(part, each, each.detach()) for each in (tokens.logprobs, tokens.entropy))
+    return replace(tokens, logprobs=logprobs, entropy=entropy)
 
 
 def _observed_loss_share(tokens: LossTokens, params: UpdateParams) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate, groupby, islice
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.envs.actions import split_action
 from agent_r1.inspection.selection import Shown
-from agent_r1.records import Question, Step, StopReason
+from agent_r1.records import StopReason
 from agent_r1.tracking.traces import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
@@ -27,7 +27,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 class Alphabet(dict[T, int], Generic[T]):
-    """Values in the order of their first use, each with its place, which a letter stands for."""
+    """Values in the order of their first use, each with its place; a letter stands for it."""
 
     def of(self, value: T) -> int:
         """The place of a value, which is added where it is new."""
@@ -43,73 +43,49 @@ def _letter(place: int) -> str:
     return chr(code if code < SURROGATES.start else code + len(SURROGATES))
 
 
-class Filled(NamedTuple):
-    """How much the parts of a payload held after a group was added."""
-
-    questions: int
-    episodes: int
-    tokens: int
-    numbers: int
-
-
 class Payload:
-    """Collects the trajectories of a page, group by group."""
+    """Collects the trajectories of a page."""
 
     def __init__(self, decode: Decode) -> None:
         self._pieces = Pieces(decode)
         self._tokens: Alphabet[tuple[int, str]] = Alphabet()  # id and text
         self._numbers: Alphabet[Number] = Alphabet()
         self._asked: Alphabet[str] = Alphabet()  # ids of the questions
-        self._questions: list[dict[str, Any]] = []
+        self._questions: dict[str, dict[str, Any]] = {}
         self._episodes: list[dict[str, Any]] = []
-        self._filled = [Filled(0, 0, 0, 0)]
 
-    def add(self, group: Iterable[Shown]) -> None:
-        """Adds trajectories that belong together."""
-        for shown in group:
-            self._episodes.append(self._episode(shown))
-        parts = (self._questions, self._episodes, self._tokens, self._numbers)
-        self._filled.append(Filled(*map(len, parts)))
+    def add(self, shown: Shown) -> None:
+        """Adds a trajectory, and its question where it is new."""
+        question = shown.question
+        self._questions[question.question_id] = {
+            "id": question.question_id,
+            "dataset": question.dataset,
+            "text": question.text,
+            "answers": question.answers,
+            "hops": question.hops,
+            "kind": question.kind,
+        }
+        self._episodes.append(self._episode(shown))
 
-    def episodes(self, groups: int) -> int:
-        """How many trajectories the first so many groups have."""
-        return self._filled[groups].episodes
-
-    def content(self, about: Mapping[str, Any], groups: int) -> dict[str, Any]:
-        """The first so many groups, with what is said about the page as a whole."""
-        filled = self._filled[groups]
+    def content(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """All of them, with what is said about the page as a whole."""
         return {
             **about,
-            "tokens": list(islice(self._tokens, filled.tokens)),
-            "numbers": list(islice(self._numbers, filled.numbers)),
-            "questions": self._questions[: filled.questions],
-            "episodes": self._episodes[: filled.episodes],
+            "tokens": list(self._tokens),
+            "numbers": list(self._numbers),
+            "questions": list(self._questions.values()),
+            "episodes": self._episodes,
         }
-
-    def _question(self, question: Question) -> int:
-        """The question's place; it is added where it is new."""
-        place = self._asked.of(question.question_id)
-        if place == len(self._questions):
-            self._questions.append(
-                {
-                    "id": question.question_id,
-                    "dataset": question.dataset,
-                    "text": question.text,
-                    "answers": question.answers,
-                    "hops": question.hops,
-                    "kind": question.kind,
-                }
-            )
-        return place
 
     def _episode(self, shown: Shown) -> dict[str, Any]:
         trajectory = shown.trajectory
         ids = trajectory.token_ids.tolist()
         pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
-        sampled = trajectory.action_mask
+        sampled, credit = trajectory.action_mask, shown.credit
+        choices = {"kept": credit.kept, "loss": run_lengths(credit.loss_mask.astype(int).tolist())} if credit else {}
         return {
             "id": trajectory.trajectory_id,
-            "question": self._question(shown.question),
+            "question": self._asked.of(shown.question.question_id),
             "when": shown.when,
             "iteration": trajectory.iteration,
             "version": trajectory.policy_version,
@@ -121,7 +97,7 @@ class Payload:
             "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
             "source": run_lengths(trajectory.source.tolist()),
             "steps": _steps(shown, pieces),
-            **_choices(shown),
+            **choices,
             **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
         }
 
@@ -135,31 +111,22 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
     steps = shown.trajectory.steps
     stops = [step.action_start for step in steps[1:]] + [len(pieces)]
     return [
-        _step(shown, place, step, stop, pieces) for place, (step, stop) in enumerate(zip(steps, stops, strict=True))
+        {
+            "start": step.action_start,
+            "action_stop": step.action_stop,
+            "stop": stop,
+            "parts": action_parts(
+                pieces[step.action_start : step.action_stop], ended=step.stop_reason is StopReason.END
+            ),
+            "stopped": step.stop_reason,
+            "tool": step.tool,
+            "status": step.call_status,
+            "latency_ms": _number(1e3 * step.latency_s),
+            "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
+            "reward": _number(shown.totals[place]),
+        }
+        for place, (step, stop) in enumerate(zip(steps, stops, strict=True))
     ]
-
-
-def _step(shown: Shown, place: int, step: Step, stop: int, pieces: Sequence[str]) -> dict[str, Any]:
-    action = pieces[step.action_start : step.action_stop]
-    return {
-        "start": step.action_start,
-        "action_stop": step.action_stop,
-        "stop": stop,
-        "parts": action_parts(action, ended=step.stop_reason is StopReason.END),
-        "stopped": step.stop_reason,
-        "tool": step.tool,
-        "status": step.call_status,
-        "latency_ms": _number(1e3 * step.latency_s),
-        "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
-        "reward": _number(shown.totals[place]),
-    }
-
-
-def _choices(shown: Shown) -> dict[str, Any]:
-    """Training's choices: whether the trajectory was kept, and its tokens that are in the loss."""
-    if shown.credit is None:
-        return {}
-    return {"kept": shown.credit.kept, "loss": run_lengths(shown.credit.loss_mask.astype(int).tolist())}
 
 
 def _numbers(shown: Shown) -> dict[str, Floats]:

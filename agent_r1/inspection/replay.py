@@ -6,9 +6,9 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -19,13 +19,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.masks import select_tokens
-from agent_r1.inspection.gradients import (
-    PolicyGradient,
-    advantage_comparison,
-    gradient_metrics,
-    policy_gradient,
-    value_errors,
-)
+from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.params import CreditParams, Params, RunId, TrainParams
 from agent_r1.params.sections import override, validated
@@ -53,24 +47,21 @@ OTHER_MODEL = 10  # times the canary's tolerance, because here every token of an
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Configuration:
+class Configuration(NamedTuple):
     """How trajectories are credited and learned from."""
 
     name: str
     train: TrainParams
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """One iteration under one configuration."""
 
     configuration: Configuration
     metrics: Metrics  # those of training, and those of the comparison with the run's own configuration
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
+class Replayed(NamedTuple):
     """One iteration under its run's own configuration and under others."""
 
     iteration: int
@@ -87,7 +78,7 @@ def configurations(settings: Params, run: RunId, others: Sequence[str], changes:
     """
     own = settings.run(run)
     wanted = parse_changes(changes)
-    found = [Configuration(name=run.run, train=own)]
+    found = [Configuration(run.run, own)]
     for other in others or [run.run]:
         name = " ".join([other, *changes])
         base = own.model_dump() | settings.run(RunId(other)).model_dump(include=set(REPLAYED))
@@ -99,7 +90,7 @@ def configurations(settings: Params, run: RunId, others: Sequence[str], changes:
                 f"{run.run} trained no critic, so it stored no values, which estimator {config.credit.estimator} of "
                 f"{name} needs; replay a run with a critic, or take an estimator without one"
             )
-        found.append(Configuration(name=name, train=config))
+        found.append(Configuration(name, config))
     return found
 
 
@@ -128,11 +119,10 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
 
 def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
     """Whether `other` reads values at tokens that a critic under `own` was not trained at."""
-    if not other.needs_critic:
-        return False
     if own.estimator == "step_gae":
-        return other.estimator != "step_gae"
-    return own.advantage_mask.critic and not (other.advantage_mask.recursion and other.advantage_mask.critic)
+        return other.needs_critic and other.estimator != "step_gae"
+    masked = other.advantage_mask.recursion and other.advantage_mask.critic
+    return other.needs_critic and own.advantage_mask.critic and not masked
 
 
 def replay(
@@ -145,10 +135,9 @@ def replay(
     iterations: Sequence[str],
     with_gradient: bool,
 ) -> list[Replayed]:
-    """Credits stored trajectories as their run did and as other configurations would, and compares.
+    """Credits stored trajectories as their run did, by its configuration in params.yaml, and as others would.
 
     Args:
-        run: whose trajectories; its own configuration is the one in params.yaml.
         others: runs whose `credit` and `update` take the place of the run's; the run itself when empty.
         changes: `credit.lam=1.0` and the like, on top of each of them.
         folder: of the run's files, where it is not the one that training uses.
@@ -160,8 +149,7 @@ def replay(
         ValueError: a configuration is refused, or needs what the run did not store.
     """
     compared = configurations(settings, run, others, changes)
-    places = settings.places
-    stored = StoredRun(run.run, folder or places.training(run), places.warm_start)
+    stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)
     chosen = stored.choose(iterations)
     replayer = Replayer(stored, compared, settings.model.dtype, with_gradient=with_gradient)
     return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
@@ -195,11 +183,11 @@ class Replayer:
             gradient = self._gradient(number, policy, trajectories, credits_, each.train)
             own = own or gradient
             compared = advantage_comparison(trajectories, credits_, assigned[0][0])
-            angles = gradient_metrics(gradient, own) if gradient and own else {}
-            replays.append(Replay(configuration=each, metrics=metrics | compared | angles))
+            angles = gradient.compared_with(own) if gradient and own else {}
+            replays.append(Replay(each, metrics | compared | angles))
         credit = self.compared[0].train.credit
         values = value_errors(trajectories, stored, credit.rewards) if credit.needs_critic else {}
-        return Replayed(iteration=number, policy=policy, replays=replays, values=values)
+        return Replayed(number, policy, replays, values)
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
@@ -224,19 +212,14 @@ class Replayer:
         return Compute(device=self.device, dtype=self.dtype, max_tokens=config.update.max_tokens_per_microbatch)
 
     def _gradient(
-        self,
-        number: int,
-        policy: PolicyOnDisk,
-        trajectories: list[Trajectory],
-        credits_: list[Credit],
-        config: TrainParams,
+        self, number: int, policy: PolicyOnDisk, rows: list[Trajectory], credits_: list[Credit], config: TrainParams
     ) -> PolicyGradient | None:
         if policy.path is None or not self.with_gradient:
             return None
         if policy.path not in self.policies:
             self.policies[policy.path] = load_policy(policy.path, device=self.device)
         compute = self._compute(config)
-        gradient = policy_gradient(self.policies[policy.path], trajectories, credits_, config.update, compute)
+        gradient = policy_gradient(self.policies[policy.path], rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
@@ -296,36 +279,38 @@ ABOUT_GRADIENT = (
     "parts."
 )
 ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
-UNTRAINED = (
-    "{name} reads values at tokens that the critic of {run} was never trained at; replay a run whose critic was to see "
-    "the effect of the masks alone."
-)
 
 NAME_WIDTH = 22  # a longer name goes on in another line
 ROUNDING = 1e-6  # of metrics, whose scale is 1
 
-Line = tuple[str, str, Mapping[str, float]]  # iteration, what it is about, metrics
+Line = tuple[int, str, Mapping[str, float]]  # iteration, what it is about, metrics
 
 
 def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
     """Credit, reward parts where they are weighed differently, gradients, errors of values, and what to bear in mind.
 
-    Args:
-        replayed: at least one iteration; the same configurations in each.
+    There is at least one iteration, and each has the same configurations.
     """
-    lines = [
-        (str(one.iteration), replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays
-    ]
+    own, *others = [replay.configuration for replay in replayed[0].replays]
+    lines = [(one.iteration, replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays]
     yield _table("Credit", CREDIT, lines, ABOUT_CREDIT)
-    yield from _reward_parts(replayed)
+    if any(each.train.credit.rewards != own.train.credit.rewards for each in others):
+        yield _reward_parts(replayed)
     with_gradient = [line for line in lines if "policy/grad_norm" in line[2]]
     if with_gradient:
         yield _table("Gradient", GRADIENT, with_gradient, ABOUT_GRADIENT)
-    yield from _policies(replayed)
-    values = [(str(one.iteration), one.replays[0].configuration.name, one.values) for one in replayed if one.values]
+    for note in dict.fromkeys(one.policy.note for one in replayed):
+        sharing = ", ".join(str(one.iteration) for one in replayed if one.policy.note == note)
+        yield f"Policy of the gradient in iteration {sharing}: {note}."
+    values = [(one.iteration, own.name, one.values) for one in replayed if one.values]
     if values:
         yield _table("Critic", VALUES, values, ABOUT_VALUES)
-    yield from _untrained_values(replayed[0])
+    for each in others:
+        if reads_untrained_values(own.train.credit, each.train.credit):
+            yield (
+                f"{each.name} reads values at tokens that the critic of {own.name} was never trained at; replay a run "
+                "whose critic was to see the effect of the masks alone."
+            )
 
 
 def number(value: float | None) -> str:
@@ -343,42 +328,20 @@ def _table(title: str, columns: Mapping[str, str], lines: Sequence[Line], about:
     table.add_column("", overflow="fold", min_width=min(NAME_WIDTH, max(len(name) for _, name, _ in lines)))
     for heading in columns:
         table.add_column(heading, justify="right", min_width=6)
-    before = ""
-    for iteration, name, metrics in lines:
-        if before and iteration != before:
-            table.add_section()
-        numbers = [number(metrics.get(metric)) for metric in columns.values()]
-        table.add_row("" if iteration == before else iteration, name, *numbers)
-        before = iteration
+    for iteration, rows in groupby(lines, lambda line: line[0]):
+        for place, (_, name, metrics) in enumerate(rows):
+            numbers = [number(metrics.get(metric)) for metric in columns.values()]
+            table.add_row("" if place else str(iteration), name, *numbers)
+        table.add_section()
     return table
 
 
-def _reward_parts(replayed: Sequence[Replayed]) -> Iterator[Table]:
+def _reward_parts(replayed: Sequence[Replayed]) -> Table:
     weights = [replay.configuration.train.credit.rewards.model_dump() for replay in replayed[0].replays]
-    if all(each == weights[0] for each in weights):
-        return
     parts = [part for part in weights[0] if any(each[part] for each in weights)]
     lines = [
-        (
-            str(one.iteration),
-            replay.configuration.name,
-            {part: weighed[part] * replay.metrics[f"reward/{part}"] for part in parts},
-        )
+        (one.iteration, configuration.name, {part: weighed[part] * metrics[f"reward/{part}"] for part in parts})
         for one in replayed
-        for replay, weighed in zip(one.replays, weights, strict=True)
+        for (configuration, metrics), weighed in zip(one.replays, weights, strict=True)
     ]
-    yield _table("Reward parts", {part: part for part in parts}, lines, ABOUT_REWARDS)
-
-
-def _policies(replayed: Sequence[Replayed]) -> Iterator[str]:
-    """At which weights the gradients were taken, the iterations that share them in one line."""
-    for note in dict.fromkeys(one.policy.note for one in replayed):
-        iterations = [str(one.iteration) for one in replayed if one.policy.note == note]
-        yield f"Policy of the gradient in iteration {', '.join(iterations)}: {note}."
-
-
-def _untrained_values(first: Replayed) -> Iterator[str]:
-    own, *others = [replay.configuration for replay in first.replays]
-    for each in others:
-        if reads_untrained_values(own.train.credit, each.train.credit):
-            yield UNTRAINED.format(name=each.name, run=own.name)
+    return _table("Reward parts", {part: part for part in parts}, lines, ABOUT_REWARDS)

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ PER_ITERATION = 5
 ROUNDING = 1e-6  # by which two sums of a trajectory's rewards may differ
 
 T = TypeVar("T")
+Logprobs = NDArray[np.float32]
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class When(enum.StrEnum):
     AFTER = "after"  # the trained policy, on a test question
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Shown:
     """One trajectory of the page."""
 
@@ -48,7 +50,7 @@ class Shown:
     totals: NDArray[np.float64]  # [K] the step's reward, weighted
     parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
     credit: Credit | None = None  # None outside of training
-    learner_logprobs: NDArray[np.float32] | None = None  # [L] nats; None where the learner was not asked
+    learner_logprobs: Logprobs | None = None  # [L] nats; None where the learner was not asked
 
     @property
     def right(self) -> bool:
@@ -59,9 +61,7 @@ class Shown:
 class Selection:
     """Draws trajectories of one run by the seed."""
 
-    def __init__(
-        self, stored: StoredRun, questions: Mapping[str, Question], weights: RewardWeights, *, seed: int
-    ) -> None:
+    def __init__(self, stored: StoredRun, questions: Mapping[str, Question], weights: RewardWeights, seed: int) -> None:
         self._stored, self._questions, self._weights, self._seed = stored, questions, weights, seed
 
     def groups(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
@@ -74,8 +74,7 @@ class Selection:
             ValueError: a question is no longer prepared, or the weights of the rewards are not those of the run.
         """
         tested = self._tested(count // 4, before, after)
-        trained = self._trained(count - 2 * len(tested))
-        return interleaved([tested, trained])
+        return interleaved([tested, self._trained(count - 2 * len(tested))])
 
     def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
         if not _comparable(before, after, self._stored.policy_folder):
@@ -110,11 +109,7 @@ class Selection:
         ]
 
     def _shown(
-        self,
-        when: When,
-        trajectory: Trajectory,
-        credit: Credit | None = None,
-        learner_logprobs: NDArray[np.float32] | None = None,
+        self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Logprobs | None = None
     ) -> Shown:
         question = self._questions.get(trajectory.question_id)
         if question is None:
@@ -128,30 +123,22 @@ class Selection:
                 f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}, and {totals.sum():g} "
                 f"with the reward weights of {self._stored.run} in params.yaml; set them as they were or train again"
             )
-        return Shown(
-            when=when,
-            question=question,
-            trajectory=trajectory,
-            totals=totals,
-            parts=parts,
-            credit=credit,
-            learner_logprobs=learner_logprobs,
-        )
+        return Shown(when, question, trajectory, totals, parts, credit, learners)
 
 
 def _comparable(before: Path, after: Path, policy: Path) -> bool:
     """Whether `after` is an evaluation of this policy, and `before` one that differs from it in the policy alone."""
-    if not all((folder / "hashes.json").exists() for folder in (before, after)):
+    files = [folder / "hashes.json" for folder in (before, after)]
+    if not all(file.exists() for file in files):
         logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
         return False
-    earlier, later = (json.loads((folder / "hashes.json").read_text()) for folder in (before, after))
-    if later["policy"] != sha256(policy):
+    earlier, later = (json.loads(file.read_text()) for file in files)
+    of_this, alike = later["policy"] == sha256(policy), {**earlier, "policy": ""} == {**later, "policy": ""}
+    if not of_this:
         logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
-        return False
-    if {**earlier, "policy": ""} != {**later, "policy": ""}:
+    elif not alike:
         logger.warning("the page shows no test questions: %s and %s were not evaluated alike", before, after)
-        return False
-    return True
+    return of_this and alike
 
 
 def spread(count: int, at_most: int) -> list[int]:
@@ -207,5 +194,4 @@ def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: 
 
 def interleaved(rows: Sequence[Sequence[T]]) -> list[T]:
     """The first of every row, then the second of every row, and so on."""
-    longest = max(map(len, rows), default=0)
-    return [row[place] for place in range(longest) for row in rows if place < len(row)]
+    return [value for turn in zip_longest(*rows, fillvalue=None) for value in turn if value is not None]

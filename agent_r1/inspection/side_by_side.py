@@ -53,13 +53,13 @@ def rendered(found: Comparison) -> Group:
         f"Of {len(found.pairs)} questions {one} are right in {found.a} alone, {other} in {found.b} alone, {right} in "
         f"both and {len(found.pairs) - one - other - right} in neither."
     )
-    warning = [f"Not measured alike: {', '.join(found.differing)} differ."] if found.differing else []
+    warning = Text(f"Not measured alike: {', '.join(found.differing)} differ.", style="bold red")
     return Group(
-        *(Text(line, style="bold red") for line in warning),
+        *([warning] if found.differing else []),
         _scores(found),
         Text(counts),
-        *_examples(f"right in {found.a} alone", found.only_a_right, found),
-        *_examples(f"right in {found.b} alone", found.only_b_right, found),
+        *_examples(found.a, found.only_a_right, found),
+        *_examples(found.b, found.only_b_right, found),
     )
 
 
@@ -80,15 +80,13 @@ def _cell(value: Interval, decimals: int, sign: str = "") -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _examples(title: str, pairs: Sequence[Pair], found: Comparison) -> list[Table]:
-    """A few of the questions; no table where there is none."""
-    if not pairs:
-        return []
+def _examples(name: str, pairs: Sequence[Pair], found: Comparison) -> list[Table]:
+    """A few of the questions that one alone answers right; no table where there is none."""
     shown = pairs[:EXAMPLES]
-    table = Table(title=escape(f"{len(shown)} of the {len(pairs)} {title}"), title_justify="left", show_lines=True)
-    for heading in ("question", "gold", found.a, found.b):
-        table.add_column(escape(heading))
-    for pair in shown:
-        cells = (pair.question.text, " | ".join(pair.question.answers), pair.a.answer, pair.b.answer)
+    title = escape(f"{len(shown)} of the {len(pairs)} right in {name} alone")
+    headings = map(escape, ("question", "gold", found.a, found.b))
+    table = Table(*headings, title=title, title_justify="left", show_lines=True)
+    for question, one, other in shown:
+        cells = (question.text, " | ".join(question.answers), one.answer, other.answer)
         table.add_row(*(Text(cell or "(none)") for cell in cells))
-    return [table]
+    return [table] if shown else []

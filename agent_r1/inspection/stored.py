@@ -73,13 +73,12 @@ class StoredRun:
     def policy(self, version: int) -> PolicyOnDisk:
         """The policy that sampled trajectories of this version, or the one a single update later."""
         latest, path = self.progress.policy_version, self.policy_folder
-        if version == 0:
-            return PolicyOnDisk(self.warm_start, True, "the warm start, which sampled them")
-        if version == latest:
-            return PolicyOnDisk(path, True, "the checkpoint, which sampled them")
-        if version == latest - 1:
-            return PolicyOnDisk(path, False, "the checkpoint, one update later than what sampled them")
-        return PolicyOnDisk(None, False, "none, its weights are no longer on disk")
+        on_disk = {
+            latest - 1: PolicyOnDisk(path, False, "the checkpoint, one update later than what sampled them"),
+            latest: PolicyOnDisk(path, True, "the checkpoint, which sampled them"),
+            0: PolicyOnDisk(self.warm_start, True, "the warm start, which sampled them"),
+        }
+        return on_disk.get(version, PolicyOnDisk(None, False, "none, its weights are no longer on disk"))
 
     def _rows(self, kind: str, iteration: int) -> Path:
         return self.folder / kind / f"{iteration:03d}.parquet"

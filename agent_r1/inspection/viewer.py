@@ -21,7 +21,7 @@ from agent_r1.files import sha256, write_text
 from agent_r1.inspection.payload import Payload
 from agent_r1.inspection.selection import Selection, Shown, When
 from agent_r1.inspection.stored import StoredRun
-from agent_r1.params import Params, RunId, TrainParams
+from agent_r1.params import Params, RunId
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
@@ -46,12 +46,8 @@ logger = logging.getLogger(__name__)
 def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, traces: int) -> None:
     """Writes the page of a training's trajectories, and adds it and traces of some of them to its run in MLflow.
 
-    There the page is an artifact, in place of an earlier one, and a trace is added of each trajectory that has none.
-
-    Args:
-        file: of the page, in place of outputs/view/LABEL.html.
-        trajectories: how many the page holds at most.
-        traces: how many of them, without those before training, become traces.
+    There the page is an artifact, in place of an earlier one, and a trace is added of each trajectory that has none,
+    but not of those before training. The page is a `file` in place of outputs/view/LABEL.html.
 
     Raises:
         FileNotFoundError: the run was not trained.
@@ -65,21 +61,12 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
         return str(tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
     questions = {row.question_id: row for row in read_rows(places.questions, Question)}
-    selection = Selection(stored, questions, config.credit.rewards, seed=config.seed)
+    selection = Selection(stored, questions, config.credit.rewards, config.seed)
     version = registry.of_policy(sha256(stored.policy_folder))
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
     groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after)
-    text, path = page(run.label, _about(config, stored), groups, decode), file or places.page(run)
-    write_text(path, text)
-    logger.info("%s: %.1f MB", path, len(text) / 1e6)
-    later = [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE]
-    _track(stored, text, later[:traces], decode)
-
-
-def _about(config: TrainParams, stored: StoredRun) -> dict[str, Any]:
-    """The page's facts about the run and about the choice of its trajectories."""
     weights = config.credit.rewards.model_dump()
-    return {
+    about = {
         "facts": [
             ["run", stored.run],
             ["seed", str(config.seed)],
@@ -90,6 +77,11 @@ def _about(config: TrainParams, stored: StoredRun) -> dict[str, Any]:
         "weights": {name: weight for name, weight in weights.items() if weight},
         "notes": NOTES,
     }
+    text, path = page(run.label, about, groups, decode), file or places.page(run)
+    write_text(path, text)
+    logger.info("%s: %.1f MB", path, len(text) / 1e6)
+    later = [each for each in chain.from_iterable(groups) if each.when is not When.BEFORE]
+    _track(stored, text, later[:traces], decode)
 
 
 def _track(stored: StoredRun, text: str, traced: Sequence[Shown], decode: Decode) -> None:
@@ -103,39 +95,37 @@ def _track(stored: StoredRun, text: str, traced: Sequence[Shown], decode: Decode
 
 
 def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
-    """The page of some trajectories.
+    """The page of trajectories, those that belong together in a group, the most important groups first.
 
-    Args:
-        about: told to the page's script: `facts`, pairs of a label and a text; `weights`, name -> weight of the
-            reward's parts; `notes`, sentences about what is shown.
-        groups: trajectories that belong together, the most important groups first. The last ones are left out where the
-            page would be larger than LARGEST_PAGE bytes, and a note says how many trajectories are there.
+    The last groups are left out where it would be larger than LARGEST_PAGE bytes, and a note says so. `about` is told
+    to the script: `facts`, pairs of a label and a text; `weights`, name -> weight of the reward's parts; `notes`.
     """
-    payload = Payload(decode)
-    for group in groups:
-        payload.add(group)
-    text = _page(title, payload.content({"title": title, **about}, len(groups)))
+    text = _page(title, about, groups, decode)
     count = len(groups)
     while (size := len(text.encode())) > LARGEST_PAGE and count > 1:
         count = max(1, int(0.95 * count * LARGEST_PAGE / size))
+        shown, there_are = (sum(map(len, each)) for each in (groups[:count], groups))
         cut = (
-            f"{payload.episodes(count)} of {payload.episodes(len(groups))} trajectories are shown; the rest would make "
-            f"the page larger than {LARGEST_PAGE / 1e6:.0f} MB."
+            f"{shown} of {there_are} trajectories are shown; the rest would make the page larger than "
+            f"{LARGEST_PAGE / 1e6:.0f} MB."
         )
-        text = _page(title, payload.content({"title": title, **about, "notes": [*about["notes"], cut]}, count))
+        text = _page(title, {**about, "notes": [*about["notes"], cut]}, groups[:count], decode)
     if count < len(groups):
         logger.warning("%s", cut)
     return text
 
 
-def _page(title: str, content: Mapping[str, Any]) -> str:
+def _page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
+    payload = Payload(decode)
+    for shown in chain.from_iterable(groups):
+        payload.add(shown)
     script, style = "\n".join(map(_file, SCRIPTS)), _file("viewer.css")
     filled = {
         "TITLE": html.escape(title),
         "SCRIPT_HASH": _csp_hash(script),
         "STYLE_HASH": _csp_hash(style),
         "STYLE": style,
-        "DATA": packed(content),
+        "DATA": packed(payload.content({"title": title, **about})),
         "SCRIPT": script,
     }
     parts = _file("viewer.html").split("@@")  # text, name, text, name, ..., text

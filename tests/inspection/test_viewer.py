@@ -40,8 +40,8 @@ def spelled(letters: str, table: list[Any]) -> list[Any]:
 def packed_alone(shown: Shown, decode: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The content of a page of one episode, and the episode."""
     payload = Payload(decode)
-    payload.add([shown])
-    content = payload.content(ABOUT, 1)
+    payload.add(shown)
+    content = payload.content(ABOUT)
     [episode] = content["episodes"]
     return content, episode
 
@@ -100,21 +100,12 @@ def test_without_credit_there_are_no_numbers_of_training(make_shown: MakeShown, 
 
 def test_a_question_and_a_token_are_there_once(make_shown: MakeShown, words: Any) -> None:
     payload = Payload(words.decode)
-    payload.add([make_shown(when=when) for when in When])
-    content = payload.content(ABOUT, 1)
+    for when in When:
+        payload.add(make_shown(when=when))
+    content = payload.content(ABOUT)
     assert len(content["questions"]) == 1
     assert [episode["question"] for episode in content["episodes"]] == [0] * len(When)
     assert len(set(content["tokens"])) == len(content["tokens"])
-
-
-def test_the_first_groups_are_what_a_page_of_them_alone_would_hold(make_shown: MakeShown, words: Any) -> None:
-    groups = [[make_shown("a"), make_shown("a", iteration=1)], [make_shown("b", passage="Another one.")]]
-    both, first = Payload(words.decode), Payload(words.decode)
-    for group in groups:
-        both.add(group)
-    first.add(groups[0])
-    assert both.content(ABOUT, 1) == first.content(ABOUT, 1)
-    assert (both.episodes(1), both.episodes(2)) == (2, 3)
 
 
 def test_a_number_that_is_not_finite_is_null(make_shown: MakeShown, words: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.inspection.gradients import PolicyGradient, cosine, gradient_metrics, policy_gradient
+from agent_r1.inspection.gradients import PolicyGradient, cosine, policy_gradient
 from agent_r1.params import UpdateParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import Learner
@@ -61,7 +61,7 @@ def test_a_vector_of_zeros_has_no_direction() -> None:
 
 def test_the_numbers_of_a_gradient() -> None:
     """Parts (3, 0) and (0, 4): norm 5, of which 16 of 25 is observed; (1, 0) makes an angle of cosine 3 / 5 with it."""
-    metrics = gradient_metrics(gradient(vector(3, 0), vector(0, 4)), gradient(vector(1, 0), vector(0, 0)))
+    metrics = gradient(vector(3, 0), vector(0, 4)).compared_with(gradient(vector(1, 0), vector(0, 0)))
     assert metrics == pytest.approx(
         {
             "policy/loss": 0.5,
