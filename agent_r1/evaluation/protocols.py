@@ -16,6 +16,7 @@ from agent_r1.rollout.attempts import (
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.sampling import Actor
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 
@@ -48,15 +49,15 @@ def answer_greedily(
         policy_version: its updates since the warm start.
     """
     limits = settings.env
-    with open_engine(
-        settings.engine,
-        model,
+    actor = Actor(
+        model=model,
         end_id=chat.end_id,
         max_tokens=limits.max_tokens,
         temperature=0.0,
         dtype=settings.model.dtype,
         version=policy_version,
-    ) as engine:
+    )
+    with open_engine(settings.engine, actor) as engine:
         return collect(
             engine,
             chat,
