@@ -46,10 +46,7 @@ def write(params: PrepareParams, directory: Path) -> None:
     """Writes questions.parquet and passages.parquet, holding a few dozen bytes of every row in memory.
 
     Questions stand split by split, the data sets evenly mixed in each. Passages are those that rows bring along, then
-    the generated world's, then those of every corpus; equal ones once.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `prepare`.
+    the generated world's, then those of every corpus; equal ones once. Raises what `prepare` raises.
     """
     counts: Counter[tuple[str, str]] = Counter()
     distinct = Distinct()

@@ -156,8 +156,8 @@ def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tup
     sizes = {"train": params.train_questions, "dev": params.dev_questions, "test": params.test_questions}
     counts = {split: _counts(size) for split, size in sizes.items()}
     drafts = {
-        label: _take(_DRAFTS[label](world, _rng(seed, label)), label, sum(count[label] for count in counts.values()))
-        for label in _DRAFTS
+        label: _take(generate(world, _rng(seed, label)), label, sum(count[label] for count in counts.values()))
+        for label, generate in _DRAFTS.items()
     }
     return [row for split in sizes for row in _split(split, counts[split], drafts, _rng(seed, split))]
 

@@ -47,11 +47,10 @@ def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
     """
     if location.is_dir():
         found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
-        problem = f"holds no {', '.join(suffixes)} file"
     else:
         found = [location] if location.exists() else [*location.parent.glob(location.name)]
-        problem = "does not exist"
     if not found:
+        problem = f"holds no {', '.join(suffixes)} file" if location.is_dir() else "does not exist"
         raise FileNotFoundError(f"{location} {problem}; put the files there or correct prepare.files in params.yaml")
     return sorted(found)
 
@@ -78,7 +77,13 @@ def count(location: Path) -> int:
     Raises:
         FileNotFoundError, ValueError: as for `read`; besides, there is not a single row.
     """
-    total = sum(_count_file(path) for path in data_files(location))
+    total = 0
+    for path in data_files(location):
+        if suffix(path) == ".parquet":
+            with _open_parquet(path) as file:
+                total += int(file.metadata.num_rows)
+        else:
+            total += sum(1 for _ in progress(_read_file(path), f"counting {path.name}"))
     if not total:
         raise ValueError(f"{location} holds no rows; download it again or correct prepare.files in params.yaml")
     return total
@@ -123,13 +128,6 @@ def _read_file(path: Path) -> Iterator[Row]:
             f"{path}, row {number + 1}: broken or cut off ({problem}); expected a JSON list of objects or one "
             "object per line; download the file again"
         ) from None
-
-
-def _count_file(path: Path) -> int:
-    if suffix(path) == ".parquet":
-        with _open_parquet(path) as file:
-            return int(file.metadata.num_rows)
-    return sum(1 for _ in progress(_read_file(path), f"counting {path.name}"))
 
 
 def _values(path: Path) -> Iterator[Any]:

@@ -110,7 +110,7 @@ def build_world(params: AtlasParams, seed: int) -> World:
     }
     names = {kind: draw_names(kind, size, rng) for kind, size in sizes.items()}
     kinds = {entity: kind for kind, entities in names.items() for entity in entities}
-    return World(kinds, _draw_facts(*names.values(), rng))
+    return World(kinds, _draw_facts(names, rng))
 
 
 def tell(world: World, seed: int) -> list[Passage]:
@@ -127,15 +127,9 @@ def _tell_of(name: str, kind: str, facts: dict[str, str], rng: random.Random) ->
     return rng.choice(_TELLINGS).format(name=name, kind=kind, facts=f"{', '.join(most)} and {last}")
 
 
-def _draw_facts(
-    people: list[str],
-    films: list[str],
-    companies: list[str],
-    cities: list[str],
-    countries: list[str],
-    rng: random.Random,
-) -> Entities:
+def _draw_facts(names: dict[str, list[str]], rng: random.Random) -> Entities:
     """All facts; city i lies in country i while there are countries, and is its capital."""
+    people, films, companies, cities, countries = names.values()
 
     def draw(values: dict[str, list[str]]) -> dict[str, str]:
         return {relation: rng.choice(some) for relation, some in values.items()}

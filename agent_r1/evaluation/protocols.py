@@ -13,6 +13,7 @@ from agent_r1.rollout.attempts import closed_book_attempts, gold_passages_attemp
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import describe, open_index
 
 
@@ -36,15 +37,15 @@ def answer_greedily(
 ) -> list[Trajectory]:
     """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id."""
     limits = settings.env
-    with open_engine(
-        settings.engine,
-        model,
+    actor = Actor(
+        model=model,
         end_id=chat.end_id,
         max_tokens=limits.max_tokens,
         temperature=0.0,
         dtype=settings.model.dtype,
         version=policy_version,
-    ) as engine:
+    )
+    with open_engine(settings.engine, actor) as engine:
         return collect(
             engine,
             chat,

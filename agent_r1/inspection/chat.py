@@ -26,7 +26,7 @@ from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import StepView, follow
-from agent_r1.rollout.sampling import Sampler
+from agent_r1.rollout.sampling import Actor, Sampler
 from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 
@@ -54,17 +54,15 @@ def chat(
         with console.status(f"loading {title}"):
             renderer = Chat(load_tokenizer(path))
             index = open_index(settings.search, places.passages, places.index)
-            engine = stack.enter_context(
-                open_engine(
-                    settings.engine,
-                    path,
-                    end_id=renderer.end_id,
-                    max_tokens=settings.env.max_tokens,
-                    temperature=temperature,
-                    dtype=settings.model.dtype,
-                    version=updates,
-                )
+            actor = Actor(
+                model=path,
+                end_id=renderer.end_id,
+                max_tokens=settings.env.max_tokens,
+                temperature=temperature,
+                dtype=settings.model.dtype,
+                version=updates,
             )
+            engine = stack.enter_context(open_engine(settings.engine, actor))
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
             screen.say(f"{title} answers; Ctrl-D ends", QUIET)

@@ -38,12 +38,11 @@ def prove(
     """
     differences = np.concatenate([np.abs(one - other) for one, other in zip(samplers, learners, strict=True)])
     measure, allowed = accepted_gap(dtype, tolerance)
-    exact = measure == "max"
-    gap = float(differences.max() if exact else differences.mean())  # NaN where one of them is
+    gap = float(differences.max() if measure == "max" else differences.mean())  # NaN where one of them is
     if not gap <= allowed:
-        name = "float32" if exact else "bfloat16"
+        how, name = ("", "float32") if measure == "max" else (" on average", "bfloat16")
         raise StaleWeightsError(
-            f"after a weight transfer the sampler's logprobs are off by {gap:.2g} nats{'' if exact else ' on average'} "
+            f"after a weight transfer the sampler's logprobs are off by {gap:.2g} nats{how} "
             f"(train.update.canary_tolerance.{name} is {allowed:g}): it does not run the learner's weights"
         )
     return gap

@@ -161,9 +161,9 @@ class Dialogue:
             history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
             return Reply(chat.codec.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
         tokens = chat.codec.encode(self._framed(self.text[len(before) :]))
-        if closed:
-            return Reply(tokens, restarts=False)
-        return Reply(Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source]), restarts=False)
+        if not closed:
+            tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
+        return Reply(tokens, restarts=False)
 
     def _framed(self, text: str) -> list[Piece]:
         """An observation and the template's text around it."""

@@ -43,7 +43,9 @@ class Codec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
-        self._plain = _without_added_tokens(tokenizer)
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        plain = {**state, "added_tokens": [], "post_processor": None, "truncation": None}
+        self._plain = Tokenizer.from_str(json.dumps(plain))
         self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
         self._id_of = {mark: index for index, mark in self._mark_of.items()}
         marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
@@ -90,10 +92,10 @@ class Codec:
             for number, text in enumerate(self._mark.split(piece.text)):
                 if number % 2 == 0:
                     plain.append(Piece(text, piece.source))
-                    continue
-                yield from self._plain_tokens(plain)
-                yield self._id_of[text], piece.source
-                plain = []
+                else:
+                    yield from self._plain_tokens(plain)
+                    yield self._id_of[text], piece.source
+                    plain = []
         yield from self._plain_tokens(plain)
 
     def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
@@ -104,8 +106,3 @@ class Codec:
         for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             touched = source[start:stop] or source[:1]
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
-
-
-def _without_added_tokens(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    return Tokenizer.from_str(json.dumps({**state, "added_tokens": [], "post_processor": None, "truncation": None}))

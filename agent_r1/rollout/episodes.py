@@ -58,10 +58,8 @@ def collect(
     not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
     context begins; see `Dialogue`.
 
-    Args:
-        max_tokens: all tokens of a context, hence of an episode of one.
-        max_action_tokens: tokens of one action.
-        seed: the run's; every action's own is derived from (seed, iteration, question, sample, step).
+    `max_tokens` bounds a context, and `max_action_tokens` one action. Every action's seed is derived from (seed,
+    iteration, question, sample, step).
 
     Raises:
         ValueError: a prompt leaves no room for an action.
@@ -91,10 +89,8 @@ def follow(
 def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], max_action_tokens: int) -> list[StepView]:
     """One action of every episode, each with its index, in one call."""
     requests = [episode.request(index, max_action_tokens) for index, episode in live]
-    actions = sampler.sample(requests)
-    return [
-        episode.advance(request, action) for (_, episode), request, action in zip(live, requests, actions, strict=True)
-    ]
+    rounds = zip(live, requests, sampler.sample(requests), strict=True)
+    return [episode.advance(request, action) for (_, episode), request, action in rounds]
 
 
 class _Episode:
@@ -215,10 +211,10 @@ class ScriptedSampler:
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """The next action of each request's script; a script must last as long as its episode."""
-        return [self._act(request) for request in requests]
-
-    def _act(self, request: Request) -> Action:
-        script = self._scripts[request.episode]
-        assert request.step < len(script), f"the script of episode {request.episode} ends before the episode does"
-        ids = self._chat.encode_action(script[request.step], request.context)[: request.max_tokens]
-        return Action.of(ids, [0.0] * len(ids), self._chat.end_id)
+        actions = []
+        for request in requests:
+            script = self._scripts[request.episode]
+            assert request.step < len(script), f"the script of episode {request.episode} ends before the episode does"
+            ids = self._chat.encode_action(script[request.step], request.context)[: request.max_tokens]
+            actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
+        return actions

@@ -56,8 +56,8 @@ class Actor:
     max_tokens: int  # of a context with its action
     temperature: float  # 0 is greedy
     dtype: str  # auto is float32 on a CPU and bfloat16 on CUDA, and with servers whatever they run
-    adapter_rank: int  # of adapters beside the weights, 0 without; only vLLM in a process of its own runs the two apart
-    version: int  # of the weights, until `load_weights` says another
+    adapter_rank: int = 0  # of adapters beside the weights, which only vLLM in a process of its own runs apart
+    version: int = 0  # of the weights, until `load_weights` says another
 
 
 class Engine(Sampler, Protocol):

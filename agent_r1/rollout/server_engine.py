@@ -39,8 +39,7 @@ class VllmServer:
 
     def describe(self) -> dict[str, Any]:
         """The shape, limit and type of the model it runs: see `agent_r1.rollout.worker.WorkerExtension.describe`."""
-        described: dict[str, Any] = self._remote_call("describe")[0]
-        return described
+        return dict(self._remote_call("describe")[0])
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> dict[str, Any]:
         """vLLM's answer to token ids, sampled under the label `weights` of `load_weights` and no other.
@@ -49,7 +48,9 @@ class VllmServer:
             EngineUnavailable: no answer.
             EngineError: a refusal, or other weights.
         """
-        answer = self._post("/inference/v1/generate", {"token_ids": list(ids), "sampling_params": sampling})
+        answer: dict[str, Any] = self._post(
+            "/inference/v1/generate", {"token_ids": list(ids), "sampling_params": sampling}
+        )
         found = {span["version"] for span in answer["choices"][0]["weight_versions"]}
         if found != {weights}:
             raise EngineError(
@@ -69,12 +70,11 @@ class VllmServer:
     def close(self) -> None:
         self._client.close()
 
-    def _remote_call(self, method: str, **arguments: str) -> list[Any]:
-        """The results of a method of vLLM's workers, one from each."""
-        results: list[Any] = self._post("/collective_rpc", {"method": method, "kwargs": arguments})["results"]
-        return results
+    def _remote_call(self, method: str, **arguments: str) -> Any:
+        """The results of a method of vLLM's workers, a list with one from each."""
+        return self._post("/collective_rpc", {"method": method, "kwargs": arguments})["results"]
 
-    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         for attempt in range(self._retries + 1):
             if attempt:
                 time.sleep(2.0 ** (attempt - 1))
@@ -93,7 +93,7 @@ class VllmServer:
             "engine.server.timeout_s"
         )
 
-    def _content(self, path: str, response: httpx.Response) -> dict[str, Any]:
+    def _content(self, path: str, response: httpx.Response) -> Any:
         if response.status_code == httpx.codes.NOT_FOUND:
             raise EngineError(
                 f"the engine server {self.url} has no {path}: it was not started with "
@@ -101,8 +101,7 @@ class VllmServer:
             )
         if response.is_error:
             raise EngineError(f"the engine server {self.url} refused {path}: {response.text[:2000]}")
-        content: dict[str, Any] = response.json()
-        return content
+        return response.json()
 
 
 class ServerEngine(Engine):
@@ -128,7 +127,10 @@ class ServerEngine(Engine):
         self._actor = actor
         self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
         try:
-            expected = _shape_of(actor.model)
+            try:
+                expected = read_shape(AutoConfig.from_pretrained(actor.model).get_text_config())
+            except (OSError, ValueError) as error:
+                raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
             for server in self._servers:
                 _check(server, actor, expected)
             self.load_weights(Path(actor.model), actor.version)
@@ -169,13 +171,6 @@ class ServerEngine(Engine):
             self._free.put(server)
         logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
         return Action.of(choice["token_ids"], logprobs, self._actor.end_id)
-
-
-def _shape_of(model: str) -> dict[str, Any]:
-    try:
-        return read_shape(AutoConfig.from_pretrained(model).get_text_config())
-    except (OSError, ValueError) as error:
-        raise EngineError(f"no model can be read from {model!r}: {error}") from error
 
 
 def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
 TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
 OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
+SAMPLE: list[Message] = [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)]
 SAMPLE_TOOL = {
     "type": "function",
     "function": {
@@ -117,13 +118,9 @@ class Template:
     def _find_dialect(self) -> Dialect:
         """Tries what a template may lack, one after the other: a system message, tools, observations."""
         dialect = Dialect()
-        if not self._shows(dialect, OPENING, (), SYSTEM):
-            dialect = replace(dialect, system=False)
-        if not self._shows(dialect, OPENING, [SAMPLE_TOOL], "look_up"):
-            dialect = replace(dialect, tools=False)
-        if not self._shows(dialect, [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)], (), OBSERVATION):
-            dialect = replace(dialect, observations=False)
-        return dialect
+        dialect = replace(dialect, system=self._shows(dialect, OPENING, (), SYSTEM))
+        dialect = replace(dialect, tools=self._shows(dialect, OPENING, [SAMPLE_TOOL], "look_up"))
+        return replace(dialect, observations=self._shows(dialect, SAMPLE, (), OBSERVATION))
 
     def _shows(self, dialect: Dialect, messages: Sequence[Message], tools: Tools, text: str) -> bool:
         try:
@@ -134,7 +131,7 @@ class Template:
     def _after_action(self) -> str:
         """The template's text between an action and the next one, with OBSERVATION in it."""
         prompt = self.render(OPENING, [SAMPLE_TOOL])
-        whole = self.render([*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)], [SAMPLE_TOOL])
+        whole = self.render(SAMPLE, [SAMPLE_TOOL])
         for text, where in ((SYSTEM, prompt), (USER, prompt), (ACTION, whole), (OBSERVATION, whole)):
             if where.count(text) != 1:
                 raise ValueError(

@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for; a smaller one fits as well
 _CLOSE_TIMEOUT_S = 10.0
+_QUIET = {  # variables of the engine's process, where the caller's environment has no others
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "PYTHONWARNINGS": "ignore",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 _SCRATCH = "agent_r1_engine_"  # short: paths of sockets, which end below, have 108 bytes at most
 
 
@@ -57,10 +63,8 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
 
 def adapter_options(rank: int) -> dict[str, Any]:
     """More arguments of `LLM`: one adapter at a time; vLLM itself refuses a rank that it has no room for."""
-    if not rank:
-        return {}
     room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room} if rank else {}
 
 
 def sampling_options(actor: Actor) -> dict[str, Any]:
@@ -76,9 +80,8 @@ def sampling_options(actor: Actor) -> dict[str, Any]:
 
 def read_shape(config: Any) -> dict[str, Any]:
     """The fields of a Hugging Face text configuration that size a model, and tell it from another one."""
-    return {
-        name: config.to_dict().get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")
-    }
+    fields = config.to_dict()
+    return {name: fields.get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")}
 
 
 def claim_scratch() -> tuple[Path, int]:
@@ -125,10 +128,11 @@ class VllmEngine(Engine):
         self._end_id = actor.end_id
         self._connection, theirs = Pipe()
         self._scratch, claim = claim_scratch()
+        fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(settings.threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "agent_r1.rollout.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), claim],
-            env={**_environment(settings.threads), "TMPDIR": str(self._scratch)},
+            env={**_QUIET, **os.environ, **fixed, "TMPDIR": str(self._scratch)},
         )
         theirs.close()
         os.close(claim)
@@ -175,15 +179,3 @@ class VllmEngine(Engine):
         if not succeeded:
             raise EngineError(f"the engine failed:\n{result}")
         return result
-
-
-def _environment(threads: int) -> dict[str, str]:
-    """The caller's environment, with what must be set before torch and vLLM are imported."""
-    quiet = {
-        "VLLM_LOGGING_LEVEL": "CRITICAL",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        "PYTHONWARNINGS": "ignore",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads)}
-    return {**quiet, **os.environ, **fixed}

@@ -169,7 +169,7 @@ def _write_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The passages that contain a word of the query, and what each gets for it."""
+    """The passages, at least one, that contain a word of the query, and what each gets for it."""
 
     passages: NDArray[np.int32]  # ascending
     scores: Scores  # of the word, once
@@ -178,8 +178,6 @@ class _Column:
 
     def at(self, passages: NDArray[np.int32]) -> Scores:
         """The score of each of some passages, 0 where the word is not."""
-        if not len(self.passages):
-            return np.zeros(len(passages), np.float32)
         places = np.searchsorted(self.passages, passages).clip(max=len(self.passages) - 1)
         return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
 

@@ -143,9 +143,8 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
     _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)
     if meta != _meta(params, meta.size, meta.passages_hash, encoder=meta.encoder_hash, served=meta.served_hash):
         raise ValueError(f"the index at {folder} was built with other settings than search: has now; {_REMEDY}")
-    index_hash = describe(folder).index_hash
     index = _open_remote(params, meta) if meta.kind == "remote" else open_local(folder)
-    return Cached(index, index_hash, params.cache_entries)
+    return Cached(index, describe(folder).index_hash, params.cache_entries)
 
 
 def open_local(folder: Path) -> Index:
@@ -223,10 +222,10 @@ def _pin(params: SearchParams, passages: Path) -> Meta:
 
 
 def _open_remote(params: SearchParams, meta: Meta) -> Remote:
-    served = Remote(params.remote).health()
-    if served.index_hash != meta.served_hash:
+    served_hash = Remote(params.remote).health().index_hash
+    if served_hash != meta.served_hash:
         raise ValueError(
-            f"{params.remote.url} serves index {served.index_hash[:12]}, and {meta.served_hash[:12]} was pinned; "
+            f"{params.remote.url} serves index {served_hash[:12]}, and {meta.served_hash[:12]} was pinned; "
             f"serve that one, or {_REMEDY}"
         )
     return Remote(params.remote, meta.served_hash)

@@ -52,9 +52,6 @@ class Passages:
     def __init__(self, path: Path) -> None:
         self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
     def at(self, positions: Positions) -> list[Passage]:
         """The passages at some positions, in the order of these."""
         columns = {name: self._table.column(name) for name in SCHEMAS[Passage].names}

@@ -24,6 +24,7 @@ from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
+from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import Cached
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
@@ -87,15 +88,15 @@ class Training:
         elif self._may_roll_back:
             folder.save(self.learner, finished=0)
         self.chat = Chat(self.learner.tokenizer)
-        self.engine = open_engine(
-            settings.engine,
-            model,  # `rollout` loads what was learned since: adapters run beside what they were trained on
+        actor = Actor(
+            model=str(model),  # `rollout` loads what was learned since: adapters run beside what they were trained on
             end_id=self.chat.end_id,
             max_tokens=self.env.max_tokens,
             temperature=config.rollout.temperature,
             dtype=settings.model.dtype,
             adapter_rank=settings.model.lora.rank,
         )
+        self.engine = open_engine(settings.engine, actor)
 
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it."""

@@ -288,14 +288,15 @@ def try_engine(settings: EngineParams) -> None:
     """
     from agent_r1.policy.builtin import new_model, train_tokenizer
     from agent_r1.rollout.engines import open_engine
-    from agent_r1.rollout.sampling import EngineError, Request
+    from agent_r1.rollout.sampling import Actor, EngineError, Request
 
     tokenizer = train_tokenizer(["Who is the mayor of the city where Nils Lowe was born?"], vocab_size=512)
     end_id, length = int(tokenizer.eos_token_id), TINY_TOKENS
     with TemporaryDirectory() as folder:
         new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=length, seed=0).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        with open_engine(settings, folder, end_id=end_id, max_tokens=length, temperature=1.0, dtype="auto") as tiny:
+        actor = Actor(model=folder, end_id=end_id, max_tokens=length, temperature=1.0, dtype="auto")
+        with open_engine(settings, actor) as tiny:
             context = tokenizer.encode("Who is the mayor?")
             [action] = tiny.sample([Request(episode=0, step=0, context=context, seed=0, max_tokens=8)])
     if not all(map(math.isfinite, action.logprobs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from agent_r1.params import EngineParams, load
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.sampling import Engine
+from agent_r1.rollout.sampling import Actor, Engine
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -104,7 +104,8 @@ def opener(chat: Chat) -> Callable[..., Open]:
         engine = load(PARAMS).engine.model_dump() | {"kind": kind}
         engine[kind] |= changes
         settings = EngineParams.model_validate(engine)
-        return partial(open_engine, settings, end_id=chat.end_id, max_tokens=512, temperature=1.0, dtype="auto")
+        actor = Actor(model="", end_id=chat.end_id, max_tokens=512, temperature=1.0, dtype="auto")
+        return lambda model, **changes: open_engine(settings, replace(actor, model=str(model), **changes))
 
     return build
 

@@ -217,8 +217,10 @@ import sys
 from pathlib import Path
 from agent_r1.params import load
 from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.sampling import Actor
 settings = load(Path("params.yaml")).engine
-with open_engine(settings, sys.argv[1], end_id=0, max_tokens=64, temperature=1.0, dtype="auto") as engine:
+actor = Actor(model=sys.argv[1], end_id=0, max_tokens=64, temperature=1.0, dtype="auto")
+with open_engine(settings, actor) as engine:
     print(engine.pid, flush=True)
     sys.stdin.read()
 """

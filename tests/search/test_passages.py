@@ -19,7 +19,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_passages_are_read_by_position(stored: Path, tmp_path: Path, passages: list[Passage]) -> None:
     assert store(stored, tmp_path / "passages.arrow") == 5
     mapped = Passages(tmp_path / "passages.arrow")
-    assert len(mapped) == 5
+    assert mapped.at(np.arange(5)) == passages
     assert mapped.at(np.array([4, 0, 2, 0])) == [passages[i] for i in (4, 0, 2, 0)]
     assert mapped.at(np.array([], np.int64)) == []
 
