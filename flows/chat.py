@@ -14,7 +14,7 @@ import sys
 
 from agent_r1 import params
 from agent_r1.inspection.chat import chat
-from agent_r1.params import Params, RunId
+from agent_r1.params import RunId
 from agent_r1.rollout.sampling import EngineError
 from flows.policies import Policy
 from flows.stage import SHOW_TRACEBACK, add_run_arguments
@@ -29,7 +29,10 @@ def main() -> None:
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
     try:
         settings = params.load()
-        policy = _chosen(given, settings)
+        if given.run:
+            policy = Policy.of_run(settings, RunId(given.run, given.seed, given.sweep))
+        else:
+            policy = Policy.named(given.model) if given.model else Policy.of_warm_start(settings)
         chat(
             settings,
             policy.path,
@@ -43,12 +46,6 @@ def main() -> None:
         if os.environ.get(SHOW_TRACEBACK):
             raise
         sys.exit(str(fault))
-
-
-def _chosen(given: argparse.Namespace, settings: Params) -> Policy:
-    if given.run:
-        return Policy.of_run(settings, RunId(given.run, given.seed, given.sweep))
-    return Policy.named(given.model) if given.model else Policy.of_warm_start(settings)
 
 
 def _arguments() -> argparse.Namespace:

@@ -61,14 +61,10 @@ def evaluate(
     as it was trained, else to one of their own.
 
     Args:
-        run, seed, sweep: a training; or else
-        baseline: a name of `agent_r1.evaluation.predictions.BASELINES`; or else
-        model: a reference such as `models:/agent_r1@champion`, a Hugging Face folder or a hub id.
-        protocol: in place of `tool_call`.
-        dataset: asks the questions of this prepared data set alone.
+        run, seed, sweep: a training; or else `baseline`, or else `model`.
+        protocol, dataset: in place of `tool_call` and of all prepared data sets.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
-        into: the folder that is written, in place of the label's under outputs/evaluate; in MLflow such an evaluation
-            stays beside those that it repeats.
+        into: the folder that is written; in MLflow such an evaluation stays beside those that it repeats.
 
     Raises:
         ValueError: there is no such run, baseline, version, protocol or data set, two arguments exclude each other, the

@@ -38,10 +38,8 @@ class Policy:
         folder = policy_in(settings.places.training(run))
         progress = checkpoint.peek(folder.parent)
         if progress is None:
-            raise FileNotFoundError(
-                f"there is no checkpoint at {folder.parent}; train it first "
-                f"(`python -m flows train {' '.join(run.words)}`)"
-            )
+            command = f"python -m flows train {' '.join(run.words)}"
+            raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
         title = f"{run.label} after {progress.iterations} iterations"
         return cls(title=title, path=str(folder), updates=progress.policy_version)
 
@@ -54,9 +52,8 @@ class Policy:
         """
         folder = settings.places.warm_start
         if not folder.is_dir():
-            raise FileNotFoundError(
-                f"there is no model at {folder}; make it (`dvc repro warm_start`), or name another model"
-            )
+            remedy = "make it (`dvc repro warm_start`), or name another model"
+            raise FileNotFoundError(f"there is no model at {folder}; {remedy}")
         return cls(title="the warm start", path=str(folder))
 
     @classmethod
@@ -106,9 +103,8 @@ def version_of(model: str, settings: Params) -> Version:
         words = " ".join(RunId.parse(model).words)
         raise ValueError(f"{model}: the policy in {policy} is not registered; `python -m flows register {words}` does")
     labels = [version.descriptor.label for version in known]
-    raise ValueError(
-        f"there is no registered model {model!r}{nearest(model, labels) if labels else '; the registry is empty'}"
-    )
+    found_none = nearest(model, labels) if labels else "; the registry is empty"
+    raise ValueError(f"there is no registered model {model!r}{found_none}")
 
 
 def folder_of(version: Version) -> Path:

@@ -170,7 +170,8 @@ def configure_logging() -> None:
     handler: logging.Handler = RichHandler(show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
     pattern = "%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s"
     handler.setFormatter(logging.Formatter(pattern, datefmt="%H:%M:%S"))
-    handler.addFilter(_not_a_run_of_prefect)
+    # Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours.
+    handler.addFilter(lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("agent_r1", "flows"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -201,17 +202,11 @@ def keep_freed_memory() -> None:
 
     Has the effect of MALLOC_MMAP_MAX_=0 and no trimming on a process that runs already; see mallopt(3).
     """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    libc = ctypes.CDLL(None)
-    libc.mallopt(mmap_max, 0)
-    libc.mallopt(trim_threshold, -1)
-
-
-def _not_a_run_of_prefect(record: logging.LogRecord) -> bool:
-    """Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours."""
-    return not record.name.startswith(("prefect.flow_runs", "prefect.task_runs"))
+    if platform.libc_ver()[0] == "glibc":
+        trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, -1)
 
 
 def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None:

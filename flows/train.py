@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 
-import torch
 import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
 from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId, TrainParams
-from agent_r1.policy import memory
-from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
+from agent_r1.policy import adapter, memory
+from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
@@ -26,8 +24,6 @@ from agent_r1.training.loop import Training, iterate
 from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
-
-logger = logging.getLogger(__name__)
 
 
 def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
@@ -43,7 +39,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         # before the folder is taken up: what cannot run replaces nothing
         memory.check(AutoConfig.from_pretrained(places.warm_start), settings, [config])
-        _warn_of_rounding(settings)
+        adapter.warn_of_rounding(settings)
         folder = RunFolder(places.training(meant), Identity.of(settings, config, _inputs(settings), code_of("train")))
         with (
             folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
@@ -95,18 +91,6 @@ def _inputs(settings: Params) -> dict[str, str]:
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
     }
-
-
-def _warn_of_rounding(settings: Params) -> None:
-    """Only vLLM in a process of its own runs adapters as they are; other engines get them merged into the weights."""
-    merged = settings.model.adapter is not None and settings.engine.kind != "vllm"
-    if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
-        logger.warning(
-            "engine.kind %s samples with adapters merged into bfloat16 weights: changes below half a unit in the last "
-            "place vanish, and at small learning rates those are most; set engine.kind: vllm, raise "
-            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
-            settings.engine.kind,
-        )
 
 
 def _tracked(run: RunId, settings: Params, config: TrainParams, folder: RunFolder) -> tracking.Run:

@@ -51,7 +51,7 @@ class RunId:
     def label(self) -> str:
         """The name of its folder, such as `ppo`, `ppo-seed3` or `ppo-0a1b2c3d-seed3`."""
         variant = f"-{self.variant}" if self.variant else ""
-        return f"{self.run}{variant}" if self.seed is None else f"{self.run}{variant}-seed{self.seed}"
+        return self.run + variant + ("" if self.seed is None else f"-seed{self.seed}")
 
     @property
     def words(self) -> list[str]:

@@ -100,21 +100,12 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
     return f"{where}: {key + ': ' if key else ''}{message}{given}"
 
 
-def _keys_at(kind: type[Section], location: list[str]) -> list[str]:
-    annotation: Any = kind
-    for part in location:
-        annotation = _inside(annotation, part)
-    assert isinstance(annotation, type), annotation
-    assert issubclass(annotation, Section), annotation
-    return list(annotation.model_fields)
-
-
-def _inside(annotation: Any, key: str) -> Any:
-    """What a key holds: of a mapping of named sections a section, of a section its field, which may be left out."""
-    if get_origin(annotation) is dict:
-        return get_args(annotation)[1]
-    found = annotation.model_fields[key].annotation
-    return get_args(found)[0] if get_origin(found) is UnionType else found
+def _keys_at(kind: Any, location: list[str]) -> list[str]:
+    """The keys of the section at a place, inside of mappings and of sections that may be left out."""
+    for key in location:
+        kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[key].annotation
+        kind = get_args(kind)[0] if get_origin(kind) is UnionType else kind
+    return list(kind.model_fields)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -88,10 +88,6 @@ class CreditParams(Section):
         return self.estimator in WITH_CRITIC
 
     @property
-    def needs_groups(self) -> bool:
-        return self.estimator in WITH_GROUPS
-
-    @property
     def discounts(self) -> frozenset[str]:
         """Those of `gamma`, `lam`, `step_gamma` and `step_lam` that the estimator reads."""
         return DISCOUNTS.get(self.estimator, frozenset())
@@ -129,7 +125,7 @@ class CreditParams(Section):
         """Whether action tokens get the same raw advantages when observation tokens are time steps too (DESIGN §6)."""
         if self.estimator == "gae":
             return self.gamma == self.lam == 1  # the deltas telescope
-        return self.needs_groups or self.gamma == 1
+        return self.estimator in WITH_GROUPS or self.gamma == 1
 
 
 class CanaryTolerance(Section):
@@ -265,28 +261,19 @@ class TrainParams(Section):
             )
 
     def objections(self) -> Iterator[str]:
-        if self.credit.needs_groups and self.rollout.samples < 2:
-            yield (
-                f"estimator {self.credit.estimator} compares the episodes of a group, and rollout.samples is "
-                f"{self.rollout.samples}; set it to 2 or more"
-            )
         kind, samples = self.credit.filter.kind, self.rollout.samples
+        few = f"and rollout.samples is {samples}; set it to 2 or more"
+        if self.credit.estimator in WITH_GROUPS and samples < 2:
+            yield f"estimator {self.credit.estimator} compares the episodes of a group, {few}"
         if kind != "none" and samples < 2:
-            yield (
-                f"credit.filter {kind} looks at how returns differ within a group, and rollout.samples is {samples}; "
-                "set it to 2 or more"
-            )
+            yield f"credit.filter {kind} looks at how returns differ within a group, {few}"
+        fill = f"do not fill update.minibatches {self.update.minibatches}; lower it or raise"
         if kind != "none" and samples < self.update.minibatches:
-            yield (
-                f"credit.filter {kind} may keep a single group, whose {samples} trajectories do not fill "
-                f"update.minibatches {self.update.minibatches}; lower it or raise rollout.samples"
-            )
+            yield f"credit.filter {kind} may keep a single group, whose {samples} trajectories {fill} rollout.samples"
         trajectories = self.rollout.questions * self.rollout.samples
         if trajectories < self.update.minibatches:
-            yield (
-                f"{trajectories} trajectories per iteration (rollout.questions times rollout.samples) do not fill "
-                f"update.minibatches {self.update.minibatches}; lower it or raise rollout.questions"
-            )
+            product = "(rollout.questions times rollout.samples)"
+            yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
         warmup = self.update.critic_warmup_iterations
         if self.credit.needs_critic and warmup >= self.iterations:
             yield (

@@ -6,6 +6,7 @@ Source: Hu et al. 2021 (arXiv 2106.09685), as peft has it. There is no dropout: 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,13 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from agent_r1.params import LoraParams
+from agent_r1.params import LoraParams, Params
+from agent_r1.policy.model import compute_dtype, default_device
 
 ADAPTER = "default"
 WEIGHTS = "adapter_model.safetensors"
+
+logger = logging.getLogger(__name__)
 
 
 def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
@@ -98,6 +102,18 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
     """Takes over what `save_adapter` wrote of another model with the same adapters."""
     stored = load_file(folder / WEIGHTS)
     load_trained_state(model, {name: stored[_peft_name(name)] for name in trained_state(model)})
+
+
+def warn_of_rounding(settings: Params) -> None:
+    """Only vLLM in a process of its own runs adapters as they are; other engines get them merged into the weights."""
+    merged = settings.model.adapter is not None and settings.engine.kind != "vllm"
+    if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
+        logger.warning(
+            "engine.kind %s samples with adapters merged into bfloat16 weights: changes below half a unit in the last "
+            "place vanish, and at small learning rates those are most; set engine.kind: vllm, raise "
+            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
+            settings.engine.kind,
+        )
 
 
 def _peft_name(name: str) -> str:

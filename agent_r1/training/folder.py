@@ -94,8 +94,8 @@ class RunFolder:
     def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
         """Takes the folder up for a run of so many iterations: empty, or where an earlier process left it.
 
-        `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`, under
-        its name and the time.
+        `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`,
+        under its name and the time.
 
         Raises:
             ValueError: the folder is another run's, or another process is training in it.

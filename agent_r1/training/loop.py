@@ -73,7 +73,7 @@ class Training:
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        `config` is that of the run, `settings.run(...)`, and `folder` is opened for it; iterations draw from the questions.
+        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`.
 
         Raises:
             ValueError: the model cannot be loaded, or needs more memory than there is.

@@ -26,8 +26,8 @@ def train_on_demonstrations(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model and its tokenizer, trained on demonstrations of the questions.
 
-    Without `model.path` both are the built-in small ones, made from scratch, and the tokenizer learns its words from the
-    passages and the demonstrations; with it, those of that folder or hub id. The demonstrator searches the index.
+    Without `model.path` both are the built-in small ones, made from scratch, and the tokenizer learns its words from
+    passages and demonstrations; with it, those of that folder or hub id. The demonstrator searches the index.
     """
     plan_of, facts = make_plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)

@@ -31,8 +31,13 @@ class Record(Protocol):
         """Lets every iteration be logged again: the run goes back to an earlier one."""
 
 
-class Unrecorded(Record):
+class Unrecorded:
     """A record that keeps nothing: the folder has it all."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None: ...
+    def add(self, metrics: Mapping[str, float], step: int) -> None: ...
+    def tag(self, name: str, value: str) -> None: ...
+    def rewind(self) -> None: ...
 
 
 class Decision(enum.StrEnum):
