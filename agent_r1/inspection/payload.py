@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, groupby, islice
 from typing import Any, Generic, TypeVar
 
@@ -166,8 +167,7 @@ class Pieces:
     """Shares a decoded text out among its tokens. Joined, the pieces are the text again."""
 
     def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._known: dict[tuple[int, ...], str] = {}
+        self._text = cache(lambda token_ids: decode(token_ids) if token_ids else "")
 
     def of(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token, [L]; of the tokens of one character the last has it, and the others have ""."""
@@ -183,11 +183,6 @@ class Pieces:
             texts.append(text)
             before, group = (() if UNFINISHED in self._text((token,)) else (token,)), ()
         return texts
-
-    def _text(self, token_ids: tuple[int, ...]) -> str:
-        if token_ids not in self._known:
-            self._known[token_ids] = self._decode(token_ids) if token_ids else ""
-        return self._known[token_ids]
 
 
 def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]:

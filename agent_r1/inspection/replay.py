@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ import yaml
 from rich import box
 from rich.progress import track
 from rich.table import Table
-from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.masks import select_tokens
@@ -164,7 +164,7 @@ class Replayer:
         self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
         self.device = default_device()
         self.dtype = compute_dtype(dtype, self.device)
-        self.policies: dict[Path, PreTrainedModel] = {}
+        self.load = cache(partial(load_policy, device=self.device))
         needed = any(each.train.needs_reference for each in compared)
         self.reference = frozen(stored.warm_start, self._compute(compared[0].train)) if needed else None
 
@@ -216,10 +216,8 @@ class Replayer:
     ) -> PolicyGradient | None:
         if policy.path is None or not self.with_gradient:
             return None
-        if policy.path not in self.policies:
-            self.policies[policy.path] = load_policy(policy.path, device=self.device)
         compute = self._compute(config)
-        gradient = policy_gradient(self.policies[policy.path], rows, credits_, config.update, compute)
+        gradient = policy_gradient(self.load(policy.path), rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
