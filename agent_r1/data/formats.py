@@ -120,11 +120,6 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     )
 
 
-def no_paragraphs(row: Row) -> list[tuple[str, str]]:
-    """No paragraphs: what is searched is a corpus of its own."""
-    return []
-
-
 FORMATS = {
     "hotpotqa": Format(
         partial(supported_question, kinds=("bridge", "comparison")),
@@ -135,5 +130,5 @@ FORMATS = {
         partial(joined_context, separator=" "),  # sentences come without the spaces between them
     ),
     "musique": Format(musique_question, musique_paragraphs),
-    "generic": Format(generic_question, no_paragraphs),
+    "generic": Format(generic_question, lambda _: []),  # what is searched is a corpus of its own
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +69,10 @@ class Row:
         The releases hold [title, something] lists; Parquet files on the Hub hold {title: [...], `second`: [...]}, or
         objects of title and `second`, or the release's lists as JSON in a text.
         """
-        found = _pairs(self._decoded(field), second)
+        value = self.fields.get(field)
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value) if isinstance(value, str) else value
+        found = _pairs(value, second)
         if not found or not all(isinstance(title, str) for title, _ in found):
             raise self.fault(field, f"must hold [title, {second}] pairs")
         return found
@@ -77,13 +81,6 @@ class Row:
         """The exception for a field that is not what it should be."""
         found = repr(self.fields[field])[:80] if field in self.fields else "no such field"
         return ValueError(f"{self}: field {field!r} {expected}, found {found}")
-
-    def _decoded(self, field: str) -> Any:
-        value = self.fields.get(field)
-        try:
-            return json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError:
-            return None
 
 
 def _pairs(value: Any, second: str) -> list[tuple[Any, Any]]:

