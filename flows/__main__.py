@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from types import MappingProxyType
-
-from agent_r1.params.sections import nearest
-from flows.stage import clean_end, prepare_process
 
 COMMANDS = MappingProxyType(
     {
@@ -35,6 +33,10 @@ COMMANDS = MappingProxyType(
 
 def main() -> None:
     """Runs one command as the whole of this process; its libraries are imported inside of the rim."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))  # until the rim is there
+    from agent_r1.params.sections import nearest
+    from flows.stage import clean_end, prepare_process
+
     name, arguments = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("-h", "--help"):
         lines = [f"  {command:<11} {does}" for command, (_, does) in COMMANDS.items()]
