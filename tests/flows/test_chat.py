@@ -30,6 +30,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.tables import read_rows
 from flows.chat import main
+from flows.operation.register import register
 from flows.policies import Policy, version_of
 
 ROOT = Path(__file__).parents[2]
@@ -306,6 +307,7 @@ def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
         assert policy.updates == Policy.named(policy.path).updates == 2
         assert Policy.of_warm_start(settings).path == str(settings.places.warm_start)
         assert Policy.named("owner/name").path == "owner/name"
+        register("ppo")
         version = version_of("ppo", settings)
         registered = Policy.named(version.reference)
         assert (registered.title, registered.version) == (f"version {version.number}, ppo", version)

@@ -345,7 +345,8 @@ def test_adapters_go_on_beside_the_warm_start(
         before = trajectories(run)[1]
         (run / "checkpoint/policy/model.safetensors").unlink()
         train("grpo")
-    assert progress(run)["policy_version"] == 2
+    assert progress(run)["iterations"] == 2
+    assert {row.policy_version for row in before} == {1}
     assert max(row["rollout/canary_gap"] for row in metrics(run)) < CLOSE
     assert [row.logprobs.tobytes() for row in trajectories(run)[1]] == [row.logprobs.tobytes() for row in before]
 

@@ -17,13 +17,13 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName, TaskRunFi
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.context import TaskRunContext
 
-from flows.stage import PARENT_TASK_RUN, run_stage, task
+from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, task
 
 SCRIPT = """
 import logging, os, signal, sys
 from flows.stage import clean_end, run_stage
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("flows.script")
 
 def refused(run):
     raise ValueError(f"run {run!r} is not defined; add it to params.yaml")
@@ -215,7 +215,7 @@ def test_a_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
     def refusing_stage() -> None:
         raise ValueError("no such run")
 
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended, clean_end():
         run_stage(refusing_stage)
     assert ended.value.code == 1
     (run,) = runs_of("refusing_stage")
