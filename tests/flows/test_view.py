@@ -21,6 +21,7 @@ from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from flows.operation.register import register
+from flows.train import train
 from flows.view import view
 
 QUESTIONS = "data/prepared/questions.parquet"
@@ -99,6 +100,7 @@ def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Insi
 
 def test_the_latest_evaluation_of_a_registered_policy_comes_first(project: Path, inside: Inside) -> None:
     with inside(project):
+        train("ppo")  # is complete, and takes up an MLflow run
         register("ppo")
         version = registry.of_policy(sha256(project / "outputs/train/ppo/checkpoint/policy"))
         assert version is not None
