@@ -128,11 +128,10 @@ class VllmEngine(Engine):
         self._end_id = actor.end_id
         self._connection, theirs = Pipe()
         self._scratch, claim = claim_scratch()
-        fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(settings.threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "agent_r1.rollout.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), claim],
-            env={**_QUIET, **os.environ, **fixed, "TMPDIR": str(self._scratch)},
+            env=engine_environment(settings.threads, self._scratch),
         )
         theirs.close()
         os.close(claim)
@@ -179,3 +178,9 @@ class VllmEngine(Engine):
         if not succeeded:
             raise EngineError(f"the engine failed:\n{result}")
         return result
+
+
+def engine_environment(threads: int, scratch: Path) -> dict[str, str]:
+    """The variables of the engine's process, set before torch and vLLM are imported."""
+    fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "TMPDIR": str(scratch)}
+    return {**_QUIET, **os.environ, **fixed}
