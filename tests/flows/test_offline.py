@@ -21,13 +21,14 @@ ROOT = Path(__file__).parents[2]
 QUIET = ("CI", "DO_NOT_TRACK", "DVC_NO_ANALYTICS", "MLFLOW_DISABLE_TELEMETRY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 PLACES = load(ROOT / "params.yaml").places
 STAGES = """
+from flows.stage import prepare_process
+
+prepare_process()
 from flows.evaluate import evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
 from flows.view import view
-
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 prepare()
 index()

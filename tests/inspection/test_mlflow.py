@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, expect
 from agent_r1 import tracking
 from agent_r1.inspection.selection import Shown, When
 from agent_r1.inspection.viewer import page
-from flows.server import await_health
+from flows.server import Part, await_health
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000
@@ -51,7 +51,8 @@ def mlflow_ui(project: Path, run_id: str, free_port: Callable[[], int]) -> Itera
     command = [sys.executable, "-m", "flows", "serving", "--only-mlflow", "--mlflow-port", str(port)]
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, text=True)
     try:
-        await_health(process, f"http://127.0.0.1:{port}/health", project / ".tracking/prefect/mlflow.log")
+        log, health = project / ".tracking/prefect/mlflow.log", f"http://127.0.0.1:{port}/health"
+        await_health(process, Part(name="mlflow", command=[], environment={}, log=log, health=health))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGINT)
