@@ -16,7 +16,7 @@ from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
-from agent_r1.search.index import open_index
+from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.folder import Identity, RunFolder
@@ -40,24 +40,26 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
         # before the folder is taken up: what cannot run replaces nothing
         memory.check(AutoConfig.from_pretrained(places.warm_start), settings, [config])
         adapter.warn_of_rounding(settings)
-        folder = RunFolder(places.training(meant), Identity.of(settings, config, _inputs(settings), code_of("train")))
+        index = open_index(settings.search, places.passages, places.index)
+        identity = Identity.of(settings, config, _inputs(settings, index), code_of("train"))
+        folder = RunFolder(places.training(meant), identity)
         with (
             folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
             _tracked(meant, settings, config, folder) as tracked,
         ):
             if not folder.is_complete(config.iterations):
-                _learn(settings, config, folder, tracked)
+                _learn(settings, config, index, folder, tracked)
             folder.tidy(config.keep)
             tracked.tag(CODE_TAG, folder.describe_code())
 
 
-def _learn(settings: Params, config: TrainParams, folder: RunFolder, tracked: tracking.Run) -> None:
+def _learn(settings: Params, config: TrainParams, index: Cached, folder: RunFolder, tracked: tracking.Run) -> None:
     places = settings.places
     with Training(
         settings,
         config,
         questions=[row for row in read_rows(places.questions, Question) if row.split == "train"],
-        index=open_index(settings.search, places.passages, places.index),
+        index=index,
         model=places.warm_start,
         folder=folder,
     ) as training:
@@ -79,10 +81,9 @@ def code_of(stage: str) -> dict[str, str]:
     return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
 
 
-def _inputs(settings: Params) -> dict[str, str]:
+def _inputs(settings: Params, index: Cached) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
-    index = open_index(settings.search, places.passages, places.index)
     env = asked_attempt("", index, settings.env).env
     return {
         "questions": sha256(places.questions),
