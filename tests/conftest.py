@@ -21,6 +21,7 @@ import pytest
 import torch
 import yaml
 from filelock import FileLock
+from mlflow import MlflowClient
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
@@ -57,7 +58,6 @@ SLOW = {
     "inside",
     "ppo",
     "prefect_api",
-    "serve_engine",
     "serve_index",
     "small_project",
     "start",
@@ -66,7 +66,6 @@ SLOW = {
 }
 
 MakeIndex = Callable[[Sequence[Passage]], Cached]
-ServeEngine = Callable[[Path, str], AbstractContextManager[str]]
 
 # What a task of one action allows.
 ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 128, "max_action_tokens": 16})
@@ -80,6 +79,10 @@ class Task:
     index: Cached
     model: Path
 
+
+# At this size more threads are slower, the more so beside another process of the suite.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell starts what it puts into the background with interrupts ignored, and that would reach the tests' processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -114,6 +117,18 @@ def build_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Calla
         return folder
 
     return build
+
+
+@pytest.fixture(scope="session")
+def lay_store(build_once: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[Path], None]:
+    """Gives a project without a store a copy of an empty one; to make one takes MLflow seconds."""
+    made = build_once("store", lambda folder: MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments())
+
+    def lay(project: Path) -> None:
+        if not (project / ".tracking").exists():
+            shutil.copytree(made, project / ".tracking")
+
+    return lay
 
 
 @pytest.fixture(scope="session")
@@ -200,13 +215,18 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
     raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
 
 
-@contextlib.contextmanager
-def _engine_server(project: Path, model: str) -> Iterator[str]:
-    port, log = _free_port(), project / "engine_server.log"
+@pytest.fixture(scope="session")
+def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
+    folder = tmp_path_factory.mktemp("engine_server")
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
+    params = yaml.safe_load(PARAMS.read_text())
+    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
+    port, log = _free_port(), folder / "engine_server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.rollout.serve", model, "--port", str(port)],
-            cwd=project,
+            [sys.executable, "-m", "agent_r1.rollout.serve", ".", "--port", str(port)],
+            cwd=folder,
             env={**os.environ, "PYTHONPATH": str(PARAMS.parent)},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -219,23 +239,6 @@ def _engine_server(project: Path, model: str) -> Iterator[str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-@pytest.fixture(scope="session")
-def serve_engine() -> ServeEngine:
-    """A real vLLM server of a model, with a project's params.yaml: its URL, for as long as the block lasts."""
-    return _engine_server
-
-
-@pytest.fixture(scope="session")
-def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
-    folder = tmp_path_factory.mktemp("engine_server")
-    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
-    params = yaml.safe_load(PARAMS.read_text())
-    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
-    with _engine_server(folder, ".") as url:
-        yield url
 
 
 @pytest.fixture(scope="session")
@@ -300,12 +303,3 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
             yield training
 
     return open_
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """More make so small a model slower."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -17,7 +17,6 @@ from agent_r1.training.loop import iterate
 TRAIN = load(Path(__file__).parents[1] / "params.yaml").train
 NAMES = "ABCDEFGH"
 History = Callable[[float, int], list[dict[str, float]]]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

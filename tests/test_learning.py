@@ -20,7 +20,6 @@ from agent_r1.training.watch import judge
 
 ITERATIONS = 24
 UPDATE = {"learning_rate": 2e-4, "critic_learning_rate": 5e-4, "critic_warmup_iterations": 1}
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A real Prefect server, small scripts that are whole processes, and a small project that is trained.
 
-A stage runs in its project's folder. The tests give every stage one thread: at this size more are slower, and the bits
-of two processes are compared. Actions are sampled in the stage's process, except where a test is about vLLM.
+A stage runs in its project's folder. Actions are sampled in the stage's process, except where a test is about vLLM.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
@@ -147,25 +145,21 @@ def serve_index(start: Start, free_port: Callable[[], int]) -> ServeIndex:
     return serve
 
 
-@contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(tempfile, "tempdir", str(folder))  # where the accelerator's lock is
-        for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
-            patch.delenv(name, raising=False)
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
-def inside() -> Inside:
+def inside(lay_store: Callable[[Path], None]) -> Inside:
     """Makes a folder the project of this process: current folder, tracking store and accelerator are its own."""
-    return _inside
+
+    @contextmanager
+    def enter(folder: Path) -> Iterator[None]:
+        lay_store(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr(tempfile, "tempdir", str(folder))  # where the accelerator's lock is
+            for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
+                patch.delenv(name, raising=False)
+            yield
+
+    return enter
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -175,12 +169,13 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def write_params() -> WriteParams:
-    """Writes a folder's params.yaml: the project's own, made small, with further changes."""
+def write_params(lay_store: Callable[[Path], None]) -> WriteParams:
+    """Writes a folder's params.yaml, the project's own made small with further changes, and gives it a store."""
 
     def write(folder: Path, changes: dict[str, Any]) -> None:
         own = yaml.safe_load((ROOT / "params.yaml").read_text())
         (folder / "params.yaml").write_text(yaml.safe_dump(_merged(_merged(own, SMALL), changes)))
+        lay_store(folder)
 
     return write
 

@@ -43,9 +43,9 @@ CALL = '<think>The film first.</think><tool_call>{"name": "search", "arguments":
 @pytest.fixture
 def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> Path:
     """The small project's data and warm start, with an engine that starts at once."""
-    write_params(tmp_path, {"engine": {"kind": "transformers"}})
     for name in ("data", "outputs", ".tracking"):
         (tmp_path / name).symlink_to(small_project / name)
+    write_params(tmp_path, {})
     return tmp_path
 
 
@@ -58,7 +58,7 @@ def asked(small_project: Path) -> list[str]:
 
 
 def started(folder: Path, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
     return subprocess.Popen([sys.executable, "-m", "flows", "chat", *arguments], cwd=folder, env=environment, **streams)
 
 

@@ -87,14 +87,10 @@ def logprobs(folder: Path, trajectory: Trajectory) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize(
-    ("family", "fine_tune", "engine", "dtype"),
-    [("qwen2_5", False, "vllm", "float32"), ("qwen3", True, "transformers", "bfloat16")],
-)
+@pytest.mark.parametrize(("family", "fine_tune", "dtype"), [("qwen2_5", False, "float32"), ("qwen3", True, "bfloat16")])
 def test_a_foreign_model_is_trained_with_adapters(
     family: str,
     fine_tune: bool,
-    engine: str,
     dtype: str,
     tmp_path: Path,
     tiny_tokenizer: PreTrainedTokenizerFast,
@@ -107,7 +103,7 @@ def test_a_foreign_model_is_trained_with_adapters(
     started = CHANGES["warm_start"] | {"fine_tune": fine_tune}
     update = CHANGES["train"]["update"] | {"canary_tolerance": TOLERANCE}
     changes = {"warm_start": started, "train": CHANGES["train"] | {"update": update}}
-    write_params(tmp_path, CHANGES | changes | {"model": model, "engine": {"kind": engine}})
+    write_params(tmp_path, CHANGES | changes | {"model": model})
     with inside(tmp_path):
         prepare()
         index()

@@ -1,4 +1,4 @@
-"""Every stage on questions in the release formats, each with another engine and another kind of search.
+"""Every stage on questions in the release formats, each with another kind of search.
 
 The questions are real ones where there are any, else some made here.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,7 @@ FILES = {
     "2wikimultihopqa": ("train.subset.json.gz", "dev.subset.json.gz"),
     "musique": ("musique_ans_v1.0_train.subset.jsonl.gz", "musique_ans_v1.0_dev.subset.jsonl.gz"),
 }
-MADE_WITH = [
-    ("hotpotqa", "vllm", "remote"),
-    ("2wikimultihopqa", "transformers", "hybrid"),
-    ("musique", "server", "bm25"),
-]
+MADE_WITH = [("hotpotqa", "remote"), ("2wikimultihopqa", "hybrid"), ("musique", "bm25")]
 CHANGES = {
     "warm_start": {  # by heart: enough to make calls
         "demonstrations": 48,
@@ -104,21 +100,19 @@ def release(name: str, folder: Path) -> dict[str, Any]:
     return {"format": name, "train": train, "test": test}
 
 
-@pytest.mark.parametrize(("name", "engine", "search"), MADE_WITH)
+@pytest.mark.parametrize(("name", "search"), MADE_WITH)
 def test_the_same_stages_run_on_a_release(
     name: str,
-    engine: str,
     search: str,
     tmp_path: Path,
     tiny_encoder: Path,
     serve_index: Callable[[Path], str],
-    serve_engine: Callable[[Path, str], AbstractContextManager[str]],
     inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
 ) -> None:
     changes = {**CHANGES, "prepare": {"datasets": [name], "files": {name: release(name, tmp_path)}}}
     write_params(tmp_path, changes)
-    with inside(tmp_path), ExitStack() as servers:
+    with inside(tmp_path):
         prepare()
         index()
         if search == "remote":
@@ -129,9 +123,6 @@ def test_the_same_stages_run_on_a_release(
         write_params(tmp_path, changes)
         index()
         warm_start()
-        urls = [servers.enter_context(serve_engine(tmp_path, str(PLACES.warm_start)))] if engine == "server" else []
-        changes["engine"] = {"kind": engine, "server": {"urls": urls}}
-        write_params(tmp_path, changes)
         train("ppo")
         evaluate(run="ppo")
     assert describe(tmp_path / PLACES.index).kind == search

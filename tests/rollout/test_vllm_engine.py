@@ -25,6 +25,7 @@ from agent_r1.policy.model import token_logprobs
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request
+from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch
 from agent_r1.seeds import derive
 
@@ -142,6 +143,7 @@ def test_the_same_requests_give_the_same_actions(engine: Engine, tiny_model: Pat
     first = engine.sample(asked)
     engine.load_weights(tiny_model, version=0)
     again, alone, turned = engine.sample(asked), engine.sample(asked[:1]), engine.sample(asked[::-1])
+    assert isinstance(engine, ServerEngine) or bits(again) == bits(first)
     for other, actions in ((again, first), (alone, first[:1]), (turned, first[::-1])):
         for one, action in zip(other, actions, strict=True):
             assert one.token_ids == action.token_ids
@@ -171,22 +173,6 @@ def test_a_model_that_is_not_there_is_told(open_kind: Open, tmp_path: Path) -> N
         open_kind(tmp_path)
 
 
-@pytest.mark.parametrize("open_kind", ["vllm", "transformers"], indirect=True)
-def test_in_one_process_the_same_requests_give_the_same_bits(
-    open_kind: Open, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one engine and in another; and nothing is left of either in the temporary folder."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = []
-    for _ in range(2):
-        with open_kind(tiny_model) as engine:
-            found.append(bits(engine.sample(requests())))
-            engine.load_weights(tiny_model, version=1)
-            found.append(bits(engine.sample(requests())))
-    assert found == found[:1] * 4
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("open_kind", ["transformers", "server"], indirect=True)
 def test_a_model_that_reads_too_few_tokens_is_told(open_kind: Open, tiny_model: Path) -> None:
     with pytest.raises(EngineError, match=r"reads (512|1024) tokens at most.* env.max_tokens"):
@@ -212,6 +198,11 @@ def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
         os.close(descriptor)
 
 
+def is_running(pid: int) -> bool:
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return status.strip() != "" and not status.startswith("Z")
+
+
 OPEN = """
 import sys
 from pathlib import Path
@@ -229,7 +220,7 @@ with open_engine(settings, actor) as engine:
 def test_nothing_is_left_of_an_engine_that_was_killed(
     opener: Callable[..., Open], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of its process: after `close`. With all that started it: after the next start, and nothing that is in use."""
+    """Nor of one whose parent was: its process ends, and the next start clears what it left and nothing in use."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     parent = subprocess.Popen(
         [sys.executable, "-c", OPEN, str(tiny_model)],
@@ -244,17 +235,16 @@ def test_nothing_is_left_of_an_engine_that_was_killed(
     in_use, claim = claim_scratch()
     [left] = set(tmp_path.glob("agent_r1_engine_*")) - {in_use}
     assert list(left.iterdir()), "a folder that vLLM does not use would prove nothing"
-    for pid in (orphan, parent.pid):
-        os.kill(pid, signal.SIGKILL)
-    parent.communicate()
+    parent.kill()
+    parent.communicate()  # until the orphan, which has the same output, has ended too
+    assert not is_running(orphan)
     with opener("vllm")(tiny_model, max_tokens=64) as engine:
         assert isinstance(engine, VllmEngine)
         assert not left.exists()
         os.kill(engine.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with code -9"):
             engine.sample(requests(1, max_tokens=5))
-    with pytest.raises(ProcessLookupError):
-        os.kill(engine.pid, 0)
+    assert not is_running(engine.pid)
     assert {path for path in tmp_path.iterdir() if "inductor" not in path.name} == {in_use}
     os.close(claim)
 
@@ -319,9 +309,19 @@ def gap(learner: Learner, actions: list[Action]) -> float:
 
 
 def test_the_sampler_runs_the_learners_adapters(
-    make: Callable[[], Learner], opener: Callable[..., Open], tiny_model: Path, tmp_path: Path
+    make: Callable[[], Learner],
+    opener: Callable[..., Open],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the start, after each of two updates, and back to the first; a fresh engine goes on with the same bits."""
+    """From the start, after each of two updates, and back to the first; a fresh engine goes on with the same bits.
+
+    Nothing is left of either engine in the temporary folder.
+    """
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     learner = make()
     with opener("vllm")(tiny_model, max_tokens=128, adapter_rank=4) as engine:
         before = engine.sample(ADAPTED)
@@ -343,4 +343,5 @@ def test_the_sampler_runs_the_learners_adapters(
         engine.load_weights(tmp_path / "2" / "policy", resumed.policy_version)
         after = engine.sample(ADAPTED)
     assert gap(resumed, after) < CLOSE
-    assert [action.logprobs.tobytes() for action in after] == [action.logprobs.tobytes() for action in before]
+    assert bits(after) == bits(before)
+    assert not list(scratch.iterdir())

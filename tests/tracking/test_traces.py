@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,8 +81,9 @@ def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) ->
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tracking.Run:
+def run(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> tracking.Run:
     """A run in a store of its own."""
+    lay_store(tmp_path)
     for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     shutil.copy(ROOT / "params.yaml", tmp_path)

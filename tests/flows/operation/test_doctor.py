@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent_r1 import tracking
 from flows.dvc_files import complaint
 from flows.operation.checks import (
     CHECKS,
@@ -211,15 +210,9 @@ def test_a_flow_goes_through_a_server(project: Path, prefect_api: str, monkeypat
 
 
 @pytest.fixture
-def database(project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def database(project: Path) -> Path:
     """A store that this process has not opened yet: MLflow looks at a schema once."""
-    made = tmp_path_factory.mktemp("made")
-    with monkeypatch.context() as patch:
-        patch.setenv("DVC_ROOT", str(made))
-        with tracking.start("ppo", {"variant": "ppo"}, {}):
-            pass
-    shutil.copytree(made / ".tracking", project / ".tracking")
-    return project / ".tracking" / "mlflow.db"
+    return project / ".tracking/mlflow.db"
 
 
 def test_a_store_that_opens(database: Path) -> None:
@@ -242,6 +235,7 @@ def test_a_store_that_is_no_database(database: Path) -> None:
 
 
 def test_a_store_that_cannot_be_written_to(project: Path) -> None:
+    shutil.rmtree(project / ".tracking")
     assert "not there yet" in store().message
     (project / ".tracking").rmdir()
     (project / ".tracking").write_text("in its place")

@@ -60,7 +60,6 @@ def project(
         (tmp_path / part).symlink_to(small_project / part)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with inside(tmp_path):
         yield tmp_path
 
