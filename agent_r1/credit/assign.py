@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats, collate, groups_of
+from agent_r1.credit.batch import Floats, Mask, collate, groups_of, select_tokens
 from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, select
-from agent_r1.credit.masks import Mask, select_tokens
 from agent_r1.credit.rewards import PARTS, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from agent_r1.credit.batch import Batch, Floats
-from agent_r1.credit.masks import Mask
+from agent_r1.credit.batch import Batch, Floats, Mask
 from agent_r1.params import CreditParams
 
 Counts = NDArray[np.int64]

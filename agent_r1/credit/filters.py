@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats
+from agent_r1.credit.batch import Floats, Mask
 from agent_r1.credit.estimators import group_statistics
-from agent_r1.credit.masks import Mask
 from agent_r1.params import FilterParams
 
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order

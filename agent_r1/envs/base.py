@@ -40,3 +40,13 @@ class Env(Protocol):
         It holds special tokens, but not the end token that closed it; where the prompt ends in `<think>`, it opens so.
         """
         ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """An episode to be run."""
+
+    question_id: str
+    group: int  # index of the question within the iteration
+    sample: int  # index of the episode within its group
+    env: Env

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from agent_r1.envs.base import Attempt
+from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.evaluation.predictions import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params, Protocol
 from agent_r1.records import Question, Trajectory
-from agent_r1.rollout.attempts import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import describe, open_index
 

@@ -19,11 +19,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from agent_r1.envs.actions import parse_action
+from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.params import EnvParams, Params
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, StopReason
-from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import StepView, follow

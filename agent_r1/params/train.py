@@ -11,7 +11,7 @@ from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section
 
 
 class AdvantageMask(Section):
-    """Where action tokens are the only time steps; see `agent_r1.credit.masks`."""
+    """Where action tokens are the only time steps; see `agent_r1.credit.batch`."""
 
     recursion: bool
     whitening: bool

@@ -1,4 +1,7 @@
-"""The one renderer of conversations: warm start, training and evaluation all take their tokens from here."""
+"""The one renderer of conversations: warm start, training and evaluation all take their tokens from here.
+
+Only a chat template's own text and sampled tokens may be added tokens (law 3).
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,119 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeVar
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Source
-from agent_r1.rollout.encoding import Codec, Encoded, Piece
 from agent_r1.rollout.template import OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
 
 S = TypeVar("S", str, Sequence[int])
 
 logger = logging.getLogger(__name__)
 
+FIRST_ESCAPE = 0x10FF00  # private use, and the last of it: a text that holds these characters loses nothing but them
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
 _SAMPLE_OBSERVATIONS = ("A: b.\nC: d.", "e")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and where each came from."""
+
+    ids: list[int]  # [T]
+    source: list[int]  # [T] values of Source
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a rendered conversation, all of one source."""
+
+    text: str
+    source: Source
+
+
+class Codec:
+    """Encodes and decodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
+
+    Marks become their tokens, and what lies between two of them is encoded as one by a copy of the tokenizer without
+    added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
+    is put into the template: the first character of each is replaced by one that no template and no tokenizer knows,
+    and that comes back when the text is encoded. So a template may cut, strip and quote what it is given.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        plain = {**state, "added_tokens": [], "post_processor": None, "truncation": None}
+        self._plain = Tokenizer.from_str(json.dumps(plain))
+        self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
+        self._id_of = {mark: index for index, mark in self._mark_of.items()}
+        marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
+        self._mark = re.compile(f"({marks or '(?!)'})")  # in a group: a split text then has the marks at odd places
+        heads = sorted({mark[0] for mark in self._id_of})
+        self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
+        self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
+
+    def escape(self, text: str) -> str:
+        """The text, of the same length, without a mark in it."""
+        while self._mark.search(text):
+            text = self._mark.sub(lambda found: self._escaped[found[0][0]] + found[0][1:], text)
+        return text
+
+    def write(self, ids: Sequence[int]) -> str:
+        """The text of sampled tokens: added tokens as marks, and marks that were spelled out escaped."""
+        runs = groupby(ids, key=self._mark_of.get)
+        return "".join(
+            self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
+        )
+
+    def mark_at_start(self, text: str) -> tuple[str, int] | None:
+        """The mark that a text begins with and its token id."""
+        found = self._mark.match(text)
+        return None if found is None else (found[0], self._id_of[found[0]])
+
+    def encode(self, pieces: Sequence[Piece]) -> Encoded:
+        """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
+        tokens = list(self._tokens(pieces))
+        return Encoded([index for index, _ in tokens], [source for _, source in tokens])
+
+    def encode_sampled(self, text: str) -> list[int]:
+        """The token ids that a policy would sample to write `text`, marks as added tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+        plain: list[Piece] = []  # since the last mark
+        for piece in pieces:
+            for number, text in enumerate(self._mark.split(piece.text)):
+                if number % 2 == 0:
+                    plain.append(Piece(text, piece.source))
+                else:
+                    yield from self._plain_tokens(plain)
+                    yield self._id_of[text], piece.source
+                    plain = []
+        yield from self._plain_tokens(plain)
+
+    def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+        text = "".join(piece.text for piece in pieces).translate(self._unescaped)
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
+        source = [piece.source for piece in pieces for _ in piece.text]  # per character
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            touched = source[start:stop] or source[:1]
+            yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
 
 class Chat:

@@ -9,24 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_r1.envs.base import Env, Transition
+from agent_r1.envs.base import Attempt, Transition
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.encoding import Encoded
+from agent_r1.rollout.chat import Chat, Encoded
 from agent_r1.rollout.sampling import Action, Request, Sampler
 from agent_r1.seeds import derive
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """An episode to be run."""
-
-    question_id: str
-    group: int  # index of the question within the iteration
-    sample: int  # index of the episode within its group
-    env: Env
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

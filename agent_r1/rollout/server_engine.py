@@ -38,7 +38,7 @@ class VllmServer:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The shape, limit and type of the model it runs: see `agent_r1.rollout.worker.WorkerExtension.describe`."""
+        """The shape, limit and type of the model it runs: see `agent_r1.rollout.vllm_engine.WorkerExtension`."""
         return dict(self._remote_call("describe")[0])
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> dict[str, Any]:

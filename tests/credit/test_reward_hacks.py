@@ -13,11 +13,12 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.rewards import step_rewards
+from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, ScriptedSampler, collect
+from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.search import search_tool
 
 MAX_STEPS = 5

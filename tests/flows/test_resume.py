@@ -51,7 +51,7 @@ def engine_of(process: subprocess.Popen[str]) -> int:
     lines = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    [engine] = [line for line in lines if "agent_r1.rollout.worker" in line]
+    [engine] = [line for line in lines if "agent_r1.rollout.vllm_engine" in line]
     return int(engine.split()[0])
 
 

@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from agent_r1.records import Source
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.encoding import Encoded
+from agent_r1.rollout.chat import Chat, Encoded
 from agent_r1.rollout.template import Dialect
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}

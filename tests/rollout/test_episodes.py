@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import Transition
+from agent_r1.envs.base import Attempt, Transition
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, ScriptedSampler, StepView, collect, follow
+from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
