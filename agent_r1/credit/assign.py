@@ -52,12 +52,12 @@ def assign(
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     totals, parts = zip(*(step_rewards(trajectory, params.rewards) for trajectory in trajectories), strict=True)
     groups = groups_of(trajectories)
-    selection = select(_returns(totals), groups, params.filter, questions)
-    if not selection.kept.any():
+    kept, share, threshold = select(_returns(totals), groups, params.filter, questions)
+    if not kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    credits_ = _credits(trajectories, totals, values, reference, kl, selection.kept, params)
-    filtered = {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
+    credits_ = _credits(trajectories, totals, values, reference, kl, kept, params)
+    filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
     metrics = {
         **_rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
@@ -67,8 +67,8 @@ def assign(
         **_value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
-    mean, kept = metrics["reward/total"], selection.kept.sum()
-    logger.info("credit: %d trajectories, mean return %.3f, %d kept", len(credits_), mean, kept)
+    mean = metrics["reward/total"]
+    logger.info("credit: %d trajectories, mean return %.3f, %d kept", len(credits_), mean, kept.sum())
     return credits_, metrics
 
 

@@ -151,14 +151,8 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
-    "gae": gae,
-    "step_gae": step_gae,
-    "bi_level_gae": bi_level_gae,
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
+    each.__name__: each
+    for each in (gae, step_gae, bi_level_gae, grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline)
 }
 
 

@@ -13,8 +13,7 @@ from textwrap import shorten
 from typing import Any
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.actions import ParsedAction, parse_action
-from agent_r1.envs.base import Attempt, Transition
+from agent_r1.envs.base import Attempt, ParsedAction, Transition, parse_action
 from agent_r1.params import EnvParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search

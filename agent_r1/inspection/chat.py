@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from agent_r1.envs.actions import parse_action
+from agent_r1.envs.base import parse_action
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.params import EnvParams, Params

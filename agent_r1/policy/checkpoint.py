@@ -2,7 +2,7 @@
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder, with adapters in `policy/adapter/` where they are
 what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`. One process at a time may
-write it. When nothing is left to train, `learner.pt` may be dropped.
+write it. When nothing is left to train, `learner.pt` may go.
 """
 
 from __future__ import annotations
@@ -93,8 +93,3 @@ def load(folder: Path, learner: Learner) -> Progress:
     state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
     learner.restore(folder / "policy", state)
     return found
-
-
-def drop_learner(folder: Path) -> None:
-    """Leaves the policy and the progress alone: nothing can go on from the checkpoint any more."""
-    (folder / "learner.pt").unlink(missing_ok=True)

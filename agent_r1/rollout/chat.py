@@ -152,10 +152,6 @@ class Chat:
         self.before_observation, _, self.after_observation = frame.partition(OBSERVATION)
         self._check_sample()
 
-    def begin(self, system: str, user: str, tools: Tools = ()) -> Dialogue:
-        """A conversation of which nothing but the opening is known."""
-        return Dialogue(self, system, user, tools)
-
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
         """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
 
@@ -181,7 +177,7 @@ class Chat:
 
     def _check_sample(self) -> None:
         """Compares the contexts of a conversation of two steps with the template's own, id for id."""
-        dialogue = self.begin("Be brief.", "Who is it?", [SAMPLE_TOOL])
+        dialogue = Dialogue(self, "Be brief.", "Who is it?", [SAMPLE_TOOL])
         context = dialogue.opening.ids
         self._compare(context, dialogue.text)
         rewritten: list[str] = []
@@ -234,7 +230,7 @@ class Dialogue:
     a new context holds all of it.
     """
 
-    def __init__(self, chat: Chat, system: str, user: str, tools: Tools) -> None:
+    def __init__(self, chat: Chat, system: str, user: str, tools: Tools = ()) -> None:
         escape = chat.codec.escape
         self._chat = chat
         self._tools = tools

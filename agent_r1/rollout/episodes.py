@@ -11,7 +11,7 @@ import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
-from agent_r1.rollout.chat import Chat, Encoded
+from agent_r1.rollout.chat import Chat, Dialogue, Encoded
 from agent_r1.rollout.sampling import Action, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -88,7 +88,7 @@ class _Episode:
     def __init__(self, attempt: Attempt, chat: Chat, max_tokens: int, seed: tuple[int, int]) -> None:
         self._attempt, self._chat, self._max_tokens = attempt, chat, max_tokens
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
-        self._dialogue = chat.begin(attempt.env.system, attempt.env.user, attempt.env.tools)
+        self._dialogue = Dialogue(chat, attempt.env.system, attempt.env.user, attempt.env.tools)
         self._context_starts = [0]
         self._ids: list[int] = []
         self._source: list[int] = []

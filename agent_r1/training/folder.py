@@ -179,7 +179,7 @@ class RunFolder:
         """Removes what a complete run has no more use for, the good checkpoint first: it does not go back."""
         shutil.rmtree(self.good, ignore_errors=True)
         if not keep.learner:
-            checkpoint.drop_learner(self.checkpoint)
+            (self.checkpoint / "learner.pt").unlink(missing_ok=True)
         for iteration in range(self.finished - 1):
             if iteration % keep.every:
                 self._remove_rows(iteration)

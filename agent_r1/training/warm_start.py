@@ -49,26 +49,19 @@ def train_on_demonstrations(
     if settings.model.path:
         model, tokenizer = load_agent(settings.model.path)
     else:
-        model, tokenizer = _built_in(settings, passages, [*searching, *answering])
+        shape = settings.warm_start
+        tokenizer = builtin.train_tokenizer(_texts(passages, [*searching, *answering]), shape.vocab_size)
+        model = builtin.new_model(
+            tokenizer,
+            hidden_size=shape.hidden_size,
+            layers=shape.layers,
+            heads=shape.heads,
+            max_tokens=settings.env.max_tokens,
+            seed=shape.seed,
+        )
     demonstrations = _act_out(searching, answering, Chat(tokenizer), index, settings)
     torch.nn.Module.to(model, default_device())
     fit(model, demonstrations, settings.warm_start)
-    return model, tokenizer
-
-
-def _built_in(
-    settings: Params, passages: Sequence[Passage], demonstrations: Sequence[Demonstration]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    shape = settings.warm_start
-    tokenizer = builtin.train_tokenizer(_texts(passages, demonstrations), shape.vocab_size)
-    model = builtin.new_model(
-        tokenizer,
-        hidden_size=shape.hidden_size,
-        layers=shape.layers,
-        heads=shape.heads,
-        max_tokens=settings.env.max_tokens,
-        seed=shape.seed,
-    )
     return model, tokenizer
 
 
