@@ -17,8 +17,7 @@ from agent_r1.envs.base import Attempt, ParsedAction, Transition, parse_action
 from agent_r1.params import EnvParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
-from agent_r1.tools.base import Tool, ToolResult
-from agent_r1.tools.search import render_passages, search_tool
+from agent_r1.tools.base import Tool, ToolResult, render_passages, search_tool
 
 SYSTEM = "Answer the question. Search when facts are missing."
 FROM_PASSAGES = "Answer the question from the passages."

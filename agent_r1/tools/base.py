@@ -1,17 +1,18 @@
-"""A tool: a typed function that the policy may call by name."""
+"""A tool: a typed function that the policy may call by name. There is one: `search`."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from agent_r1.records import CallStatus
+from agent_r1.records import CallStatus, Passage
+from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
 
 
 class ToolError(Exception):
@@ -106,3 +107,28 @@ def _parameters(model: type[BaseModel]) -> dict[str, Any]:
 def _explain(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
+
+
+def search_tool(index: Search, *, top_k: int) -> Tool:
+    """A tool that shows the `top_k` best passages for a query."""
+
+    def search(query: str) -> ToolResult:
+        """Finds passages about a query."""
+        if not query.strip():
+            raise ToolError("the query is empty")
+        try:
+            [passages] = index.search([query], top_k)
+        except SearchTimeout as fault:
+            raise ToolTimeout("the search took too long") from fault
+        except SearchUnavailable as fault:
+            raise ToolError("the search does not answer") from fault
+        return ToolResult(
+            text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
+        )
+
+    return Tool(search)
+
+
+def render_passages(passages: Sequence[Passage]) -> str:
+    """One line per passage, `Title: text`; an empty string without passages."""
+    return "\n".join(" ".join(f"{passage.title}: {passage.text}".split()) for passage in passages)

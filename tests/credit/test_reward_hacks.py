@@ -19,7 +19,7 @@ from agent_r1.params import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.base import search_tool
 
 MAX_STEPS = 5
 QUESTION = Question(

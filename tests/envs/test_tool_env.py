@@ -20,8 +20,7 @@ from agent_r1.envs.tool_env import (
 from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
-from agent_r1.tools.base import Tool, ToolError, ToolResult
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.base import Tool, ToolError, ToolResult, search_tool
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml").env
 
