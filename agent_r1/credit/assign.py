@@ -135,7 +135,22 @@ def _credits(
     params: CreditParams,
 ) -> list[Credit]:
     """Credit of all; the estimator sees the kept trajectories alone."""
-    credits_ = [_no_credit(trajectory, total) for trajectory, total in zip(trajectories, totals, strict=True)]
+    credits_ = []
+    for trajectory, total in zip(trajectories, totals, strict=True):
+        zeros = np.zeros(len(trajectory.token_ids), np.float32)
+        credits_.append(
+            Credit(
+                trajectory_id=trajectory.trajectory_id,
+                return_=float(total.sum()),
+                advantages=zeros,
+                values=zeros,
+                value_targets=zeros,
+                reference_logprobs=zeros,
+                loss_mask=zeros > 0,
+                critic_mask=zeros > 0,
+                kept=False,
+            )
+        )
     rows = np.flatnonzero(kept).tolist()
     if not rows:
         return credits_
@@ -154,22 +169,6 @@ def _credits(
             kept=True,
         )
     return credits_
-
-
-def _no_credit(trajectory: Trajectory, total: Floats) -> Credit:
-    zeros = np.zeros(len(trajectory.token_ids), np.float32)
-    nowhere = np.zeros(len(trajectory.token_ids), np.bool_)
-    return Credit(
-        trajectory_id=trajectory.trajectory_id,
-        return_=float(total.sum()),
-        advantages=zeros,
-        values=zeros,
-        value_targets=zeros,
-        reference_logprobs=zeros,
-        loss_mask=nowhere,
-        critic_mask=nowhere,
-        kept=False,
-    )
 
 
 def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

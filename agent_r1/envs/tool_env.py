@@ -62,9 +62,11 @@ class ToolEnv:
         started = time.perf_counter()
         result = self._call(parsed)
         latency_s = time.perf_counter() - started
-        over = None if self._steps_left else _outcome(result.call_status)
+        last = Outcome.MALFORMED if result.call_status is CallStatus.MALFORMED else Outcome.TURN_LIMIT
+        over = None if self._steps_left else last
+        said = result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"
         return Transition(
-            observation=None if over else _observation(result),
+            observation=None if over else said,
             outcome=over,
             tool=parsed.tool,
             arguments="" if parsed.arguments is None else canonical(parsed.arguments),
@@ -117,14 +119,6 @@ def think(parsed: ParsedAction) -> float:
 def canonical(arguments: dict[str, Any]) -> str:
     """Arguments as JSON; equal arguments give equal text."""
     return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
-
-
-def _observation(result: ToolResult) -> str:
-    return result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"
-
-
-def _outcome(last: CallStatus) -> Outcome:
-    return Outcome.MALFORMED if last is CallStatus.MALFORMED else Outcome.TURN_LIMIT
 
 
 class AnswerEnv:

@@ -69,12 +69,6 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
     }
 
 
-def adapter_options(rank: int) -> dict[str, Any]:
-    """More arguments of `LLM`: one adapter at a time; vLLM itself refuses a rank that it has no room for."""
-    room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room} if rank else {}
-
-
 def sampling_options(actor: Actor) -> dict[str, Any]:
     """The fields of vLLM's `SamplingParams` that all requests share."""
     return {
@@ -133,7 +127,6 @@ class VllmEngine(Engine):
         """
         started = time.perf_counter()
         self.version = actor.version
-        self._end_id = actor.end_id
         self._connection, theirs = Pipe()
         self._scratch, claim = claim_scratch()
         self._process = subprocess.Popen(
@@ -156,8 +149,8 @@ class VllmEngine(Engine):
         return self._process.pid
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        asked = [(request.context, request.seed, request.max_tokens) for request in requests]
-        return [Action.of(ids, logprobs, self._end_id) for ids, logprobs in self._exchange(("sample", asked))]
+        actions: list[Action] = self._exchange(("sample", list(requests)))
+        return actions
 
     def load_weights(self, folder: Path, version: int) -> None:
         self._exchange(("load_weights", str(folder)))
@@ -228,19 +221,26 @@ class Worker:
         if not cuda:
             torch._dynamo.config.disable = True
         options = model_options(settings, model=actor.model, max_tokens=actor.max_tokens, dtype=actor.dtype, cuda=cuda)
+        if rank := actor.adapter_rank:
+            room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)  # else vLLM itself refuses the rank
+            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         self._actor = actor
-        self._llm = LLM(**options, **adapter_options(actor.adapter_rank))
+        self._llm = LLM(**options)
         self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
 
-    def sample(self, requests: Sequence[tuple[list[int], int, int]]) -> list[tuple[list[int], list[float]]]:
-        """Ids and logprobs of one action per (context, seed, max_tokens)."""
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
         from vllm import SamplingParams, TokensPrompt
 
         options = sampling_options(self._actor)
-        params = [SamplingParams(**options, seed=seed, max_tokens=max_tokens) for _, seed, max_tokens in requests]
-        prompts = [TokensPrompt(prompt_token_ids=context) for context, _, _ in requests]
+        params = [SamplingParams(**options, seed=each.seed, max_tokens=each.max_tokens) for each in requests]
+        prompts = [TokensPrompt(prompt_token_ids=each.context) for each in requests]
         outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
-        return [_sampled(output.outputs[0]) for output in outputs]
+        actions = []
+        for [completion] in (output.outputs for output in outputs):
+            ids = list(completion.token_ids)
+            logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
+            actions.append(Action.of(ids, logprobs, self._actor.end_id))
+        return actions
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
@@ -261,11 +261,6 @@ class Worker:
         number = self._adapter.lora_int_id + 1 if self._adapter else 1
         self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
         self._llm.llm_engine.add_lora(self._adapter)
-
-
-def _sampled(completion: Any) -> tuple[list[int], list[float]]:
-    ids = list(completion.token_ids)
-    return ids, [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
 
 
 def serve(connection: Connection) -> None:

@@ -49,14 +49,10 @@ class Tool:
         self.name = function.__name__
         self._function = function
         self._arguments = _arguments_model(function)
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": _description(function),
-                "parameters": _parameters(self._arguments),
-            },
-        }
+        schema = self._arguments.model_json_schema(schema_generator=_UntitledSchema)
+        parameters = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
+        described = {"name": self.name, "description": _description(function), "parameters": parameters}
+        self.schema: dict[str, Any] = {"type": "function", "function": described}
 
     def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
@@ -97,11 +93,6 @@ def _description(function: Callable[..., ToolResult]) -> str:
     if not function.__doc__:
         raise ValueError(f"tool {function.__name__!r} needs a docstring: the policy reads its first paragraph")
     return re.sub(r"\s+", " ", inspect.cleandoc(function.__doc__).split("\n\n")[0])
-
-
-def _parameters(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(schema_generator=_UntitledSchema)
-    return {key: schema[key] for key in ("type", "properties", "required") if key in schema}
 
 
 def _explain(error: ValidationError) -> str:
