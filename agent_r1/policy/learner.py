@@ -23,8 +23,8 @@ from agent_r1.policy.model import (
     Critic,
     compute_dtype,
     default_device,
-    load_agent,
     load_policy,
+    load_tokenizer,
     precision,
     recompute_activations,
 )
@@ -64,7 +64,8 @@ class Learner:
         self.compute = Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
         stored = dtype if self.adapter else torch.float32
-        self.policy, self.tokenizer = load_agent(path, stored, device)
+        self.tokenizer = load_tokenizer(path)
+        self.policy = load_policy(path, stored, device)
         self.critic = Critic(path, stored, device) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():

@@ -41,14 +41,6 @@ def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
 
 
-def load_agent(
-    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them."""
-    tokenizer = load_tokenizer(path)
-    return load_policy(path, dtype, device), tokenizer
-
-
 def load_policy(
     path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
 ) -> PreTrainedModel:

@@ -83,11 +83,6 @@ class Codec:
             self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
         )
 
-    def mark_at_start(self, text: str) -> tuple[str, int] | None:
-        """The mark that a text begins with and its token id."""
-        found = self._mark.match(text)
-        return None if found is None else (found[0], self._id_of[found[0]])
-
     def encode(self, pieces: Sequence[Piece]) -> Encoded:
         """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
         tokens = list(self._tokens(pieces))
@@ -124,7 +119,7 @@ class Codec:
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
 
-class Chat:
+class Chat(Codec):
     """Turns conversations into token ids as the tokenizer's own chat template writes them.
 
     Only the template's text and what the policy sampled can be added tokens (message marks, tags). Everything else,
@@ -139,17 +134,17 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.template = Template(tokenizer)
-        self.codec = Codec(tokenizer)
-        end = self.codec.mark_at_start(self.template.after_action)
+        super().__init__(tokenizer)
+        after = self.template.after_action
+        end = self._mark.match(after)
         if end is None:
             raise ValueError(
-                "the chat template has no end token: the assistant's text is followed by "
-                f"{self.template.after_action[:40]!r}, which does not begin with an added token of the tokenizer; use "
-                "a template that closes messages with one"
+                f"the chat template has no end token: the assistant's text is followed by {after[:40]!r}, which does "
+                "not begin with an added token of the tokenizer; use a template that closes messages with one"
             )
-        self.end_mark, self.end_id = end
-        frame = self.template.after_action.removeprefix(self.end_mark)
-        self.before_observation, _, self.after_observation = frame.partition(OBSERVATION)
+        self.end_mark = end[0]
+        self.end_id = self._id_of[self.end_mark]
+        self.before_observation, _, self.after_observation = after.removeprefix(self.end_mark).partition(OBSERVATION)
         self._check_sample()
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
@@ -159,16 +154,12 @@ class Chat:
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
-        return [*self.codec.encode_sampled(text), self.end_id]
+        return [*self.encode_sampled(text), self.end_id]
 
     def opened(self, context: Sequence[int]) -> str:
         """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""
         found = _OPENED.search(self.decode(context[-_TAIL:]))
         return found[0] if found else ""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens included."""
-        return self.codec.decode(ids)
 
     def prompt_hash(self, system: str, tools: Tools = ()) -> str:
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
@@ -183,7 +174,7 @@ class Chat:
         rewritten: list[str] = []
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
             action = self.encode_action(text, context)
-            before = dialogue.text + self.codec.write(action[:-1]) + self.end_mark
+            before = dialogue.text + self.write(action[:-1]) + self.end_mark
             reply = dialogue.reply(action, observation, closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))
@@ -197,7 +188,7 @@ class Chat:
             )
 
     def _compare(self, found: Sequence[int], rendered: str) -> None:
-        expected = self.codec.encode_sampled(rendered)
+        expected = self.encode_sampled(rendered)
         if list(found) != expected:
             theirs, ours = _first_difference(expected, found)
             raise ValueError(
@@ -231,12 +222,12 @@ class Dialogue:
     """
 
     def __init__(self, chat: Chat, system: str, user: str, tools: Tools = ()) -> None:
-        escape = chat.codec.escape
+        escape = chat.escape
         self._chat = chat
         self._tools = tools
         self._messages: list[Message] = [("system", escape(system)), ("user", escape(user))]
         self.text = chat.template.render(self._messages, tools)  # of the current context, escaped
-        self.opening = chat.codec.encode([Piece(self.text, Source.PROMPT)])
+        self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
 
     def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Reply:
         """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around it.
@@ -245,15 +236,15 @@ class Dialogue:
         before them is PROMPT: none of its tokens was sampled here.
         """
         chat = self._chat
-        said = chat.codec.write(action[:-1] if closed else action)
-        self._messages += [("assistant", said), ("tool", chat.codec.escape(observation))]
+        said = chat.write(action[:-1] if closed else action)
+        self._messages += [("assistant", said), ("tool", chat.escape(observation))]
         before = self.text + said + chat.end_mark
         self.text = chat.template.render(self._messages, self._tools)
         if not self.text.startswith(before):
             start = self.text.rfind(chat.before_observation, 0, len(self.text) - len(chat.after_observation))
             history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-            return Reply(chat.codec.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
-        tokens = chat.codec.encode(self._framed(self.text[len(before) :]))
+            return Reply(chat.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
+        tokens = chat.encode(self._framed(self.text[len(before) :]))
         if not closed:
             tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
         return Reply(tokens, restarts=False)

@@ -234,7 +234,7 @@ class Worker:
         options = sampling_options(self._actor)
         params = [SamplingParams(**options, seed=each.seed, max_tokens=each.max_tokens) for each in requests]
         prompts = [TokensPrompt(prompt_token_ids=each.context) for each in requests]
-        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
+        outputs: Any = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         actions = []
         for [completion] in (output.outputs for output in outputs):
             ids = list(completion.token_ids)

@@ -23,7 +23,7 @@ from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
 from agent_r1.params import Params, WarmStartParams
 from agent_r1.policy import builtin
 from agent_r1.policy.batching import pad
-from agent_r1.policy.model import default_device, load_agent, token_logprobs
+from agent_r1.policy.model import default_device, load_policy, load_tokenizer, token_logprobs
 from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
@@ -47,7 +47,7 @@ def train_on_demonstrations(
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:
-        model, tokenizer = load_agent(settings.model.path)
+        tokenizer, model = load_tokenizer(settings.model.path), load_policy(settings.model.path)
     else:
         shape = settings.warm_start
         tokenizer = builtin.train_tokenizer(_texts(passages, [*searching, *answering]), shape.vocab_size)

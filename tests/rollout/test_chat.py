@@ -118,7 +118,7 @@ def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizer
     def contexts(text: str) -> list[list[int]]:
         dialogue = Dialogue(chat, text, text, [SEARCH])
         assert set(dialogue.opening.source) == {Source.PROMPT}
-        spelled = [index for letter in f"\n{text}" for index in chat.codec.encode_sampled(letter)]
+        spelled = [index for letter in f"\n{text}" for index in chat.encode_sampled(letter)]
         replies = [dialogue.reply([*spelled, chat.end_id], text, closed=True) for _ in range(2)]
         return [dialogue.opening.ids, *(reply.tokens.ids for reply in replies)]
 
