@@ -262,8 +262,7 @@ def one_action_task(
         env, chat = ONE_ACTION, Chat(tiny_tokenizer)
         shown = tool_attempts(questions, index, env, samples=64)
         sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
-        limits = {"max_tokens": env.max_tokens, "max_action_tokens": env.max_action_tokens}
-        demonstrations = collect(sampler, chat, shown, **limits, seed=0)
+        demonstrations = collect(sampler, chat, shown, env, seed=0)
         shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=env.max_tokens, seed=0).config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

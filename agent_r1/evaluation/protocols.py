@@ -37,25 +37,16 @@ def answer_greedily(
     model: str, attempts: Sequence[Attempt], chat: Chat, settings: Params, *, policy_version: int
 ) -> list[Trajectory]:
     """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id."""
-    limits = settings.env
     actor = Actor(
         model=model,
         end_id=chat.end_id,
-        max_tokens=limits.max_tokens,
+        max_tokens=settings.env.max_tokens,
         temperature=0.0,
         dtype=settings.model.dtype,
         version=policy_version,
     )
     with open_engine(settings.engine, actor) as engine:
-        return collect(
-            engine,
-            chat,
-            attempts,
-            max_tokens=limits.max_tokens,
-            max_action_tokens=limits.max_action_tokens,
-            seed=settings.evaluate.seed,
-            policy_version=policy_version,
-        )
+        return collect(engine, chat, attempts, settings.env, seed=settings.evaluate.seed, policy_version=policy_version)
 
 
 def conditions(protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params) -> dict[str, str]:

@@ -83,14 +83,7 @@ class Session:
         """The steps of an episode of its own. A question that comes again draws again, where anything is drawn."""
         attempt = asked_attempt(text, self._index, self._env, sample=self._asked[text])
         self._asked[text] += 1
-        return follow(
-            self._sampler,
-            self._chat,
-            attempt,
-            max_tokens=self._env.max_tokens,
-            max_action_tokens=self._env.max_action_tokens,
-            seed=self._seed,
-        )
+        return follow(self._sampler, self._chat, attempt, self._env, seed=self._seed)
 
 
 def converse(session: Session, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:

@@ -82,16 +82,12 @@ def _act_out(
     settings: Params,
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
-    limits, trajectories = settings.env, list[Trajectory]()
+    env, trajectories = settings.env, list[Trajectory]()
+    limits = env.model_copy(update={"max_action_tokens": env.max_tokens})  # the demonstrator finishes what it writes
     for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
-        trajectories += collect(
-            ScriptedSampler([each.actions for each in demonstrations], chat),
-            chat,
-            make_attempts([each.question for each in demonstrations], index, limits),
-            max_tokens=limits.max_tokens,
-            max_action_tokens=limits.max_tokens,  # the demonstrator finishes what it writes
-            seed=settings.warm_start.seed,
-        )
+        attempts = make_attempts([each.question for each in demonstrations], index, env)
+        sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
+        trajectories += collect(sampler, chat, attempts, limits, seed=settings.warm_start.seed)
     return trajectories
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import Attempt, Transition
 from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.params import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
@@ -25,6 +26,7 @@ from agent_r1.tools.base import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
+LIMITS = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=512, max_action_tokens=64)
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
@@ -78,8 +80,8 @@ def attempts(envs: Sequence[Any]) -> list[Attempt]:
     return [Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=env) for i, env in enumerate(envs)]
 
 
-def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], **limits: int) -> list[Trajectory]:
-    return collect(sampler, chat, attempts(envs), **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits)
+def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: int) -> list[Trajectory]:
+    return collect(sampler, chat, attempts(envs), LIMITS.model_copy(update=limits), seed=7, iteration=iteration)
 
 
 def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,7 +114,7 @@ def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> No
 
 def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepView]:
     [attempt] = attempts([env])
-    return list(follow(sampler, chat, attempt, **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits))
+    return list(follow(sampler, chat, attempt, LIMITS.model_copy(update=limits), seed=7))
 
 
 def test_an_episode_followed_by_hand(chat: Chat) -> None:
@@ -130,7 +132,7 @@ def test_an_episode_followed_by_hand(chat: Chat) -> None:
 def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
     sampler = Recording(ScriptedSampler([["a"] * 3], chat))
     [attempt] = attempts([Echo("o", steps=2)])
-    steps = follow(sampler, chat, attempt, max_tokens=512, max_action_tokens=64, seed=7)
+    steps = follow(sampler, chat, attempt, LIMITS, seed=7)
     assert sampler.rounds == []
     sampled = [len(sampler.rounds) for _ in steps]
     assert sampled == [1, 2, 3]
