@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ class Encoded:
 
     ids: list[int]  # [T]
     source: list[int]  # [T] values of Source
+    restarts: bool = False  # a context of its own; else appended to the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class Chat(Codec):
             reply = dialogue.reply(action, observation, closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))
-            context = reply.tokens.ids if reply.restarts else [*context, *action, *reply.tokens.ids]
+            context = reply.ids if reply.restarts else [*context, *action, *reply.ids]
             self._compare(context, dialogue.text)
         if rewritten:
             logger.warning(
@@ -205,14 +206,6 @@ def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
     return left[span], right[span]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The tokens that follow an action."""
-
-    tokens: Encoded
-    restarts: bool  # a context of its own; else appended to the action
-
-
 class Dialogue:
     """One conversation. Its contexts are what the template renders of it, where possible by appending.
 
@@ -229,7 +222,7 @@ class Dialogue:
         self.text = chat.template.render(self._messages, tools)  # of the current context, escaped
         self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
 
-    def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Reply:
+    def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Encoded:
         """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around it.
 
         Where the action is not `closed` by the end token, that comes first, as TEMPLATE. In a new context the history
@@ -243,11 +236,11 @@ class Dialogue:
         if not self.text.startswith(before):
             start = self.text.rfind(chat.before_observation, 0, len(self.text) - len(chat.after_observation))
             history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-            return Reply(chat.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
+            return replace(chat.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
         tokens = chat.encode(self._framed(self.text[len(before) :]))
         if not closed:
             tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
-        return Reply(tokens, restarts=False)
+        return tokens
 
     def _framed(self, text: str) -> list[Piece]:
         """An observation and the template's text around it."""

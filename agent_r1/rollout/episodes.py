@@ -170,12 +170,12 @@ class _Episode:
             self.outcome, self._answer = transition.outcome, transition.answer
             return
         reply = self._dialogue.reply(action, transition.observation, closed=closed)
-        if len(reply.tokens.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):
+        if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):
             self.outcome = Outcome.TOKEN_LIMIT
             return
         if reply.restarts:
             self._context_starts.append(len(self._ids))
-        self._append(reply.tokens)
+        self._append(reply)
 
     def _append(self, tokens: Encoded) -> None:
         self._ids += tokens.ids

@@ -58,7 +58,7 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
         sampled = chat.encode_action(action)
         reply = dialogue.reply(sampled, observation, closed=True)
         assert not reply.restarts
-        ids += sampled + reply.tokens.ids
+        ids += sampled + reply.ids
     rendered = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tools=[SEARCH],
@@ -74,7 +74,7 @@ def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Encoded:
         chat.encode_action("a")[: None if closed else -1], observation, closed=closed
     )
     assert not reply.restarts
-    return reply.tokens
+    return reply
 
 
 def test_the_built_in_reply_by_hand(chat: Chat) -> None:
@@ -120,7 +120,7 @@ def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizer
         assert set(dialogue.opening.source) == {Source.PROMPT}
         spelled = [index for letter in f"\n{text}" for index in chat.encode_sampled(letter)]
         replies = [dialogue.reply([*spelled, chat.end_id], text, closed=True) for _ in range(2)]
-        return [dialogue.opening.ids, *(reply.tokens.ids for reply in replies)]
+        return [dialogue.opening.ids, *(reply.ids for reply in replies)]
 
     for harmless, attacked in zip(contexts("a"), contexts(attack), strict=True):
         marks = [[index for index in ids if index in tokenizer.added_tokens_decoder] for ids in (harmless, attacked)]
@@ -184,7 +184,7 @@ def test_a_context_is_what_the_template_renders(
     for observation in ('A "quote".\nB.', "é"):
         reply = dialogue.reply(said, observation, closed=closed)
         assert reply.restarts is restarts
-        context = reply.tokens.ids if reply.restarts else [*context, *said, *reply.tokens.ids]
+        context = reply.ids if reply.restarts else [*context, *said, *reply.ids]
         put = messages_as_put(style, action, observation)
         messages += put[len(put) - 2 :] if messages else put
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -214,7 +214,7 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("qwen3"))
     reply = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(THOUGHT), "seen", closed=True)
     runs = dict.fromkeys(Source, "")
-    for index, source in zip(reply.tokens.ids, reply.tokens.source, strict=True):
+    for index, source in zip(reply.ids, reply.source, strict=True):
         runs[Source(source)] += chat.decode([index])
     history = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nTesk."
     assert runs == {

@@ -93,7 +93,7 @@ def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> No
     dialogue = Dialogue(chat, "Be brief.", "Who?")
     opening = dialogue.opening.ids
     first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
-    reply = dialogue.reply(first, "seen", closed=True).tokens
+    reply = dialogue.reply(first, "seen", closed=True)
     assert trajectory.token_ids.tolist() == opening + first + reply.ids + second
     assert trajectory.source.tolist() == (
         [Source.PROMPT] * len(opening) + [Source.ACTION] * len(first) + reply.source + [Source.ACTION] * len(second)
@@ -120,7 +120,7 @@ def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepVie
 def test_an_episode_followed_by_hand(chat: Chat) -> None:
     actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
     dialogue = Dialogue(chat, "Be brief.", "Who?")
-    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], "seen", closed=True).tokens.ids
+    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], "seen", closed=True).ids
     first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
     assert (first.action, first.observation, first.outcome, first.answer) == ("<think>x</think>go", "seen", None, "")
     assert first.tokens == len(opening + actions[0] + reply)
@@ -192,7 +192,7 @@ def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:
 def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> None:
     """Room for the observation alone ends the episode; one token more, and an action of one token follows."""
     dialogue, action = Dialogue(chat, "Be brief.", "Who?"), chat.encode_action("go")
-    opening, reply = dialogue.opening.ids, dialogue.reply(action, "seen", closed=True).tokens.ids
+    opening, reply = dialogue.opening.ids, dialogue.reply(action, "seen", closed=True).ids
     sampler = Recording(ScriptedSampler([["go", "go"]], chat))
     limit = len(opening) + len(action) + len(reply) + spare
     [trajectory] = run(sampler, chat, [Echo("seen", steps=9)], max_tokens=limit)
@@ -262,11 +262,11 @@ def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None
     chat = Chat(tokenizer_of("qwen3"))
     long_thought = f"<think>{'x' * 300}</think>b"
     renewed = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(long_thought), "y" * 300, closed=True)
-    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.tokens.ids) + spare
+    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.ids) + spare
     [trajectory] = run(script, chat, [Echo("y" * 300, 1)], max_tokens=limit, max_action_tokens=400)
     if spare:
         assert trajectory.steps[1].stop_reason is StopReason.LENGTH
-        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.tokens.ids) + 1
+        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.ids) + 1
     else:
         assert trajectory.outcome is Outcome.TOKEN_LIMIT
         assert trajectory.context_starts == [0]
