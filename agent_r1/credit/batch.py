@@ -1,7 +1,4 @@
-"""From trajectories and their step rewards to the batch that an estimator is given, and which of its tokens count.
-
-The action mask is a fact of the record, the switches over it are choices. `source` [L] holds values of `Source`.
-"""
+"""From trajectories and step rewards to an estimator's batch. `source` [L] holds values of `Source`."""
 
 from __future__ import annotations
 

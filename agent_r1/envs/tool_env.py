@@ -101,10 +101,7 @@ class ToolEnv:
 def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: dict[str, float]) -> Transition:
     """The end of an episode with an answer: `em`, `f1`, and `grounded`, 1.0 where the answer's words stand in a text.
 
-    Args:
-        gold: what the answer is compared with; without it there is neither `em` nor `f1`.
-        shown: the texts that the answer may be grounded in.
-        facts: further reward parts.
+    Without a gold answer to compare with there is neither `em` nor `f1`; `facts` are further reward parts.
     """
     rewards = {"em": exact_match(answer, gold.answers), "f1": f1(answer, gold.answers)} if gold else {}
     rewards["grounded"] = float(any(occurs(answer, text) for text in shown))

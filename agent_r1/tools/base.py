@@ -33,12 +33,7 @@ class ToolResult:
 
 
 class Tool:
-    """A function with what the policy is told about it.
-
-    Attributes:
-        name: the function's name.
-        schema: the JSON schema in the OpenAI function form, derived from the signature and the docstring.
-    """
+    """A function with what the policy is told about it: its name, and a schema of its signature and docstring."""
 
     def __init__(self, function: Callable[..., ToolResult]) -> None:
         """Takes a function whose parameters are all annotated and can be given as JSON.
@@ -52,7 +47,7 @@ class Tool:
         schema = self._arguments.model_json_schema(schema_generator=_UntitledSchema)
         parameters = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
         described = {"name": self.name, "description": _description(function), "parameters": parameters}
-        self.schema: dict[str, Any] = {"type": "function", "function": described}
+        self.schema: dict[str, Any] = {"type": "function", "function": described}  # in the OpenAI function form
 
     def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
