@@ -64,9 +64,16 @@ def generate(
     cache = DynamicCache(config=model.config)
     unread, mask = (tensor.to(model.device) for tensor in pad_left(contexts))
     while running:
-        logits = _next_logits(model, unread, mask, cache)
+        read = model(  # the cache has then read these tokens too
+            input_ids=unread,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -unread.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         now = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
-        tokens, logprobs = choose(logits, now, temperature)
+        tokens, logprobs = choose(read.logits[:, -1], now, temperature)
         for index, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
             actions[index][0].append(token)
             actions[index][1].append(logprob)
@@ -82,21 +89,6 @@ def generate(
         unread = tokens[:, None]
         mask = torch.cat([mask, torch.ones_like(unread)], dim=1)
     return actions
-
-
-def _next_logits(model: PreTrainedModel, unread: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
-    """[B, V] of the token after the unread ones, which the cache has then read."""
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -unread.shape[1] :]
-    out = model(
-        input_ids=unread,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    logits: Tensor = out.logits[:, -1]
-    return logits
 
 
 class TransformersEngine(Engine):
