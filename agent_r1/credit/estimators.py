@@ -157,11 +157,7 @@ ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
 
 
 def estimate(batch: Batch, params: CreditParams) -> Estimate:
-    """Runs the estimator that `params` names.
-
-    Raises:
-        ValueError: the batch has no values and the estimator needs them, or has values it would not look at.
-    """
+    """Runs the estimator that `params` names; a ValueError refuses values that it would not look at, or their lack."""
     if params.needs_critic and batch.values is None:
         raise ValueError(
             f"estimator {params.estimator} needs the values of a critic; give them, or set estimator: grpo"

@@ -61,11 +61,7 @@ _LABEL = re.compile(r"(?P<run>\w+)(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d+
 
 
 def project_root() -> Path:
-    """The nearest folder from the current one upwards that holds params.yaml.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The nearest folder from the current one upwards that holds params.yaml; a ValueError says that there is none."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / PARAMS).exists():
@@ -104,11 +100,7 @@ class RunId:
 
     @classmethod
     def parse(cls, label: str, sweep: str = "") -> Self:
-        """Reads a label back.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Reads a label back; a ValueError says that it is none."""
         found = _LABEL.fullmatch(label)
         if not found:
             raise ValueError(f"{label!r} is no label of a training; labels look like ppo or ppo-seed3")
@@ -275,9 +267,7 @@ class Params(Section):
 def load(path: Path = Path(PARAMS)) -> Params:
     """Reads and checks a parameter file.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a key is unknown or missing, or a value is out of range; the message names it.
+    A FileNotFoundError says that there is none; a ValueError names what is unknown, missing or out of range in it.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path.absolute()} does not exist; run from the project's root")

@@ -246,8 +246,7 @@ class TrainParams(Section):
     def require_read(self, overrides: dict[str, Any], where: str) -> None:
         """Refuses overrides that change nothing; what they are laid over serves other estimators too.
 
-        Raises:
-            ValueError: the estimator does not read some of them; the message names these, after `where`.
+        A ValueError names, after `where`, those that the estimator does not read.
         """
         never = {
             "credit": frozenset[str]().union(*DISCOUNTS.values()) - self.credit.discounts,

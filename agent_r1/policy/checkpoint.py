@@ -84,8 +84,7 @@ def peek(folder: Path) -> Progress | None:
 def load(folder: Path, learner: Learner) -> Progress:
     """Puts the checkpoint into a learner that was built with the same parameters; also sets the random states.
 
-    Raises:
-        FileNotFoundError: there is no checkpoint in `folder`.
+    A FileNotFoundError says that there is none.
     """
     found = progress(folder)
     if found is None:

@@ -74,8 +74,7 @@ def load_policy(
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder or hub id.
 
-    Raises:
-        ValueError: there is none, or none that is fast, has a chat template and fits the embeddings of its model.
+    A ValueError refuses one that is missing or slow, has no chat template or does not fit the embeddings of its model.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -102,10 +101,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
     """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
 
     Only the layers themselves are put into training mode, which is what transformers asks for; the modules in them,
-    where dropout would be, stay out of it.
-
-    Raises:
-        ValueError: the model's architecture does not support it.
+    where dropout would be, stay out of it. A ValueError refuses an architecture that does not support it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers or not model.supports_gradient_checkpointing:

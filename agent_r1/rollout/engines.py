@@ -99,11 +99,7 @@ class TransformersEngine(Engine):
     """
 
     def __init__(self, settings: TransformersParams, actor: Actor) -> None:
-        """Loads the model.
-
-        Raises:
-            EngineError: there is no such model, some of its weights are missing, or it reads fewer tokens.
-        """
+        """Loads the model; an EngineError where there is none, it lacks weights, or it reads fewer tokens."""
         cuda = torch.cuda.is_available()
         self._device = torch.device("cuda" if cuda else "cpu")
         self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
@@ -156,11 +152,7 @@ class TransformersEngine(Engine):
 
 
 def open_engine(settings: EngineParams, actor: Actor) -> Engine:
-    """The engine of `settings.kind`, with its own section.
-
-    Raises:
-        EngineError: the model cannot be loaded, or a server is down or holds another model.
-    """
+    """The engine of `settings.kind`, with its own section; an EngineError says what keeps it from opening."""
     match settings.kind:
         case "vllm":
             return VllmEngine(settings.vllm, actor)

@@ -90,11 +90,7 @@ class Template:
         self.after_action = self._after_action()
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
-        """A conversation as text, up to where the assistant's next message begins.
-
-        Raises:
-            ValueError: the template refuses it.
-        """
+        """A conversation as text, up to where the assistant's next message begins; a ValueError where it is refused."""
         try:
             return self._render(messages, tools, generation_prompt=generation_prompt)
         except TemplateError as error:

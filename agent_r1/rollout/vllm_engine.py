@@ -120,11 +120,7 @@ class VllmEngine(Engine):
     """
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
-        """Starts the process and waits until the model is loaded.
-
-        Raises:
-            EngineError: vLLM could not load the model.
-        """
+        """Starts the process and waits until the model is loaded; an EngineError says why vLLM could not load it."""
         started = time.perf_counter()
         self.version = actor.version
         self._connection, theirs = Pipe()

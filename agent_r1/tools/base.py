@@ -36,11 +36,7 @@ class Tool:
     """A function with what the policy is told about it: its name, and a schema of its signature and docstring."""
 
     def __init__(self, function: Callable[..., ToolResult]) -> None:
-        """Takes a function whose parameters are all annotated and can be given as JSON.
-
-        Raises:
-            ValueError: a parameter has no type, or there is no docstring.
-        """
+        """Takes a function with a docstring and annotated parameters that JSON can give; else raises a ValueError."""
         self.name = function.__name__
         self._function = function
         self._arguments = _arguments_model(function)

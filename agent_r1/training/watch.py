@@ -41,8 +41,7 @@ def prove(
 ) -> float:
     """The gap in nats between the logprobs that two models gave to the same tokens: the one that tells under the dtype.
 
-    Raises:
-        StaleWeightsError: the gap is above the tolerance, or not a number.
+    A StaleWeightsError refuses one that is above the tolerance, or not a number.
     """
     differences = np.concatenate([np.abs(one - other) for one, other in zip(samplers, learners, strict=True)])
     measure, allowed = accepted_gap(dtype, tolerance)
