@@ -228,8 +228,7 @@ class Params(Section):
     def run(self, run: RunId) -> TrainParams:
         """The `train` section with the overrides of one run, and then with those of its seed and its sweep.
 
-        Raises:
-            ValueError: no such run or sweep, or an override is unknown, refused or without effect.
+        A ValueError names a run or sweep that there is not, or an override that is unknown, refused or without effect.
         """
         if run.run not in self.runs:
             raise ValueError(f"there is no run {run.run!r} under runs:{nearest(run.run, self.runs)}")

@@ -37,8 +37,7 @@ class Progress:
 def save(folder: Path, learner: Learner, record: Progress) -> None:
     """Writes the checkpoint, whole or not at all.
 
-    Raises:
-        OSError: the disk is full or not writable; the checkpoint that was there is untouched.
+    An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
     """
     try:
         with replaced_folder(folder) as fresh:
@@ -57,10 +56,8 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 def set_aside(folder: Path, aside: Path) -> None:
     """Keeps the checkpoint in `aside` too, in place of the one that is there; another `save` leaves it alone.
 
-    Its files are shared until the next `save`, which replaces them: both folders lie on one file system.
-
-    Raises:
-        OSError: the file system has no hard links.
+    Its files are shared until the next `save`, which replaces them: both folders lie on one file system. An OSError
+    says that it has no hard links.
     """
     with replaced_folder(aside) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link)

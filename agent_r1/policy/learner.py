@@ -53,8 +53,7 @@ class Learner:
     ) -> None:
         """Starts from a Hugging Face folder or hub id, whatever `model.path` says; by default on the accelerator.
 
-        Raises:
-            ValueError: no model, tokenizer or chat template at `path`, or an option that the model does not support.
+        A ValueError says what `path` lacks, or which option its model does not support.
         """
         self.params = params
         self.seed = seed
@@ -128,8 +127,7 @@ class Learner:
     def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool) -> Metrics:
         """One optimiser step of the critic, and of the policy where it trains; no metrics where nothing has a gradient.
 
-        Raises:
-            FloatingPointError: a loss or gradient is not finite; no weight was changed.
+        A FloatingPointError says that a loss or gradient is not finite; then no weight was changed.
         """
         teaching = [row for row in rows if row.has_gradient(self.params)]
         if not teaching:

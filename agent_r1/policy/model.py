@@ -46,10 +46,8 @@ def load_policy(
 ) -> PreTrainedModel:
     """A causal language model from a Hugging Face folder or hub id, without dropout, by default on the accelerator.
 
-    `dtype` is that of the weights; `auto` leaves them as they are stored.
-
-    Raises:
-        ValueError: there is no model at `path`, or some of its weights are missing.
+    `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that there is no model at
+    `path`, or that some of its weights are missing.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():

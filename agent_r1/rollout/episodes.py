@@ -48,10 +48,7 @@ def collect(
     context begins; see `Dialogue`.
 
     Every action's seed is derived from (seed, iteration, question, sample, step). Of the limits, `max_tokens` bounds a
-    context and `max_action_tokens` one action.
-
-    Raises:
-        ValueError: a prompt leaves no room for an action.
+    context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one.
     """
     started = time.perf_counter()
     episodes = [_Episode(attempt, chat, limits, (seed, iteration)) for attempt in attempts]

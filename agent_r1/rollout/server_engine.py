@@ -114,10 +114,8 @@ class ServerEngine(Engine):
     def __init__(self, settings: ServerParams, actor: Actor) -> None:
         """Makes sure that every server fits the model, and loads its weights there.
 
-        The servers see a model's folder under the same path, and are this engine's alone while it is open.
-
-        Raises:
-            EngineError: a server does not answer, was started otherwise, or runs a model of another shape.
+        The servers see a model's folder under the same path, and are this engine's alone while it is open. An
+        EngineError names one that does not answer, was started otherwise, or runs a model of another shape.
         """
         self._servers = [VllmServer(url, settings) for url in settings.urls]
         self._pool = ThreadPoolExecutor(len(settings.urls) * settings.concurrency, thread_name_prefix="engine")

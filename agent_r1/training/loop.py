@@ -72,10 +72,8 @@ class Training:
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`.
-
-        Raises:
-            ValueError: the model cannot be loaded, or needs more memory than there is.
+        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`. A
+        ValueError says that the model cannot be loaded, or needs more memory than there is.
         """
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions, self.index = list(questions), index
