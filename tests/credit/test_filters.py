@@ -77,8 +77,8 @@ def test_after_a_refill_the_share_is_still_of_the_questions_asked_first() -> Non
     groups = np.repeat(np.arange(6), 2)
     assert differing(returns, groups) == 4
     params = FilterParams(kind="top_fraction", share=0.5, refill=1)
-    assert sorted(set(groups[select(returns, groups, params, questions=4).kept])) == [4, 5]
-    assert sorted(set(groups[select(returns, groups, params).kept])) == [1, 4, 5]
+    assert sorted(set(groups[select(returns, groups, params, questions=4)[0]])) == [4, 5]
+    assert sorted(set(groups[select(returns, groups, params)[0]])) == [1, 4, 5]
 
 
 def test_no_filter_keeps_groups_without_differences_too() -> None:
