@@ -8,8 +8,7 @@ from pathlib import Path
 import yaml
 
 from agent_r1.files import sha256, write_text
-from agent_r1.params import Params, RunId
-from agent_r1.params.places import policy_in
+from agent_r1.params import Params, RunId, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.policy import checkpoint
 from agent_r1.tracking import registry

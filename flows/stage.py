@@ -23,8 +23,7 @@ from rich.logging import RichHandler
 
 from agent_r1 import params
 from agent_r1.files import locked
-from agent_r1.params import SWEEP
-from agent_r1.params.places import project_root
+from agent_r1.params import SWEEP, project_root
 from flows.processes import end_with_parent
 
 P = ParamSpec("P")

@@ -9,12 +9,12 @@ import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
+from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.files import sha256, write_text
 from agent_r1.params import Params, RunId, TrainParams
 from agent_r1.policy import adapter, memory
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
-from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows

@@ -11,7 +11,7 @@ from agent_r1 import params
 from agent_r1.files import replaced_folder
 from agent_r1.params import Params
 from agent_r1.policy import memory
-from agent_r1.policy.model import default_device, load_agent
+from agent_r1.policy.model import default_device, load_policy, load_tokenizer
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
@@ -33,7 +33,8 @@ def warm_start() -> None:
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if settings.model.path and not settings.warm_start.fine_tune:
-            model, tokenizer = load_agent(settings.model.path, "auto", torch.device("cpu"))
+            tokenizer = load_tokenizer(settings.model.path)
+            model = load_policy(settings.model.path, "auto", torch.device("cpu"))
             logger.info("passing %s through", settings.model.path)
         else:
             model, tokenizer = train_on_demonstrations(

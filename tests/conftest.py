@@ -25,18 +25,18 @@ from mlflow import MlflowClient
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import TrainParams, load
 from agent_r1.params.sections import override, validated
 from agent_r1.policy.builtin import new_model, train_tokenizer
-from agent_r1.policy.warm_start import fit
 from agent_r1.records import Passage, Question
-from agent_r1.rollout.attempts import tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
 from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training
+from agent_r1.training.warm_start import fit
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 TEXTS = [
@@ -265,8 +265,7 @@ def one_action_task(
         env, chat = ONE_ACTION, Chat(tiny_tokenizer)
         shown = tool_attempts(questions, index, env, samples=64)
         sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
-        limits = {"max_tokens": env.max_tokens, "max_action_tokens": env.max_action_tokens}
-        demonstrations = collect(sampler, chat, shown, **limits, seed=0)
+        demonstrations = collect(sampler, chat, shown, env, seed=0)
         shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=env.max_tokens, seed=0).config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)

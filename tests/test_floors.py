@@ -42,7 +42,7 @@ DOORS = {
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {
-    "vllm": ("agent_r1.rollout.worker",),
+    "vllm": ("agent_r1.rollout.vllm_engine",),
     "mlflow": ("agent_r1.tracking",),
     "prefect": ("flows",),
     "dvc": (),

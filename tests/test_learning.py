@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from agent_r1.records import Trajectory
-from agent_r1.rollout.canary import StaleWeightsError
 from agent_r1.tables import read_rows
 from agent_r1.training.loop import Training, iterate
-from agent_r1.training.watch import judge
+from agent_r1.training.watch import StaleWeightsError, judge
 
 ITERATIONS = 24
 UPDATE = {"learning_rate": 2e-4, "critic_learning_rate": 5e-4, "critic_warmup_iterations": 1}

@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats, collate, groups_of
+from agent_r1.credit.batch import Floats, Mask, collate, groups_of, select_tokens
 from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, select
-from agent_r1.credit.masks import Mask, select_tokens
 from agent_r1.credit.rewards import PARTS, step_rewards
 from agent_r1.params import CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
@@ -53,12 +52,12 @@ def assign(
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     totals, parts = zip(*(step_rewards(trajectory, params.rewards) for trajectory in trajectories), strict=True)
     groups = groups_of(trajectories)
-    selection = select(_returns(totals), groups, params.filter, questions)
-    if not selection.kept.any():
+    kept, share, threshold = select(_returns(totals), groups, params.filter, questions)
+    if not kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    credits_ = _credits(trajectories, totals, values, reference, kl, selection.kept, params)
-    filtered = {"filter/kept_share": selection.share, "filter/std_threshold": selection.threshold}
+    credits_ = _credits(trajectories, totals, values, reference, kl, kept, params)
+    filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
     metrics = {
         **_rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
@@ -68,8 +67,8 @@ def assign(
         **_value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
-    mean, kept = metrics["reward/total"], selection.kept.sum()
-    logger.info("credit: %d trajectories, mean return %.3f, %d kept", len(credits_), mean, kept)
+    mean = metrics["reward/total"]
+    logger.info("credit: %d trajectories, mean return %.3f, %d kept", len(credits_), mean, kept.sum())
     return credits_, metrics
 
 
@@ -136,7 +135,22 @@ def _credits(
     params: CreditParams,
 ) -> list[Credit]:
     """Credit of all; the estimator sees the kept trajectories alone."""
-    credits_ = [_no_credit(trajectory, total) for trajectory, total in zip(trajectories, totals, strict=True)]
+    credits_ = []
+    for trajectory, total in zip(trajectories, totals, strict=True):
+        zeros = np.zeros(len(trajectory.token_ids), np.float32)
+        credits_.append(
+            Credit(
+                trajectory_id=trajectory.trajectory_id,
+                return_=float(total.sum()),
+                advantages=zeros,
+                values=zeros,
+                value_targets=zeros,
+                reference_logprobs=zeros,
+                loss_mask=zeros > 0,
+                critic_mask=zeros > 0,
+                kept=False,
+            )
+        )
     rows = np.flatnonzero(kept).tolist()
     if not rows:
         return credits_
@@ -155,22 +169,6 @@ def _credits(
             kept=True,
         )
     return credits_
-
-
-def _no_credit(trajectory: Trajectory, total: Floats) -> Credit:
-    zeros = np.zeros(len(trajectory.token_ids), np.float32)
-    nowhere = np.zeros(len(trajectory.token_ids), np.bool_)
-    return Credit(
-        trajectory_id=trajectory.trajectory_id,
-        return_=float(total.sum()),
-        advantages=zeros,
-        values=zeros,
-        value_targets=zeros,
-        reference_logprobs=zeros,
-        loss_mask=nowhere,
-        critic_mask=nowhere,
-        kept=False,
-    )
 
 
 def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

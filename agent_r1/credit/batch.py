@@ -1,4 +1,4 @@
-"""From trajectories and their step rewards to the batch that an estimator is given."""
+"""From trajectories and step rewards to an estimator's batch. `source` [L] holds values of `Source`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.masks import Mask, select_tokens
 from agent_r1.params import CreditParams
-from agent_r1.records import Trajectory
+from agent_r1.records import Source, Trajectory
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 NO_STEP = -1
 
 
@@ -58,6 +58,32 @@ def collate(
         critic_mask=pad_masks(switches.critic),
         groups=groups_of(chosen),
     )
+
+
+def action_tokens(source: NDArray[np.uint8]) -> Mask:
+    """[L] true where the policy sampled the token."""
+    return np.equal(source, Source.ACTION)
+
+
+def after_prompt(source: NDArray[np.uint8]) -> Mask:
+    """[L] true from the first sampled token on, at actions, observations and template text alike, never at a prompt.
+
+    Template text that precedes the first action (a role header) belongs to the first prompt. Where a later context
+    opens with history that is rendered again, that opening is a prompt too: what it repeats counted before.
+    """
+    mask: Mask = np.logical_or.accumulate(action_tokens(source)) & np.not_equal(source, Source.PROMPT)
+    return mask
+
+
+def select_tokens(source: NDArray[np.uint8], on: bool) -> Mask:
+    """[L] the tokens of a mask whose switch is on, the action tokens, or off, every token after the first prompt.
+
+    The switches are `loss_mask` (tokens of the policy loss) and those of `advantage_mask`: `recursion` (time steps of
+    the advantages), `whitening` (tokens of its statistics) and `critic` (tokens of the value loss).
+
+    Source: DESIGN §6; Agent-R1 (arXiv 2511.14460), §4.
+    """
+    return action_tokens(source) if on else after_prompt(source)
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:

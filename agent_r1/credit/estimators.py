@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from agent_r1.credit.batch import Batch, Floats
-from agent_r1.credit.masks import Mask
+from agent_r1.credit.batch import Batch, Floats, Mask
 from agent_r1.params import CreditParams
 
 Counts = NDArray[np.int64]
@@ -152,23 +151,13 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
-    "gae": gae,
-    "step_gae": step_gae,
-    "bi_level_gae": bi_level_gae,
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline,
+    each.__name__: each
+    for each in (gae, step_gae, bi_level_gae, grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline)
 }
 
 
 def estimate(batch: Batch, params: CreditParams) -> Estimate:
-    """Runs the estimator that `params` names.
-
-    Raises:
-        ValueError: the batch has no values and the estimator needs them, or has values it would not look at.
-    """
+    """Runs the estimator that `params` names; a ValueError refuses values that it would not look at, or their lack."""
     if params.needs_critic and batch.values is None:
         raise ValueError(
             f"estimator {params.estimator} needs the values of a critic; give them, or set estimator: grpo"

@@ -7,38 +7,29 @@ a return says nothing. Legend for shapes: B = trajectories of an iteration, G = 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats
+from agent_r1.credit.batch import Floats, Mask
 from agent_r1.credit.estimators import group_statistics
-from agent_r1.credit.masks import Mask
 from agent_r1.params import FilterParams
 
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 ROUNDING = 1e-9  # relative, of sums and products of shares
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
-    """What a filter lets through."""
+def select(
+    returns: Floats, groups: NDArray[np.int64], params: FilterParams, questions: int | None = None
+) -> tuple[Mask, float, float]:
+    """[B] which trajectories are kept; the share of groups that are; the smallest in-group std kept, 0 where none is.
 
-    kept: Mask  # [B] whole groups
-    share: float  # of the groups
-    threshold: float  # the smallest in-group std that is kept; 0 where none is
-
-
-def select(returns: Floats, groups: NDArray[np.int64], params: FilterParams, questions: int | None = None) -> Selection:
-    """Keeps whole groups by the sample std of their raw returns [B], 0 in a group of one; `groups` is [B] too.
-
-    A share of groups is one of so many `questions`: of all there are unless a refill has added some.
+    Groups are kept whole by the sample std of their raw returns [B], 0 in a group of one; `groups` is [B] too. A share
+    of groups is one of so many `questions`: of all there are unless a refill has added some.
     """
     stds, group = _group_stds(returns, groups)
     kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
-    threshold = float(stds[kept].min()) if kept.any() else 0.0
-    return Selection(kept=kept[group], share=float(kept.mean()), threshold=threshold)
+    return kept[group], float(kept.mean()), float(stds[kept].min()) if kept.any() else 0.0
 
 
 def differing(returns: Floats, groups: NDArray[np.int64]) -> int:

@@ -20,8 +20,7 @@ from agent_r1.records import CallStatus, Outcome, Trajectory
 def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Floats, dict[str, Floats]]:
     """[K] the reward of every step, the weighted sum of its parts, and name -> [K] each part unweighted.
 
-    Raises:
-        ValueError: a reward is not finite, or a fact that a weighted part is made of is not stated.
+    A ValueError names a reward that is not finite, or a fact that a weighted part is made of and that is not stated.
     """
     _check_facts(trajectory, weights)
     parts = {name: part(trajectory) for name, part in PARTS.items()}

@@ -1,20 +1,27 @@
-"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt."""
+"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt.
+
+At the end stand the episodes to run for given questions, one function for each way of asking them.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from textwrap import shorten
 from typing import Any
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.actions import ParsedAction, parse_action
-from agent_r1.envs.base import Transition
+from agent_r1.envs.base import Attempt, ParsedAction, Transition, parse_action
+from agent_r1.params import EnvParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
-from agent_r1.tools.base import Tool, ToolResult
-from agent_r1.tools.search import render_passages
+from agent_r1.search.base import Search
+from agent_r1.tools.base import Tool, ToolResult, render_passages, search_tool
 
 SYSTEM = "Answer the question. Search when facts are missing."
+FROM_PASSAGES = "Answer the question from the passages."
+CLOSED_BOOK = "Answer the question."
 FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <answer>...</answer>.'
 
 
@@ -55,9 +62,11 @@ class ToolEnv:
         started = time.perf_counter()
         result = self._call(parsed)
         latency_s = time.perf_counter() - started
-        over = None if self._steps_left else _outcome(result.call_status)
+        last = Outcome.MALFORMED if result.call_status is CallStatus.MALFORMED else Outcome.TURN_LIMIT
+        over = None if self._steps_left else last
+        said = result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"
         return Transition(
-            observation=None if over else _observation(result),
+            observation=None if over else said,
             outcome=over,
             tool=parsed.tool,
             arguments="" if parsed.arguments is None else canonical(parsed.arguments),
@@ -92,10 +101,7 @@ class ToolEnv:
 def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: dict[str, float]) -> Transition:
     """The end of an episode with an answer: `em`, `f1`, and `grounded`, 1.0 where the answer's words stand in a text.
 
-    Args:
-        gold: what the answer is compared with; without it there is neither `em` nor `f1`.
-        shown: the texts that the answer may be grounded in.
-        facts: further reward parts.
+    Without a gold answer to compare with there is neither `em` nor `f1`; `facts` are further reward parts.
     """
     rewards = {"em": exact_match(answer, gold.answers), "f1": f1(answer, gold.answers)} if gold else {}
     rewards["grounded"] = float(any(occurs(answer, text) for text in shown))
@@ -110,18 +116,6 @@ def think(parsed: ParsedAction) -> float:
 def canonical(arguments: dict[str, Any]) -> str:
     """Arguments as JSON; equal arguments give equal text."""
     return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
-
-
-def _observation(result: ToolResult) -> str:
-    return result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"
-
-
-def _outcome(last: CallStatus) -> Outcome:
-    return Outcome.MALFORMED if last is CallStatus.MALFORMED else Outcome.TURN_LIMIT
-
-
-FROM_PASSAGES = "Answer the question from the passages."
-CLOSED_BOOK = "Answer the question."
 
 
 class AnswerEnv:
@@ -154,3 +148,63 @@ class AnswerEnv:
             call_status=CallStatus.UNKNOWN_TOOL if parsed.tool else CallStatus.MALFORMED,
             rewards=facts,
         )
+
+
+def tool_attempts(
+    questions: Sequence[Question], index: Search, params: EnvParams, *, samples: int = 1, first_group: int = 0
+) -> list[Attempt]:
+    """`samples` attempts at each question with the search tool; the attempts of a question are a group.
+
+    Groups are numbered from `first_group`.
+    """
+    env = _with_search(index, params)
+    return [
+        Attempt(question_id=question.question_id, group=group, sample=sample, env=env(question))
+        for group, question in enumerate(questions, start=first_group)
+        for sample in range(samples)
+    ]
+
+
+def asked_attempt(text: str, index: Search, params: EnvParams, *, sample: int = 0) -> Attempt:
+    """An attempt at a question that a person asks, with the search tool; `sample` tells repetitions apart."""
+    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=_with_search(index, params)(text))
+
+
+def naive_rag_attempts(questions: Sequence[Question], index: Search, params: EnvParams) -> list[Attempt]:
+    """One attempt at each question, from the passages that the question itself finds."""
+    found = index.search([question.text for question in questions], params.top_k)
+    return _answer_attempts(questions, found, FROM_PASSAGES, params)
+
+
+def closed_book_attempts(questions: Sequence[Question], params: EnvParams) -> list[Attempt]:
+    """One attempt at each question, with nothing to read."""
+    return _answer_attempts(questions, [[] for _ in questions], CLOSED_BOOK, params)
+
+
+def gold_passages_attempts(
+    questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]], params: EnvParams
+) -> list[Attempt]:
+    """One attempt at each question with gold passages, from those; `gold` has them by question_id."""
+    known = [question for question in questions if question.question_id in gold]
+    return _answer_attempts(known, [gold[question.question_id] for question in known], FROM_PASSAGES, params)
+
+
+def _with_search(index: Search, params: EnvParams) -> Callable[[Question | str], ToolEnv]:
+    """Makes the environment of a question in which the policy can search."""
+    tools = [search_tool(index, top_k=params.top_k)]
+    return partial(ToolEnv, tools=tools, max_steps=params.max_steps, system=_told(SYSTEM, params))
+
+
+def _answer_attempts(
+    questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, params: EnvParams
+) -> list[Attempt]:
+    system = _told(task, params)
+    return [
+        Attempt(question_id=question.question_id, group=group, sample=0, env=AnswerEnv(question, shown, system=system))
+        for group, (question, shown) in enumerate(zip(questions, passages, strict=True))
+    ]
+
+
+def _told(task: str, params: EnvParams) -> str:
+    """The system message: the task, and the configured instructions."""
+    return f"{task} {params.instructions}" if params.instructions else task

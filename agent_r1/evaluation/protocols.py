@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from agent_r1.envs.base import Attempt
+from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.evaluation.predictions import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params, Protocol
 from agent_r1.records import Question, Trajectory
-from agent_r1.rollout.attempts import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import Attempt, collect
+from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import describe, open_index
 
@@ -36,25 +37,16 @@ def answer_greedily(
     model: str, attempts: Sequence[Attempt], chat: Chat, settings: Params, *, policy_version: int
 ) -> list[Trajectory]:
     """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id."""
-    limits = settings.env
     actor = Actor(
         model=model,
         end_id=chat.end_id,
-        max_tokens=limits.max_tokens,
+        max_tokens=settings.env.max_tokens,
         temperature=0.0,
         dtype=settings.model.dtype,
         version=policy_version,
     )
     with open_engine(settings.engine, actor) as engine:
-        return collect(
-            engine,
-            chat,
-            attempts,
-            max_tokens=limits.max_tokens,
-            max_action_tokens=limits.max_action_tokens,
-            seed=settings.evaluate.seed,
-            policy_version=policy_version,
-        )
+        return collect(engine, chat, attempts, settings.env, seed=settings.evaluate.seed, policy_version=policy_version)
 
 
 def conditions(protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params) -> dict[str, str]:

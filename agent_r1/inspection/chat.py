@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from agent_r1.envs.actions import parse_action
+from agent_r1.envs.base import parse_action
+from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.params import EnvParams, Params
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, StopReason
-from agent_r1.rollout.attempts import asked_attempt
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import StepView, follow
@@ -83,14 +83,7 @@ class Session:
         """The steps of an episode of its own. A question that comes again draws again, where anything is drawn."""
         attempt = asked_attempt(text, self._index, self._env, sample=self._asked[text])
         self._asked[text] += 1
-        return follow(
-            self._sampler,
-            self._chat,
-            attempt,
-            max_tokens=self._env.max_tokens,
-            max_action_tokens=self._env.max_action_tokens,
-            seed=self._seed,
-        )
+        return follow(self._sampler, self._chat, attempt, self._env, seed=self._seed)
 
 
 def converse(session: Session, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:

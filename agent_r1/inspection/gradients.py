@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.credit import masks
-from agent_r1.credit.batch import token_rewards
+from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params import RewardWeights, UpdateParams
 from agent_r1.policy.batching import Compute
@@ -35,7 +34,7 @@ def advantage_comparison(
         `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN where there
         are none, or where one side is constant.
     """
-    after = np.concatenate([masks.after_prompt(trajectory.source) for trajectory in trajectories])
+    after = np.concatenate([after_prompt(trajectory.source) for trajectory in trajectories])
     rows = zip(trajectories, credits_, others, strict=True)
     acting = np.concatenate([t.action_mask & one.kept & other.kept for t, one, other in rows])
     ours, theirs = (np.concatenate([row.advantages for row in each], dtype=np.float64) for each in (credits_, others))
@@ -62,7 +61,7 @@ def value_errors(
     values = np.concatenate([credit.values for _, credit in kept])
     to_come = np.concatenate([returns_to_come(trajectory, weights) for trajectory, _ in kept])
     acted = np.concatenate([trajectory.action_mask for trajectory, _ in kept])
-    read = np.concatenate([masks.after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
+    read = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
     errors: dict[str, float] = {}
     for name, chosen in (("action", acted), ("observation", read)):
         if chosen.any():

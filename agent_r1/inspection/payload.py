@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.envs.actions import split_action
+from agent_r1.envs.base import split_action
 from agent_r1.inspection.selection import Shown
 from agent_r1.records import StopReason
 from agent_r1.tracking.traces import Decode

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.masks import select_tokens
+from agent_r1.credit.batch import select_tokens
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.params import CreditParams, Params, RunId, TrainParams
@@ -28,7 +28,7 @@ from agent_r1.policy.learner import frozen
 from agent_r1.policy.losses import Metrics
 from agent_r1.policy.model import DtypeName, compute_dtype, default_device, load_policy
 from agent_r1.records import Credit, Trajectory
-from agent_r1.rollout.canary import accepted_gap
+from agent_r1.training.watch import accepted_gap
 
 REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
 OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none

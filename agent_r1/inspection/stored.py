@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.params.places import policy_in
+from agent_r1.params import policy_in
 from agent_r1.policy import checkpoint
 from agent_r1.records import Credit, Proof, Trajectory
 from agent_r1.tables import read_rows

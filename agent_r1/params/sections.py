@@ -77,11 +77,7 @@ def _short(value: Any) -> str:
 
 
 def validated(kind: type[S], content: dict[str, Any], where: str) -> S:
-    """A checked section.
-
-    Raises:
-        ValueError: a key is unknown or missing, or a value is refused; the message names each, after `where`.
-    """
+    """A checked section; a ValueError names each key that is unknown, missing or refused, after `where`."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:

@@ -11,7 +11,7 @@ from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section
 
 
 class AdvantageMask(Section):
-    """Where action tokens are the only time steps; see `agent_r1.credit.masks`."""
+    """Where action tokens are the only time steps; see `agent_r1.credit.batch`."""
 
     recursion: bool
     whitening: bool
@@ -246,8 +246,7 @@ class TrainParams(Section):
     def require_read(self, overrides: dict[str, Any], where: str) -> None:
         """Refuses overrides that change nothing; what they are laid over serves other estimators too.
 
-        Raises:
-            ValueError: the estimator does not read some of them; the message names these, after `where`.
+        A ValueError names, after `where`, those that the estimator does not read.
         """
         never = {
             "credit": frozenset[str]().union(*DISCOUNTS.values()) - self.credit.discounts,

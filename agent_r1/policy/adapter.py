@@ -30,10 +30,7 @@ logger = logging.getLogger(__name__)
 def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
     """Freezes a model and puts adapters beside its linear layers, in place; they change nothing at first.
 
-    What trains is float32, whatever the model's weights are in.
-
-    Raises:
-        ValueError: the model has no layer of the names in `params.targets`.
+    What trains is float32, whatever the model's weights are in. A ValueError refuses targets that no layer is named by.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -58,8 +58,7 @@ class MicroBatch:
 def minibatches(count: int, params: UpdateParams, *, seed: int, iteration: int, epoch: int) -> list[NDArray[np.int64]]:
     """Splits `range(count)` into `params.minibatches` random sets of nearly equal size: one optimiser step each.
 
-    Raises:
-        ValueError: there are fewer trajectories than sets.
+    A ValueError refuses fewer trajectories than sets.
     """
     if count < params.minibatches:
         raise ValueError(

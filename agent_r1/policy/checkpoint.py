@@ -2,7 +2,7 @@
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder, with adapters in `policy/adapter/` where they are
 what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`. One process at a time may
-write it. When nothing is left to train, `learner.pt` may be dropped.
+write it. When nothing is left to train, `learner.pt` may go.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Progress:
 def save(folder: Path, learner: Learner, record: Progress) -> None:
     """Writes the checkpoint, whole or not at all.
 
-    Raises:
-        OSError: the disk is full or not writable; the checkpoint that was there is untouched.
+    An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
     """
     try:
         with replaced_folder(folder) as fresh:
@@ -57,10 +56,8 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 def set_aside(folder: Path, aside: Path) -> None:
     """Keeps the checkpoint in `aside` too, in place of the one that is there; another `save` leaves it alone.
 
-    Its files are shared until the next `save`, which replaces them: both folders lie on one file system.
-
-    Raises:
-        OSError: the file system has no hard links.
+    Its files are shared until the next `save`, which replaces them: both folders lie on one file system. An OSError
+    says that it has no hard links.
     """
     with replaced_folder(aside) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link)
@@ -84,8 +81,7 @@ def peek(folder: Path) -> Progress | None:
 def load(folder: Path, learner: Learner) -> Progress:
     """Puts the checkpoint into a learner that was built with the same parameters; also sets the random states.
 
-    Raises:
-        FileNotFoundError: there is no checkpoint in `folder`.
+    A FileNotFoundError says that there is none.
     """
     found = progress(folder)
     if found is None:
@@ -93,8 +89,3 @@ def load(folder: Path, learner: Learner) -> Progress:
     state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
     learner.restore(folder / "policy", state)
     return found
-
-
-def drop_learner(folder: Path) -> None:
-    """Leaves the policy and the progress alone: nothing can go on from the checkpoint any more."""
-    (folder / "learner.pt").unlink(missing_ok=True)

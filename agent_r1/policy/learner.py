@@ -23,8 +23,8 @@ from agent_r1.policy.model import (
     Critic,
     compute_dtype,
     default_device,
-    load_agent,
     load_policy,
+    load_tokenizer,
     precision,
     recompute_activations,
 )
@@ -53,8 +53,7 @@ class Learner:
     ) -> None:
         """Starts from a Hugging Face folder or hub id, whatever `model.path` says; by default on the accelerator.
 
-        Raises:
-            ValueError: no model, tokenizer or chat template at `path`, or an option that the model does not support.
+        A ValueError says what `path` lacks, or which option its model does not support.
         """
         self.params = params
         self.seed = seed
@@ -64,7 +63,8 @@ class Learner:
         self.compute = Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
         stored = dtype if self.adapter else torch.float32
-        self.policy, self.tokenizer = load_agent(path, stored, device)
+        self.tokenizer = load_tokenizer(path)
+        self.policy = load_policy(path, stored, device)
         self.critic = Critic(path, stored, device) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
@@ -127,8 +127,7 @@ class Learner:
     def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool) -> Metrics:
         """One optimiser step of the critic, and of the policy where it trains; no metrics where nothing has a gradient.
 
-        Raises:
-            FloatingPointError: a loss or gradient is not finite; no weight was changed.
+        A FloatingPointError says that a loss or gradient is not finite; then no weight was changed.
         """
         teaching = [row for row in rows if row.has_gradient(self.params)]
         if not teaching:

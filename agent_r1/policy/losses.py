@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import torch
@@ -41,17 +41,10 @@ class LossTokens:
 
 def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
     """The tokens of several micro-batches as one."""
-    return LossTokens(
-        logprobs=torch.cat([piece.logprobs for piece in pieces]),
-        entropy=torch.cat([piece.entropy for piece in pieces]),
-        old_logprobs=torch.cat([piece.old_logprobs for piece in pieces]),
-        sampler_logprobs=torch.cat([piece.sampler_logprobs for piece in pieces]),
-        reference_logprobs=torch.cat([piece.reference_logprobs for piece in pieces]),
-        advantages=torch.cat([piece.advantages for piece in pieces]),
-        weights=torch.cat([piece.weights for piece in pieces]),
-        sampled=torch.cat([piece.sampled for piece in pieces]),
-        spans=None if pieces[0].spans is None else [span for piece in pieces for span in piece.spans or []],
-    )
+    names = [each.name for each in fields(LossTokens) if each.name != "spans"]
+    joined = {name: torch.cat([getattr(piece, name) for piece in pieces]) for name in names}
+    spans = None if pieces[0].spans is None else [span for piece in pieces for span in piece.spans or []]
+    return LossTokens(**joined, spans=spans)
 
 
 def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:

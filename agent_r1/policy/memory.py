@@ -62,11 +62,7 @@ def demand_of(config: PretrainedConfig, settings: Params, run: TrainParams, devi
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[TrainParams]) -> None:
-    """Says what the largest of some runs needs of this machine's device, and refuses it where that cannot fit.
-
-    Raises:
-        ValueError: it does not fit; the message holds the numbers and what lowers them.
-    """
+    """Says what the largest of some runs needs of this machine's device; a ValueError refuses what cannot fit."""
     device = default_device()
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))

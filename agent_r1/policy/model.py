@@ -41,23 +41,13 @@ def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
 
 
-def load_agent(
-    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A policy and its tokenizer, as `load_policy` and `load_tokenizer` load them."""
-    tokenizer = load_tokenizer(path)
-    return load_policy(path, dtype, device), tokenizer
-
-
 def load_policy(
     path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
 ) -> PreTrainedModel:
     """A causal language model from a Hugging Face folder or hub id, without dropout, by default on the accelerator.
 
-    `dtype` is that of the weights; `auto` leaves them as they are stored.
-
-    Raises:
-        ValueError: there is no model at `path`, or some of its weights are missing.
+    `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that there is no model at
+    `path`, or that some of its weights are missing.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
@@ -82,8 +72,7 @@ def load_policy(
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a Hugging Face folder or hub id.
 
-    Raises:
-        ValueError: there is none, or none that is fast, has a chat template and fits the embeddings of its model.
+    A ValueError refuses one that is missing or slow, has no chat template or does not fit the embeddings of its model.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -110,10 +99,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
     """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
 
     Only the layers themselves are put into training mode, which is what transformers asks for; the modules in them,
-    where dropout would be, stay out of it.
-
-    Raises:
-        ValueError: the model's architecture does not support it.
+    where dropout would be, stay out of it. A ValueError refuses an architecture that does not support it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers or not model.supports_gradient_checkpointing:

@@ -14,7 +14,7 @@ from agent_r1.params import EnvParams
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.memory import GIB, REMEDIES, available_gib
 from agent_r1.policy.rows import CreditedTrajectory, join_credit
-from agent_r1.records import CallStatus, Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Credit, Outcome, Source, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -87,16 +87,6 @@ def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
     length = budget // contexts if contexts > 1 else env.max_tokens
     mask = np.arange(length) > 0
     ones, zeros = mask.astype(np.float32), np.zeros(length, np.float32)
-    action = Step(
-        action_start=1,
-        action_stop=length,
-        stop_reason=StopReason.END,
-        tool="",
-        arguments="",
-        call_status=CallStatus.NONE,
-        latency_s=0.0,
-        rewards={},
-    )
     trajectory = Trajectory(
         trajectory_id="",
         question_id="",
@@ -109,7 +99,7 @@ def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
         source=np.where(mask, Source.ACTION, Source.PROMPT).astype(np.uint8),
         logprobs=-ones,
         context_starts=[0],
-        steps=[action],
+        steps=[],
         outcome=Outcome.TURN_LIMIT,
         answer="",
     )

@@ -50,8 +50,7 @@ def join_credit(
 ) -> list[CreditedTrajectory]:
     """Joins trajectories and credits; the policy says what the sampler did not about the tokens before the update.
 
-    Raises:
-        ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
+    A ValueError refuses a `kl_loss` above 0 where the credits were assigned without a reference.
     """
     if params.kl_loss and not any(credit.reference_logprobs.any() for credit in credits):
         raise ValueError(

@@ -1,4 +1,7 @@
-"""The one renderer of conversations: warm start, training and evaluation all take their tokens from here."""
+"""The one renderer of conversations: warm start, training and evaluation all take their tokens from here.
+
+Only a chat template's own text and sampled tokens may be added tokens (law 3).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TypeVar
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Source
-from agent_r1.rollout.encoding import Codec, Encoded, Piece
 from agent_r1.rollout.template import OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
 
 S = TypeVar("S", str, Sequence[int])
 
 logger = logging.getLogger(__name__)
 
+FIRST_ESCAPE = 0x10FF00  # private use, and the last of it: a text that holds these characters loses nothing but them
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
@@ -27,7 +32,95 @@ _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thought
 _SAMPLE_OBSERVATIONS = ("A: b.\nC: d.", "e")
 
 
-class Chat:
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids and where each came from."""
+
+    ids: list[int]  # [T]
+    source: list[int]  # [T] values of Source
+    restarts: bool = False  # a context of its own; else appended to the one before
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a rendered conversation, all of one source."""
+
+    text: str
+    source: Source
+
+
+class Codec:
+    """Encodes and decodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
+
+    Marks become their tokens, and what lies between two of them is encoded as one by a copy of the tokenizer without
+    added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
+    is put into the template: the first character of each is replaced by one that no template and no tokenizer knows,
+    and that comes back when the text is encoded. So a template may cut, strip and quote what it is given.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        state = json.loads(tokenizer.backend_tokenizer.to_str())
+        plain = {**state, "added_tokens": [], "post_processor": None, "truncation": None}
+        self._plain = Tokenizer.from_str(json.dumps(plain))
+        self._mark_of = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items()}
+        self._id_of = {mark: index for index, mark in self._mark_of.items()}
+        marks = "|".join(map(re.escape, sorted(self._id_of, key=len, reverse=True)))
+        self._mark = re.compile(f"({marks or '(?!)'})")  # in a group: a split text then has the marks at odd places
+        heads = sorted({mark[0] for mark in self._id_of})
+        self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
+        self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
+
+    def escape(self, text: str) -> str:
+        """The text, of the same length, without a mark in it."""
+        while self._mark.search(text):
+            text = self._mark.sub(lambda found: self._escaped[found[0][0]] + found[0][1:], text)
+        return text
+
+    def write(self, ids: Sequence[int]) -> str:
+        """The text of sampled tokens: added tokens as marks, and marks that were spelled out escaped."""
+        runs = groupby(ids, key=self._mark_of.get)
+        return "".join(
+            self.escape(self.decode(list(run))) if mark is None else mark * len(list(run)) for mark, run in runs
+        )
+
+    def encode(self, pieces: Sequence[Piece]) -> Encoded:
+        """The tokens of consecutive pieces; a token across two of them is OBSERVATION if one of them is."""
+        tokens = list(self._tokens(pieces))
+        return Encoded([index for index, _ in tokens], [source for _, source in tokens])
+
+    def encode_sampled(self, text: str) -> list[int]:
+        """The token ids that a policy would sample to write `text`, marks as added tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+        plain: list[Piece] = []  # since the last mark
+        for piece in pieces:
+            for number, text in enumerate(self._mark.split(piece.text)):
+                if number % 2 == 0:
+                    plain.append(Piece(text, piece.source))
+                else:
+                    yield from self._plain_tokens(plain)
+                    yield self._id_of[text], piece.source
+                    plain = []
+        yield from self._plain_tokens(plain)
+
+    def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
+        text = "".join(piece.text for piece in pieces).translate(self._unescaped)
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
+        source = [piece.source for piece in pieces for _ in piece.text]  # per character
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            touched = source[start:stop] or source[:1]
+            yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
+
+
+class Chat(Codec):
     """Turns conversations into token ids as the tokenizer's own chat template writes them.
 
     Only the template's text and what the policy sampled can be added tokens (message marks, tags). Everything else,
@@ -42,22 +135,18 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.template = Template(tokenizer)
-        self.codec = Codec(tokenizer)
-        end = self.codec.mark_at_start(self.template.after_action)
+        super().__init__(tokenizer)
+        after = self.template.after_action
+        end = self._mark.match(after)
         if end is None:
             raise ValueError(
-                "the chat template has no end token: the assistant's text is followed by "
-                f"{self.template.after_action[:40]!r}, which does not begin with an added token of the tokenizer; use "
-                "a template that closes messages with one"
+                f"the chat template has no end token: the assistant's text is followed by {after[:40]!r}, which does "
+                "not begin with an added token of the tokenizer; use a template that closes messages with one"
             )
-        self.end_mark, self.end_id = end
-        frame = self.template.after_action.removeprefix(self.end_mark)
-        self.before_observation, _, self.after_observation = frame.partition(OBSERVATION)
+        self.end_mark = end[0]
+        self.end_id = self._id_of[self.end_mark]
+        self.before_observation, _, self.after_observation = after.removeprefix(self.end_mark).partition(OBSERVATION)
         self._check_sample()
-
-    def begin(self, system: str, user: str, tools: Tools = ()) -> Dialogue:
-        """A conversation of which nothing but the opening is known."""
-        return Dialogue(self, system, user, tools)
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
         """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
@@ -66,16 +155,12 @@ class Chat:
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
-        return [*self.codec.encode_sampled(text), self.end_id]
+        return [*self.encode_sampled(text), self.end_id]
 
     def opened(self, context: Sequence[int]) -> str:
         """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""
         found = _OPENED.search(self.decode(context[-_TAIL:]))
         return found[0] if found else ""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens included."""
-        return self.codec.decode(ids)
 
     def prompt_hash(self, system: str, tools: Tools = ()) -> str:
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
@@ -84,17 +169,17 @@ class Chat:
 
     def _check_sample(self) -> None:
         """Compares the contexts of a conversation of two steps with the template's own, id for id."""
-        dialogue = self.begin("Be brief.", "Who is it?", [SAMPLE_TOOL])
+        dialogue = Dialogue(self, "Be brief.", "Who is it?", [SAMPLE_TOOL])
         context = dialogue.opening.ids
         self._compare(context, dialogue.text)
         rewritten: list[str] = []
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
             action = self.encode_action(text, context)
-            before = dialogue.text + self.codec.write(action[:-1]) + self.end_mark
+            before = dialogue.text + self.write(action[:-1]) + self.end_mark
             reply = dialogue.reply(action, observation, closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))
-            context = reply.tokens.ids if reply.restarts else [*context, *action, *reply.tokens.ids]
+            context = reply.ids if reply.restarts else [*context, *action, *reply.ids]
             self._compare(context, dialogue.text)
         if rewritten:
             logger.warning(
@@ -104,7 +189,7 @@ class Chat:
             )
 
     def _compare(self, found: Sequence[int], rendered: str) -> None:
-        expected = self.codec.encode_sampled(rendered)
+        expected = self.encode_sampled(rendered)
         if list(found) != expected:
             theirs, ours = _first_difference(expected, found)
             raise ValueError(
@@ -121,14 +206,6 @@ def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
     return left[span], right[span]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The tokens that follow an action."""
-
-    tokens: Encoded
-    restarts: bool  # a context of its own; else appended to the action
-
-
 class Dialogue:
     """One conversation. Its contexts are what the template renders of it, where possible by appending.
 
@@ -137,33 +214,33 @@ class Dialogue:
     a new context holds all of it.
     """
 
-    def __init__(self, chat: Chat, system: str, user: str, tools: Tools) -> None:
-        escape = chat.codec.escape
+    def __init__(self, chat: Chat, system: str, user: str, tools: Tools = ()) -> None:
+        escape = chat.escape
         self._chat = chat
         self._tools = tools
         self._messages: list[Message] = [("system", escape(system)), ("user", escape(user))]
         self.text = chat.template.render(self._messages, tools)  # of the current context, escaped
-        self.opening = chat.codec.encode([Piece(self.text, Source.PROMPT)])
+        self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
 
-    def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Reply:
+    def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Encoded:
         """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around it.
 
         Where the action is not `closed` by the end token, that comes first, as TEMPLATE. In a new context the history
         before them is PROMPT: none of its tokens was sampled here.
         """
         chat = self._chat
-        said = chat.codec.write(action[:-1] if closed else action)
-        self._messages += [("assistant", said), ("tool", chat.codec.escape(observation))]
+        said = chat.write(action[:-1] if closed else action)
+        self._messages += [("assistant", said), ("tool", chat.escape(observation))]
         before = self.text + said + chat.end_mark
         self.text = chat.template.render(self._messages, self._tools)
         if not self.text.startswith(before):
             start = self.text.rfind(chat.before_observation, 0, len(self.text) - len(chat.after_observation))
             history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-            return Reply(chat.codec.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
-        tokens = chat.codec.encode(self._framed(self.text[len(before) :]))
+            return replace(chat.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
+        tokens = chat.encode(self._framed(self.text[len(before) :]))
         if not closed:
             tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
-        return Reply(tokens, restarts=False)
+        return tokens
 
     def _framed(self, text: str) -> list[Piece]:
         """An observation and the template's text around it."""

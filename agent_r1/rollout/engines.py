@@ -1,20 +1,158 @@
-"""The engine that params.yaml asks for."""
+"""The engine that params.yaml asks for, and the one that runs in this process, for machines without vLLM."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+
 from agent_r1.params import EngineParams
-from agent_r1.rollout.sampling import Actor, Engine
+from agent_r1.params.stages import TransformersParams
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
-from agent_r1.rollout.transformers_engine import TransformersEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
 
 
-def open_engine(settings: EngineParams, actor: Actor) -> Engine:
-    """The engine of `settings.kind`, with its own section.
+def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
+    """[count] uniform in [0, 1): all the randomness of one action, a number per token."""
+    return np.random.default_rng(seed).random(count)
 
-    Raises:
-        EngineError: the model cannot be loaded, or a server is down or holds another model.
+
+def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
+
+    A row's token is where the cumulated probabilities of its logits [B, V] pass its uniform number [B] in [0, 1), so
+    that a logit which is off by a rounding error changes it once in many thousand draws. Nothing depends on the other
+    rows. At temperature 0 it is the likeliest token.
     """
+    logprobs = logits.float().log_softmax(-1)
+    if temperature == 0:
+        tokens = logprobs.argmax(-1)
+    else:
+        cumulated = (logprobs.double() / temperature).softmax(-1).cumsum(-1)
+        target = uniforms[:, None] * cumulated[:, -1:]
+        tokens = torch.searchsorted(cumulated, target, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def pad_left(contexts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Ids [B, T] with 0 before the shorter contexts, and the mask [B, T] that is 1 where there is a token."""
+    width = max(map(len, contexts))
+    ids = torch.tensor([[0] * (width - len(context)) + list(context) for context in contexts])
+    mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts])
+    return ids, mask
+
+
+@torch.inference_mode()
+def generate(
+    model: PreTrainedModel,
+    contexts: Sequence[Sequence[int]],
+    uniforms: Sequence[NDArray[np.float64]],
+    *,
+    end_id: int,
+    temperature: float,
+) -> list[tuple[list[int], list[float]]]:
+    """Ids and logprobs of one action per context; it ends with `end_id`, or where its uniform numbers do."""
+    actions: list[tuple[list[int], list[float]]] = [([], []) for _ in contexts]
+    running = list(range(len(contexts)))  # [B] indexes into the contexts
+    cache = DynamicCache(config=model.config)
+    unread, mask = (tensor.to(model.device) for tensor in pad_left(contexts))
+    while running:
+        read = model(  # the cache has then read these tokens too
+            input_ids=unread,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -unread.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        now = torch.tensor([uniforms[index][len(actions[index][0])] for index in running], device=model.device)
+        tokens, logprobs = choose(read.logits[:, -1], now, temperature)
+        for index, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
+            actions[index][0].append(token)
+            actions[index][1].append(logprob)
+        going = [
+            row
+            for row, index in enumerate(running)
+            if actions[index][0][-1] != end_id and len(actions[index][0]) < len(uniforms[index])
+        ]
+        if len(going) < len(running):
+            rows = torch.tensor(going, dtype=torch.long, device=model.device)
+            cache.batch_select_indices(rows)
+            tokens, mask, running = tokens[rows], mask[rows], [running[row] for row in going]
+        unread = tokens[:, None]
+        mask = torch.cat([mask, torch.ones_like(unread)], dim=1)
+    return actions
+
+
+class TransformersEngine(Engine):
+    """Samples actions in batches, on CUDA where there is one and else on the CPU, with the threads of this process.
+
+    The same requests to an engine of the same weights, threads and `batch_size` give the same ids and logprobs, bit
+    for bit, on a CPU. In other company a request gives the same but for the rounding of matrix products.
+    """
+
+    def __init__(self, settings: TransformersParams, actor: Actor) -> None:
+        """Loads the model; an EngineError where there is none, it lacks weights, or it reads fewer tokens."""
+        cuda = torch.cuda.is_available()
+        self._device = torch.device("cuda" if cuda else "cpu")
+        self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
+        self._actor, self._batch_size = actor, settings.batch_size
+        self._model, self.version = self._load(actor.model), actor.version
+        window = self._model.config.get_text_config().max_position_embeddings
+        if window < actor.max_tokens:
+            raise EngineError(
+                f"{actor.model} reads {window} tokens at most; lower env.max_tokens, which is {actor.max_tokens}"
+            )
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].context))  # little padding
+        found: dict[int, Action] = {}
+        for start in range(0, len(requests), self._batch_size):
+            batch = by_length[start : start + self._batch_size]
+            found |= zip(batch, self._act([requests[index] for index in batch]), strict=True)
+        return [found[index] for index in range(len(requests))]
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Replaces the model by the one in a Hugging Face folder; no cache outlives a call of `sample`."""
+        del self._model  # before there is another: one may be all that fits
+        self._model = self._load(folder)
+        self.version = version
+
+    def close(self) -> None:
+        """There is nothing but memory to give back, and that goes with the engine."""
+
+    def _act(self, requests: Sequence[Request]) -> list[Action]:
+        contexts = [request.context for request in requests]
+        uniforms = [draw_uniforms(request.seed, request.max_tokens) for request in requests]
+        end_id, temperature = self._actor.end_id, self._actor.temperature
+        actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
+        return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]
+
+    def _load(self, path: Path | str) -> PreTrainedModel:
+        try:
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=self._dtype, attn_implementation="sdpa", output_loading_info=True
+            )
+        except (OSError, ValueError) as error:
+            raise EngineError(f"no model can be loaded from {str(path)!r}: {error}") from error
+        model, loaded = found  # a pair, where the loading info is asked for
+        if loaded["missing_keys"]:
+            raise EngineError(f"{path} lacks weights of its model: {', '.join(sorted(loaded['missing_keys']))}")
+        for parameter in model.parameters():  # out of the mapped file: its alignment would change the last bits
+            parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+        settled: PreTrainedModel = model.to(self._device).eval()
+        return settled
+
+
+def open_engine(settings: EngineParams, actor: Actor) -> Engine:
+    """The engine of `settings.kind`, with its own section; an EngineError says what keeps it from opening."""
     match settings.kind:
         case "vllm":
             return VllmEngine(settings.vllm, actor)

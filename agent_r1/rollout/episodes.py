@@ -9,24 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent_r1.envs.base import Env, Transition
+from agent_r1.envs.base import Attempt, Transition
+from agent_r1.params import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.encoding import Encoded
+from agent_r1.rollout.chat import Chat, Dialogue, Encoded
 from agent_r1.rollout.sampling import Action, Request, Sampler
 from agent_r1.seeds import derive
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """An episode to be run."""
-
-    question_id: str
-    group: int  # index of the question within the iteration
-    sample: int  # index of the episode within its group
-    env: Env
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +35,8 @@ def collect(
     sampler: Sampler,
     chat: Chat,
     attempts: Sequence[Attempt],
+    limits: EnvParams,
     *,
-    max_tokens: int,
-    max_action_tokens: int,
     seed: int,
     iteration: int = 0,
     policy_version: int = 0,
@@ -58,37 +47,32 @@ def collect(
     not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
     context begins; see `Dialogue`.
 
-    `max_tokens` bounds a context, and `max_action_tokens` one action. Every action's seed is derived from (seed,
-    iteration, question, sample, step).
-
-    Raises:
-        ValueError: a prompt leaves no room for an action.
+    Every action's seed is derived from (seed, iteration, question, sample, step). Of the limits, `max_tokens` bounds a
+    context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one.
     """
     started = time.perf_counter()
-    episodes = [_Episode(attempt, chat, max_tokens, (seed, iteration)) for attempt in attempts]
+    episodes = [_Episode(attempt, chat, limits, (seed, iteration)) for attempt in attempts]
     while live := [(index, episode) for index, episode in enumerate(episodes) if episode.outcome is None]:
-        _play_round(sampler, live, max_action_tokens)
+        _play_round(sampler, live)
     trajectories = [episode.finish(iteration, policy_version) for episode in episodes]
     tokens, seconds = sum(len(each.token_ids) for each in trajectories), time.perf_counter() - started
     log.info("collected %d trajectories, %d tokens in %.1f s", len(trajectories), tokens, seconds)
     return trajectories
 
 
-def follow(
-    sampler: Sampler, chat: Chat, attempt: Attempt, *, max_tokens: int, max_action_tokens: int, seed: int
-) -> Iterator[StepView]:
+def follow(sampler: Sampler, chat: Chat, attempt: Attempt, limits: EnvParams, *, seed: int) -> Iterator[StepView]:
     """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
 
     Arguments and errors are those of `collect`.
     """
-    episode = _Episode(attempt, chat, max_tokens, (seed, 0))
+    episode = _Episode(attempt, chat, limits, (seed, 0))
     while episode.outcome is None:
-        yield from _play_round(sampler, [(0, episode)], max_action_tokens)
+        yield from _play_round(sampler, [(0, episode)])
 
 
-def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], max_action_tokens: int) -> list[StepView]:
+def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]]) -> list[StepView]:
     """One action of every episode, each with its index, in one call."""
-    requests = [episode.request(index, max_action_tokens) for index, episode in live]
+    requests = [episode.request(index) for index, episode in live]
     rounds = zip(live, requests, sampler.sample(requests), strict=True)
     return [episode.advance(request, action) for (_, episode), request, action in rounds]
 
@@ -96,10 +80,10 @@ def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], max_acti
 class _Episode:
     """The state of one running episode."""
 
-    def __init__(self, attempt: Attempt, chat: Chat, max_tokens: int, seed: tuple[int, int]) -> None:
-        self._attempt, self._chat, self._max_tokens = attempt, chat, max_tokens
+    def __init__(self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: tuple[int, int]) -> None:
+        self._attempt, self._chat, self._limits = attempt, chat, limits
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
-        self._dialogue = chat.begin(attempt.env.system, attempt.env.user, attempt.env.tools)
+        self._dialogue = Dialogue(chat, attempt.env.system, attempt.env.user, attempt.env.tools)
         self._context_starts = [0]
         self._ids: list[int] = []
         self._source: list[int] = []
@@ -111,16 +95,16 @@ class _Episode:
         if self._room() < 1:
             raise ValueError(
                 f"the prompt of question {attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
-                f"{max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
+                f"{limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
             )
 
-    def request(self, index: int, max_action_tokens: int) -> Request:
+    def request(self, index: int) -> Request:
         return Request(
             episode=index,
             step=len(self._steps),
             context=self._context(),
             seed=derive(*self._seed_parts, len(self._steps)),
-            max_tokens=min(max_action_tokens, self._room()),
+            max_tokens=min(self._limits.max_action_tokens, self._room()),
         )
 
     def advance(self, request: Request, action: Action) -> StepView:
@@ -183,12 +167,12 @@ class _Episode:
             self.outcome, self._answer = transition.outcome, transition.answer
             return
         reply = self._dialogue.reply(action, transition.observation, closed=closed)
-        if len(reply.tokens.ids) >= (self._max_tokens if reply.restarts else self._room()):
+        if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):
             self.outcome = Outcome.TOKEN_LIMIT
             return
         if reply.restarts:
             self._context_starts.append(len(self._ids))
-        self._append(reply.tokens)
+        self._append(reply)
 
     def _append(self, tokens: Encoded) -> None:
         self._ids += tokens.ids
@@ -199,7 +183,7 @@ class _Episode:
         return self._ids[self._context_starts[-1] :]
 
     def _room(self) -> int:
-        return self._max_tokens - (len(self._ids) - self._context_starts[-1])
+        return self._limits.max_tokens - (len(self._ids) - self._context_starts[-1])
 
 
 class ScriptedSampler:

@@ -38,7 +38,7 @@ class VllmServer:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The shape, limit and type of the model it runs: see `agent_r1.rollout.worker.WorkerExtension.describe`."""
+        """The shape, limit and type of the model it runs: see `agent_r1.rollout.vllm_engine.WorkerExtension`."""
         return dict(self._remote_call("describe")[0])
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> dict[str, Any]:
@@ -114,10 +114,8 @@ class ServerEngine(Engine):
     def __init__(self, settings: ServerParams, actor: Actor) -> None:
         """Makes sure that every server fits the model, and loads its weights there.
 
-        The servers see a model's folder under the same path, and are this engine's alone while it is open.
-
-        Raises:
-            EngineError: a server does not answer, was started otherwise, or runs a model of another shape.
+        The servers see a model's folder under the same path, and are this engine's alone while it is open. An
+        EngineError names one that does not answer, was started otherwise, or runs a model of another shape.
         """
         self._servers = [VllmServer(url, settings) for url in settings.urls]
         self._pool = ThreadPoolExecutor(len(settings.urls) * settings.concurrency, thread_name_prefix="engine")

@@ -71,9 +71,7 @@ class Dialect:
 class Template:
     """Renders conversations with a tokenizer's own chat template.
 
-    Raises:
-        ValueError: the tokenizer has no chat template, or one that has no generation prompt, or that leaves out or
-            refuses what it is given in whatever way it is put.
+    A ValueError refuses one that leaves out or refuses what it is given in whatever way it is put.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -83,29 +81,26 @@ class Template:
                 "`chat_template` on the tokenizer and save it again"
             )
         self._tokenizer = tokenizer
-        self.dialect = self._find_dialect()
+        self.dialect = Dialect()  # then what a template may lack is tried, one after the other
+        self.dialect = replace(self.dialect, system=self._shows(OPENING, (), SYSTEM))
+        self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], "look_up"))
+        self.dialect = replace(self.dialect, observations=self._shows(SAMPLE, (), OBSERVATION))
         if self.dialect != Dialect():
             logger.info("the chat template does not render everything by itself: %s", self.dialect)
         self.after_action = self._after_action()
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
-        """A conversation as text, up to where the assistant's next message begins.
-
-        Raises:
-            ValueError: the template refuses it.
-        """
+        """A conversation as text, up to where the assistant's next message begins; a ValueError where it is refused."""
         try:
-            return self._render(self.dialect, messages, tools, generation_prompt=generation_prompt)
+            return self._render(messages, tools, generation_prompt=generation_prompt)
         except TemplateError as error:
             raise ValueError(
                 f"the chat template refuses a conversation of {', '.join(role for role, _ in messages)}: {error}; "
                 "use a model whose template takes user and assistant messages in turn"
             ) from error
 
-    def _render(
-        self, dialect: Dialect, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool = True
-    ) -> str:
-        put, tools = dialect.put(messages, tools)
+    def _render(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool = True) -> str:
+        put, tools = self.dialect.put(messages, tools)
         text = self._tokenizer.apply_chat_template(
             [{"role": role, "content": content} for role, content in put],
             tools=list(tools) or None,
@@ -115,16 +110,9 @@ class Template:
         )
         return str(text)
 
-    def _find_dialect(self) -> Dialect:
-        """Tries what a template may lack, one after the other: a system message, tools, observations."""
-        dialect = Dialect()
-        dialect = replace(dialect, system=self._shows(dialect, OPENING, (), SYSTEM))
-        dialect = replace(dialect, tools=self._shows(dialect, OPENING, [SAMPLE_TOOL], "look_up"))
-        return replace(dialect, observations=self._shows(dialect, SAMPLE, (), OBSERVATION))
-
-    def _shows(self, dialect: Dialect, messages: Sequence[Message], tools: Tools, text: str) -> bool:
+    def _shows(self, messages: Sequence[Message], tools: Tools, text: str) -> bool:
         try:
-            return text in self._render(dialect, messages, tools)
+            return text in self._render(messages, tools)
         except TemplateError:
             return False
 

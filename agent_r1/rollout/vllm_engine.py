@@ -1,4 +1,9 @@
-"""The policy as a sampler: vLLM in a process of its own, token ids in and out."""
+"""The policy as a sampler: vLLM in a process of its own, at the far end of a pipe, token ids in and out.
+
+That process keeps vLLM's environment variables, thread settings and memory away from the learner. Inside it the engine
+runs in-process, so that requests are admitted all at once and batches do not depend on timing. It runs this file, and
+alone imports vLLM.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,15 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +54,7 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": max(_BATCHED_TOKENS, max_tokens),
         "async_scheduling": False,
-        "worker_extension_cls": "agent_r1.rollout.worker.WorkerExtension",
+        "worker_extension_cls": "agent_r1.rollout.vllm_engine.WorkerExtension",
         "use_tqdm_on_load": False,
     }
     if cuda:
@@ -59,12 +67,6 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
         "enable_chunked_prefill": False,  # a seeded request cut in two rewinds its generator, which none on a CPU can
         "kv_cache_memory_bytes": int(settings.cpu_cache_gib * 2**30),
     }
-
-
-def adapter_options(rank: int) -> dict[str, Any]:
-    """More arguments of `LLM`: one adapter at a time; vLLM itself refuses a rank that it has no room for."""
-    room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room} if rank else {}
 
 
 def sampling_options(actor: Actor) -> dict[str, Any]:
@@ -118,18 +120,13 @@ class VllmEngine(Engine):
     """
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
-        """Starts the process and waits until the model is loaded.
-
-        Raises:
-            EngineError: vLLM could not load the model.
-        """
+        """Starts the process and waits until the model is loaded; an EngineError says why vLLM could not load it."""
         started = time.perf_counter()
         self.version = actor.version
-        self._end_id = actor.end_id
         self._connection, theirs = Pipe()
         self._scratch, claim = claim_scratch()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.rollout.worker", str(theirs.fileno())],
+            [sys.executable, "-m", "agent_r1.rollout.vllm_engine", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), claim],
             env=engine_environment(settings.threads, self._scratch),
         )
@@ -148,8 +145,8 @@ class VllmEngine(Engine):
         return self._process.pid
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        asked = [(request.context, request.seed, request.max_tokens) for request in requests]
-        return [Action.of(ids, logprobs, self._end_id) for ids, logprobs in self._exchange(("sample", asked))]
+        actions: list[Action] = self._exchange(("sample", list(requests)))
+        return actions
 
     def load_weights(self, folder: Path, version: int) -> None:
         self._exchange(("load_weights", str(folder)))
@@ -184,3 +181,101 @@ def engine_environment(threads: int, scratch: Path) -> dict[str, str]:
     """The variables of the engine's process, set before torch and vLLM are imported."""
     fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "TMPDIR": str(scratch)}
     return {**_QUIET, **os.environ, **fixed}
+
+
+class WorkerExtension:
+    """An extension of vLLM's worker, called by name through `collective_rpc`."""
+
+    model_runner: Any
+    model_config: Any
+
+    def refresh_embeddings(self) -> None:
+        """Drops what was derived from the old embeddings: on a CPU a tied output layer would go on using them."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+        for module in self.model_runner.get_model().modules():
+            if isinstance(module, VocabParallelEmbedding):
+                module.quant_method.process_weights_after_loading(module)
+
+    def describe(self) -> dict[str, Any]:
+        """The model's shape and limits, in JSON's types: see `read_shape`."""
+        return {
+            **read_shape(self.model_config.hf_text_config),
+            "max_tokens": self.model_config.max_model_len,
+            "dtype": str(self.model_config.dtype).removeprefix("torch."),
+        }
+
+
+class Worker:
+    """The calls that come through the pipe."""
+
+    def __init__(self, settings: VllmParams, actor: Actor) -> None:
+        import torch
+        from vllm import LLM
+
+        cuda = torch.cuda.is_available()
+        if not cuda:
+            torch._dynamo.config.disable = True
+        options = model_options(settings, model=actor.model, max_tokens=actor.max_tokens, dtype=actor.dtype, cuda=cuda)
+        if rank := actor.adapter_rank:
+            room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)  # else vLLM itself refuses the rank
+            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        self._actor = actor
+        self._llm = LLM(**options)
+        self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        from vllm import SamplingParams, TokensPrompt
+
+        options = sampling_options(self._actor)
+        params = [SamplingParams(**options, seed=each.seed, max_tokens=each.max_tokens) for each in requests]
+        prompts = [TokensPrompt(prompt_token_ids=each.context) for each in requests]
+        outputs: Any = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
+        actions = []
+        for [completion] in (output.outputs for output in outputs):
+            ids = list(completion.token_ids)
+            logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
+            actions.append(Action.of(ids, logprobs, self._actor.end_id))
+        return actions
+
+    def load_weights(self, folder: str) -> None:
+        """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
+        if self._actor.adapter_rank:
+            self._load_adapter(Path(folder).resolve() / "adapter")
+        else:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+            self._llm.collective_rpc("refresh_embeddings")
+        assert self._llm.reset_prefix_cache(), "the prefix cache is in use"
+
+    def _load_adapter(self, folder: Path) -> None:
+        """Puts the adapters of a folder in the place of the last ones: there is room for one, and each has its number.
+
+        A number of its own, because a policy version comes twice where a training goes back.
+        """
+        from vllm.lora.request import LoRARequest
+
+        number = self._adapter.lora_int_id + 1 if self._adapter else 1
+        self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
+        self._llm.llm_engine.add_lora(self._adapter)
+
+
+def serve(connection: Connection) -> None:
+    """Answers calls until the other end closes. A failure is answered by its traceback."""
+    try:
+        worker = Worker(*connection.recv())
+        calls: dict[str, Callable[[Any], Any]] = {"sample": worker.sample, "load_weights": worker.load_weights}
+        connection.send((True, None))
+        while True:
+            name, argument = connection.recv()
+            connection.send((True, calls[name](argument)))
+    except (EOFError, ConnectionError):
+        return
+    except Exception:
+        connection.send((False, traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(handlers=[logging.NullHandler()])  # or vLLM's first words, before it sets up its own, are shown
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes the pipe
+    serve(Connection(int(sys.argv[1])))
+    os._exit(0)  # at once: vLLM takes seconds to clean up, and the next engine wants the memory

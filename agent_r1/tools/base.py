@@ -1,17 +1,18 @@
-"""A tool: a typed function that the policy may call by name."""
+"""A tool: a typed function that the policy may call by name. There is one: `search`."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from agent_r1.records import CallStatus
+from agent_r1.records import CallStatus, Passage
+from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
 
 
 class ToolError(Exception):
@@ -32,30 +33,17 @@ class ToolResult:
 
 
 class Tool:
-    """A function with what the policy is told about it.
-
-    Attributes:
-        name: the function's name.
-        schema: the JSON schema in the OpenAI function form, derived from the signature and the docstring.
-    """
+    """A function with what the policy is told about it: its name, and a schema of its signature and docstring."""
 
     def __init__(self, function: Callable[..., ToolResult]) -> None:
-        """Takes a function whose parameters are all annotated and can be given as JSON.
-
-        Raises:
-            ValueError: a parameter has no type, or there is no docstring.
-        """
+        """Takes a function with a docstring and annotated parameters that JSON can give; else raises a ValueError."""
         self.name = function.__name__
         self._function = function
         self._arguments = _arguments_model(function)
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": _description(function),
-                "parameters": _parameters(self._arguments),
-            },
-        }
+        schema = self._arguments.model_json_schema(schema_generator=_UntitledSchema)
+        parameters = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
+        described = {"name": self.name, "description": _description(function), "parameters": parameters}
+        self.schema: dict[str, Any] = {"type": "function", "function": described}  # in the OpenAI function form
 
     def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
@@ -98,11 +86,31 @@ def _description(function: Callable[..., ToolResult]) -> str:
     return re.sub(r"\s+", " ", inspect.cleandoc(function.__doc__).split("\n\n")[0])
 
 
-def _parameters(model: type[BaseModel]) -> dict[str, Any]:
-    schema = model.model_json_schema(schema_generator=_UntitledSchema)
-    return {key: schema[key] for key in ("type", "properties", "required") if key in schema}
-
-
 def _explain(error: ValidationError) -> str:
     problems = error.errors(include_url=False)
     return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
+
+
+def search_tool(index: Search, *, top_k: int) -> Tool:
+    """A tool that shows the `top_k` best passages for a query."""
+
+    def search(query: str) -> ToolResult:
+        """Finds passages about a query."""
+        if not query.strip():
+            raise ToolError("the query is empty")
+        try:
+            [passages] = index.search([query], top_k)
+        except SearchTimeout as fault:
+            raise ToolTimeout("the search took too long") from fault
+        except SearchUnavailable as fault:
+            raise ToolError("the search does not answer") from fault
+        return ToolResult(
+            text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
+        )
+
+    return Tool(search)
+
+
+def render_passages(passages: Sequence[Passage]) -> str:
+    """One line per passage, `Title: text`; an empty string without passages."""
+    return "\n".join(" ".join(f"{passage.title}: {passage.text}".split()) for passage in passages)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from agent_r1.params import Params, TrainParams, fingerprint
-from agent_r1.params.places import project_root
+from agent_r1.params import Params, TrainParams, fingerprint, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.tracking.store import open_store
 

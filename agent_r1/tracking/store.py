@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1 import files
-from agent_r1.params.places import tracking_folder
+from agent_r1.params import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -95,10 +95,7 @@ class RunFolder:
         """Takes the folder up for a run of so many iterations: empty, or where an earlier process left it.
 
         `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`,
-        under its name and the time.
-
-        Raises:
-            ValueError: the folder is another run's, or another process is training in it.
+        under its name and the time. A ValueError refuses another run's folder, or one that a process is training in.
         """
         with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
             remove_unfinished(self.path)
@@ -179,7 +176,7 @@ class RunFolder:
         """Removes what a complete run has no more use for, the good checkpoint first: it does not go back."""
         shutil.rmtree(self.good, ignore_errors=True)
         if not keep.learner:
-            checkpoint.drop_learner(self.checkpoint)
+            (self.checkpoint / "learner.pt").unlink(missing_ok=True)
         for iteration in range(self.finished - 1):
             if iteration % keep.every:
                 self._remove_rows(iteration)

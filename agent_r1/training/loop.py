@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill
-from agent_r1.credit.masks import select_tokens
+from agent_r1.credit.batch import select_tokens
 from agent_r1.data.draw import draw, draw_further
+from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure
 from agent_r1.records import Credit, Proof, Question, Trajectory
-from agent_r1.rollout.attempts import tool_attempts
-from agent_r1.rollout.canary import prove
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
@@ -28,7 +27,7 @@ from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import Cached
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, reseeded
+from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
 
 Metrics = dict[str, float]
 Verb = Callable[..., Metrics]
@@ -73,10 +72,8 @@ class Training:
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`.
-
-        Raises:
-            ValueError: the model cannot be loaded, or needs more memory than there is.
+        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`. A
+        ValueError says that the model cannot be loaded, or needs more memory than there is.
         """
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions, self.index = list(questions), index
@@ -151,8 +148,7 @@ class Training:
             self.engine,
             self.chat,
             tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group),
-            max_tokens=self.env.max_tokens,
-            max_action_tokens=self.env.max_action_tokens,
+            self.env,
             seed=self.seed,
             iteration=iteration,
             policy_version=self.learner.policy_version,

@@ -1,24 +1,38 @@
-"""The policy that reinforcement learning starts from: a model that was shown demonstrations."""
+"""The policy that reinforcement learning starts from: a model that was shown demonstrations.
+
+Demonstrations are trajectories like any other; learning from them is supervised.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import sys
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
-from agent_r1.params import Params
+from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
+from agent_r1.params import Params, WarmStartParams
 from agent_r1.policy import builtin
-from agent_r1.policy.model import default_device, load_agent
-from agent_r1.policy.warm_start import fit
-from agent_r1.records import Passage, Question, Trajectory
-from agent_r1.rollout.attempts import naive_rag_attempts, tool_attempts
+from agent_r1.policy.batching import pad
+from agent_r1.policy.model import default_device, load_policy, load_tokenizer, token_logprobs
+from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
+from agent_r1.seeds import derive
+
+logger = logging.getLogger(__name__)
+
+BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
 
 
 def train_on_demonstrations(
@@ -33,28 +47,21 @@ def train_on_demonstrations(
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:
-        model, tokenizer = load_agent(settings.model.path)
+        tokenizer, model = load_tokenizer(settings.model.path), load_policy(settings.model.path)
     else:
-        model, tokenizer = _built_in(settings, passages, [*searching, *answering])
+        shape = settings.warm_start
+        tokenizer = builtin.train_tokenizer(_texts(passages, [*searching, *answering]), shape.vocab_size)
+        model = builtin.new_model(
+            tokenizer,
+            hidden_size=shape.hidden_size,
+            layers=shape.layers,
+            heads=shape.heads,
+            max_tokens=settings.env.max_tokens,
+            seed=shape.seed,
+        )
     demonstrations = _act_out(searching, answering, Chat(tokenizer), index, settings)
     torch.nn.Module.to(model, default_device())
     fit(model, demonstrations, settings.warm_start)
-    return model, tokenizer
-
-
-def _built_in(
-    settings: Params, passages: Sequence[Passage], demonstrations: Sequence[Demonstration]
-) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    shape = settings.warm_start
-    tokenizer = builtin.train_tokenizer(_texts(passages, demonstrations), shape.vocab_size)
-    model = builtin.new_model(
-        tokenizer,
-        hidden_size=shape.hidden_size,
-        layers=shape.layers,
-        heads=shape.heads,
-        max_tokens=settings.env.max_tokens,
-        seed=shape.seed,
-    )
     return model, tokenizer
 
 
@@ -75,14 +82,79 @@ def _act_out(
     settings: Params,
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
-    limits, trajectories = settings.env, list[Trajectory]()
+    env, trajectories = settings.env, list[Trajectory]()
+    limits = env.model_copy(update={"max_action_tokens": env.max_tokens})  # the demonstrator finishes what it writes
     for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
-        trajectories += collect(
-            ScriptedSampler([each.actions for each in demonstrations], chat),
-            chat,
-            make_attempts([each.question for each in demonstrations], index, limits),
-            max_tokens=limits.max_tokens,
-            max_action_tokens=limits.max_tokens,  # the demonstrator finishes what it writes
-            seed=settings.warm_start.seed,
-        )
+        attempts = make_attempts([each.question for each in demonstrations], index, env)
+        sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
+        trajectories += collect(sampler, chat, attempts, limits, seed=settings.warm_start.seed)
     return trajectories
+
+
+def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: WarmStartParams) -> list[float]:
+    """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
+
+    The loss is the mean negative log-likelihood over action tokens (weight 1) and observation tokens
+    (weight `params.observation_weight`, which teaches copying). The learning rate warms up over the
+    first 5 % of the steps and then decays along a cosine to a tenth.
+    """
+    optimiser = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, params.steps))
+    contexts = [(trajectory, span) for trajectory in demonstrations for span in trajectory.contexts]
+    token_ids = [trajectory.token_ids[span] for trajectory, span in contexts]
+    weights = [_token_weights(trajectory.source[span], params.observation_weight) for trajectory, span in contexts]
+    batches = _batches([len(row) for row in token_ids], params)
+    model.train()
+    losses: list[float] = []
+    for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=not sys.stderr.isatty())):
+        loss = _loss(model, [token_ids[i] for i in batch], [weights[i] for i in batch])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        losses.append(loss.item())
+        if (step + 1) % max(1, params.steps // 10) == 0:
+            logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, losses[-1])
+    model.eval()
+    return losses
+
+
+def _loss(
+    model: PreTrainedModel, token_ids: list[NDArray[np.int32]], weights: list[NDArray[np.float32]]
+) -> torch.Tensor:
+    ids = pad(token_ids, torch.int64).to(model.device)  # [B, T]
+    weight = pad(weights, torch.float32).to(model.device)  # [B, T]
+    logprobs = token_logprobs(model, ids, weight > 0)  # [N]
+    chosen = weight[weight > 0]
+    return -(logprobs * chosen).sum() / chosen.sum()
+
+
+def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> NDArray[np.float32]:
+    by_source = {Source.ACTION: 1.0, Source.OBSERVATION: observation_weight}
+    return np.select([source == each for each in by_source], list(by_source.values())).astype(np.float32)
+
+
+def _rate(step: int, steps: int) -> float:
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+
+
+def _batches(lengths: Sequence[int], params: WarmStartParams) -> Iterator[NDArray[np.int64]]:
+    """`params.steps` batches of row indices, reshuffled every pass over the rows."""
+    pool, drawn, passes = params.batch_size * BATCHES_SORTED_TOGETHER, 0, 0
+    while True:
+        generator = np.random.default_rng(derive(params.seed, "warm_start", passes))
+        order = generator.permutation(len(lengths))
+        batches = []
+        for rows in np.split(order, range(pool, len(order), pool)):
+            by_length = rows[np.argsort(np.take(lengths, rows), kind="stable")]
+            batches += np.split(by_length, range(params.batch_size, len(rows), params.batch_size))
+        for index in generator.permutation(len(batches)):
+            if drawn == params.steps:
+                return
+            yield batches[index]
+            drawn += 1
+        passes += 1

@@ -23,8 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from agent_r1 import params
-from agent_r1.params import SWEEP, EngineParams, RunId
-from agent_r1.params.places import tracking_folder
+from agent_r1.params import SWEEP, EngineParams, RunId, tracking_folder
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint

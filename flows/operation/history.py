@@ -9,8 +9,7 @@ from pathlib import Path
 
 from agent_r1.evaluation.comparison import Evaluation, finished_folders, latest_folder, read_evaluation
 from agent_r1.evaluation.drift import same_setting
-from agent_r1.params import Params
-from agent_r1.params.places import Places
+from agent_r1.params import Params, Places
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import locked
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from agent_r1.credit import masks
-from agent_r1.credit.batch import Batch
+from agent_r1.credit.batch import Batch, action_tokens, after_prompt
 from agent_r1.params import CreditParams, RewardWeights
 from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
 
@@ -111,7 +110,7 @@ def _batch(
     for i, ((source, index), (_, step_rewards, *given)) in enumerate(zip(tokens, rows, strict=True)):
         tokens_of_row = slice(len(source))
         steps[i, tokens_of_row] = index
-        acting[i, tokens_of_row], after[i, tokens_of_row] = masks.action_tokens(source), masks.after_prompt(source)
+        acting[i, tokens_of_row], after[i, tokens_of_row] = action_tokens(source), after_prompt(source)
         for k, reward in zip(range(index.max() + 1), step_rewards, strict=False):
             rewards[i, np.flatnonzero(index == k)[-1]] = reward
         for of_row in given:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.filters import Selection, differing, select, top_fraction, top_p
+from agent_r1.credit.filters import differing, select, top_fraction, top_p
 from agent_r1.params import FilterParams
 
 SIZE = 4  # trajectories of a group
@@ -61,14 +61,14 @@ def test_top_fraction_by_hand(stds: list[float], share: float, expected: list[in
 def test_groups_are_kept_whole_by_their_sample_std() -> None:
     # Group 7: 0, 2: std sqrt 2. Group 3: 1, 1: 0. Group 5: 0, 1: 1 / sqrt 2. Group 9: one trajectory: 0.
     returns, groups = np.array([0.0, 1, 0, 2, 1, 1, 9]), np.array([7, 3, 5, 7, 3, 5, 9])
-    selection = select(returns, groups, FilterParams(kind="top_fraction", share=0.25, refill=0))
-    assert selection.kept.tolist() == [True, False, False, True, False, False, False]
-    assert selection.share == 1 / 4
-    assert selection.threshold == pytest.approx(2**0.5)
-    selection = select(returns, groups, FilterParams(kind="top_p", share=1.0, refill=0))
-    assert selection.kept.tolist() == [True, False, True, True, False, True, False]
-    assert selection.share == 2 / 4
-    assert selection.threshold == pytest.approx(0.5**0.5)
+    kept, share, threshold = select(returns, groups, FilterParams(kind="top_fraction", share=0.25, refill=0))
+    assert kept.tolist() == [True, False, False, True, False, False, False]
+    assert share == 1 / 4
+    assert threshold == pytest.approx(2**0.5)
+    kept, share, threshold = select(returns, groups, FilterParams(kind="top_p", share=1.0, refill=0))
+    assert kept.tolist() == [True, False, True, True, False, True, False]
+    assert share == 2 / 4
+    assert threshold == pytest.approx(0.5**0.5)
 
 
 def test_after_a_refill_the_share_is_still_of_the_questions_asked_first() -> None:
@@ -77,21 +77,21 @@ def test_after_a_refill_the_share_is_still_of_the_questions_asked_first() -> Non
     groups = np.repeat(np.arange(6), 2)
     assert differing(returns, groups) == 4
     params = FilterParams(kind="top_fraction", share=0.5, refill=1)
-    assert sorted(set(groups[select(returns, groups, params, questions=4).kept])) == [4, 5]
-    assert sorted(set(groups[select(returns, groups, params).kept])) == [1, 4, 5]
+    assert sorted(set(groups[select(returns, groups, params, questions=4)[0]])) == [4, 5]
+    assert sorted(set(groups[select(returns, groups, params)[0]])) == [1, 4, 5]
 
 
 def test_no_filter_keeps_groups_without_differences_too() -> None:
-    selection = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0, refill=0))
-    assert selection.kept.all()
-    assert selection.share == 1
+    kept, share, _ = select(np.ones(4), np.array([0, 0, 1, 1]), FilterParams(kind="none", share=1.0, refill=0))
+    assert kept.all()
+    assert share == 1
 
 
 def test_equal_returns_added_up_in_another_order_do_not_differ() -> None:
     returns = np.array([0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1])
     assert returns[0] != returns[1]
-    selection = select(returns, np.zeros(2, np.int64), FilterParams(kind="top_p", share=1.0, refill=0))
-    assert not selection.kept.any()
+    kept, *_ = select(returns, np.zeros(2, np.int64), FilterParams(kind="top_p", share=1.0, refill=0))
+    assert not kept.any()
 
 
 kinds = st.sampled_from(["top_p", "top_fraction"])
@@ -100,8 +100,8 @@ shares = st.sampled_from([0.05, 0.25, 0.5, 0.9, 1.0])
 iterations = st.lists(st.lists(st.integers(-2, 2), min_size=SIZE, max_size=SIZE), min_size=1, max_size=12)
 
 
-def selected(returns: np.ndarray, kind: str, share: float) -> Selection:
-    """[G, SIZE] returns -> what is kept of their trajectories."""
+def selected(returns: np.ndarray, kind: str, share: float) -> tuple[np.ndarray, float, float]:
+    """[G, SIZE] returns -> which of their trajectories are kept, and what else `select` says."""
     groups = np.repeat(np.arange(len(returns)), SIZE)
     return select(returns.ravel(), groups, FilterParams.model_validate({"kind": kind, "share": share, "refill": 0}))
 
@@ -111,23 +111,23 @@ def test_a_kept_group_is_whole_differs_and_differs_no_less_than_a_dropped_one(
     drawn: list[list[int]], kind: str, share: float
 ) -> None:
     returns = np.array(drawn, np.float64)
-    selection = selected(returns, kind, share)
-    stds, kept = returns.std(axis=1, ddof=1), selection.kept.reshape(-1, SIZE)
+    chosen, kept_share, threshold = selected(returns, kind, share)
+    stds, kept = returns.std(axis=1, ddof=1), chosen.reshape(-1, SIZE)
     assert (kept.all(axis=1) == kept.any(axis=1)).all()
     kept = kept[:, 0]
     assert (stds[kept] > 0).all()
     assert kept.any() == (stds > 0).any(), "where any group differs, one at least is kept"
     if kept.any():
-        assert selection.threshold == pytest.approx(stds[kept].min())
+        assert threshold == pytest.approx(stds[kept].min())
         assert stds[~kept].max(initial=0) <= stds[kept].min() + 1e-12
-    assert selection.share == kept.mean()
+    assert kept_share == kept.mean()
 
 
 @given(iterations, shares)
 def test_top_p_covers_its_share_and_with_one_group_less_would_not(drawn: list[list[int]], share: float) -> None:
     returns = np.array(drawn, np.float64)
     stds = returns.std(axis=1, ddof=1)
-    kept = selected(returns, "top_p", share).kept[::SIZE]
+    kept = selected(returns, "top_p", share)[0][::SIZE]
     covered = stds[kept].sum()
     assert covered >= share * stds.sum() - 1e-6
     if kept.any():
@@ -137,7 +137,7 @@ def test_top_p_covers_its_share_and_with_one_group_less_would_not(drawn: list[li
 @given(iterations, shares)
 def test_top_fraction_keeps_at_most_its_share(drawn: list[list[int]], share: float) -> None:
     returns = np.array(drawn, np.float64)
-    kept = selected(returns, "top_fraction", share).kept[::SIZE]
+    kept = selected(returns, "top_fraction", share)[0][::SIZE]
     varying = int((returns.std(axis=1) > 0).sum())
     assert kept.sum() == min(max(int(share * len(drawn)), 1), varying)
 
@@ -150,9 +150,9 @@ def test_shifting_a_group_or_scaling_all_returns_changes_no_choice(
     returns = np.array(drawn, np.float64)
     moved = returns.copy()
     moved[0] += shift
-    expected = selected(returns, kind, share).kept.tolist()
-    assert selected(moved, kind, share).kept.tolist() == expected
-    assert selected(returns * scale, kind, share).kept.tolist() == expected
+    expected = selected(returns, kind, share)[0].tolist()
+    assert selected(moved, kind, share)[0].tolist() == expected
+    assert selected(returns * scale, kind, share)[0].tolist() == expected
 
 
 @given(iterations, kinds, shares, st.data())
@@ -163,12 +163,12 @@ def test_the_order_of_the_trajectories_changes_no_choice(
     order = np.array(data.draw(st.permutations(range(len(returns)))))
     params = FilterParams.model_validate({"kind": kind, "share": share, "refill": 0})
     straight, permuted = select(returns, groups, params), select(returns[order], groups[order], params)
-    assert permuted.kept.tolist() == straight.kept[order].tolist()
+    assert permuted[0].tolist() == straight[0][order].tolist()
 
 
 @given(iterations, shares, st.integers(1, 5))
 def test_groups_without_differences_change_nothing_in_top_p(drawn: list[list[int]], share: float, more: int) -> None:
     returns = np.array(drawn, np.float64)
     padded = np.concatenate([returns, np.ones((more, SIZE))])
-    expected = [*selected(returns, "top_p", share).kept.tolist(), *[False] * (more * SIZE)]
-    assert selected(padded, "top_p", share).kept.tolist() == expected
+    expected = [*selected(returns, "top_p", share)[0].tolist(), *[False] * (more * SIZE)]
+    assert selected(padded, "top_p", share)[0].tolist() == expected

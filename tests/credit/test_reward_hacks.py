@@ -13,14 +13,16 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.rewards import step_rewards
+from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.params import RewardWeights
+from agent_r1.params import EnvParams, RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, ScriptedSampler, collect
-from agent_r1.tools.search import search_tool
+from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.tools.base import search_tool
 
 MAX_STEPS = 5
+LIMITS = EnvParams(instructions="", top_k=2, max_steps=MAX_STEPS, max_tokens=4096, max_action_tokens=256)
 QUESTION = Question(
     question_id="q",
     dataset="atlas",
@@ -55,7 +57,7 @@ def play(tiny_tokenizer: PreTrainedTokenizerFast) -> Play:
         env = ToolEnv(QUESTION, [search_tool(TitleSearch(), top_k=2)], max_steps=MAX_STEPS)
         attempt = Attempt(question_id="q", group=0, sample=0, env=env)
         sampler = ScriptedSampler([script], chat)
-        [trajectory] = collect(sampler, chat, [attempt], max_tokens=4096, max_action_tokens=256, seed=0)
+        [trajectory] = collect(sampler, chat, [attempt], LIMITS, seed=0)
         assert len(trajectory.steps) == len(script)
         return trajectory
 

@@ -1,15 +1,28 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_r1.envs.tool_env import CLOSED_BOOK, FROM_PASSAGES, AnswerEnv, ToolEnv
+from agent_r1.envs.tool_env import (
+    CLOSED_BOOK,
+    FROM_PASSAGES,
+    AnswerEnv,
+    ToolEnv,
+    asked_attempt,
+    closed_book_attempts,
+    gold_passages_attempts,
+    naive_rag_attempts,
+    tool_attempts,
+)
+from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
-from agent_r1.tools.base import Tool, ToolError, ToolResult
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.base import Tool, ToolError, ToolResult, search_tool
+
+PARAMS = load(Path(__file__).parents[2] / "params.yaml").env
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -206,3 +219,25 @@ def test_anything_but_an_answer_is_malformed(question: Question, index: Search) 
     transition = AnswerEnv(question, found(question, index)).step(call)
     assert (transition.outcome, transition.call_status) == (Outcome.MALFORMED, CallStatus.UNKNOWN_TOOL)
     assert transition.answer == ""
+
+
+@pytest.mark.parametrize("instructions", ["", "Be brief."])
+def test_every_protocol_gives_the_configured_instructions(question: Question, index: Search, instructions: str) -> None:
+    params = PARAMS.model_copy(update={"instructions": instructions})
+    questions = [question]
+    gold = {question.question_id: [Passage(passage_id="p", title="t", text="x")]}
+    attempts = [
+        *tool_attempts(questions, index, params),
+        asked_attempt("Who?", index, params),
+        *naive_rag_attempts(questions, index, params),
+        *closed_book_attempts(questions, params),
+        *gold_passages_attempts(questions, gold, params),
+    ]
+    added = f" {instructions}" if instructions else ""
+    assert [attempt.env.system for attempt in attempts] == [
+        "Answer the question. Search when facts are missing." + added,
+        "Answer the question. Search when facts are missing." + added,
+        "Answer the question from the passages." + added,
+        "Answer the question." + added,
+        "Answer the question from the passages." + added,
+    ]

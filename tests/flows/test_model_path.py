@@ -22,8 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_r1.params import RunId, load
-from agent_r1.params.places import policy_in
+from agent_r1.params import RunId, load, policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from agent_r1.params import WarmStartParams, load
 from agent_r1.policy.model import load_policy
-from agent_r1.policy.warm_start import fit
 from agent_r1.records import Source, Trajectory
+from agent_r1.training.warm_start import fit
 
 P, A, O, T = map(int, Source)  # noqa: E741
 MakeTrajectory = Callable[..., Trajectory]

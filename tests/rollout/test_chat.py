@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from agent_r1.records import Source
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.encoding import Encoded
+from agent_r1.rollout.chat import Chat, Dialogue, Encoded
 from agent_r1.rollout.template import Dialect
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -53,13 +52,13 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
     call = '<think>First.</think>\n<tool_call>\n{"name": "search", "arguments": {"query": "x."}}\n</tool_call>'
     messages = [("system", texts[0]), ("user", texts[1]), ("assistant", call), ("tool", texts[2])]
     messages += [("assistant", "hm"), ("tool", texts[3])]
-    dialogue = chat.begin(texts[0], texts[1], [SEARCH])
+    dialogue = Dialogue(chat, texts[0], texts[1], [SEARCH])
     ids = dialogue.opening.ids
     for action, observation in [(call, texts[2]), ("hm", texts[3])]:
         sampled = chat.encode_action(action)
         reply = dialogue.reply(sampled, observation, closed=True)
         assert not reply.restarts
-        ids += sampled + reply.tokens.ids
+        ids += sampled + reply.ids
     rendered = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tools=[SEARCH],
@@ -71,9 +70,11 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
 
 def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Encoded:
     """What is appended to an action that says nothing special."""
-    reply = chat.begin("s", "u").reply(chat.encode_action("a")[: None if closed else -1], observation, closed=closed)
+    reply = Dialogue(chat, "s", "u").reply(
+        chat.encode_action("a")[: None if closed else -1], observation, closed=closed
+    )
     assert not reply.restarts
-    return reply.tokens
+    return reply
 
 
 def test_the_built_in_reply_by_hand(chat: Chat) -> None:
@@ -115,11 +116,11 @@ def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizer
     attack = "".join([hostile, *map(str, tokenizer.added_tokens_decoder.values())])
 
     def contexts(text: str) -> list[list[int]]:
-        dialogue = chat.begin(text, text, [SEARCH])
+        dialogue = Dialogue(chat, text, text, [SEARCH])
         assert set(dialogue.opening.source) == {Source.PROMPT}
-        spelled = [index for letter in f"\n{text}" for index in chat.codec.encode_sampled(letter)]
+        spelled = [index for letter in f"\n{text}" for index in chat.encode_sampled(letter)]
         replies = [dialogue.reply([*spelled, chat.end_id], text, closed=True) for _ in range(2)]
-        return [dialogue.opening.ids, *(reply.tokens.ids for reply in replies)]
+        return [dialogue.opening.ids, *(reply.ids for reply in replies)]
 
     for harmless, attacked in zip(contexts("a"), contexts(attack), strict=True):
         marks = [[index for index in ids if index in tokenizer.added_tokens_decoder] for ids in (harmless, attacked)]
@@ -176,14 +177,14 @@ def test_a_context_is_what_the_template_renders(
     """After a step, and after another one: appended or anew, the tokens are those of the template's own text."""
     tokenizer = tokenizer_of(style)
     chat = Chat(tokenizer)
-    dialogue = chat.begin("Be brief.", "Who?")
+    dialogue = Dialogue(chat, "Be brief.", "Who?")
     context = dialogue.opening.ids
     said = chat.encode_action(action)[: None if closed else -1]
     messages: list[dict[str, str]] = []
     for observation in ('A "quote".\nB.', "é"):
         reply = dialogue.reply(said, observation, closed=closed)
         assert reply.restarts is restarts
-        context = reply.tokens.ids if reply.restarts else [*context, *said, *reply.tokens.ids]
+        context = reply.ids if reply.restarts else [*context, *said, *reply.ids]
         put = messages_as_put(style, action, observation)
         messages += put[len(put) - 2 :] if messages else put
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -196,13 +197,13 @@ def test_what_a_style_cannot_render_is_put_in_another_way(style: str, tokenizer_
     chat = Chat(tokenizer_of(style))
     native = style != "mistral"
     assert chat.template.dialect == Dialect(system=native, tools=native, observations=native)
-    text = chat.decode(chat.begin("Be brief.", "Who?", [SEARCH]).opening.ids)
+    text = chat.decode(Dialogue(chat, "Be brief.", "Who?", [SEARCH]).opening.ids)
     assert all(part in text for part in ("Be brief.", "Who?", '"search"', '"query"'))
 
 
 def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("mistral"))
-    assert chat.decode(chat.begin("Be brief.", "Who?", [{"name": "f"}]).opening.ids) == (
+    assert chat.decode(Dialogue(chat, "Be brief.", "Who?", [{"name": "f"}]).opening.ids) == (
         "<s>[INST] Be brief.\n\n# Tools\n\nYou may call one of these functions at a time:\n<tools>\n"
         '{"name": "f"}\n</tools>\n\nTo call one, write\n<tool_call>\n'
         '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>\n\nWho?[/INST]'
@@ -211,9 +212,9 @@ def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
 
 def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("qwen3"))
-    reply = chat.begin("Be brief.", "Who?").reply(chat.encode_action(THOUGHT), "seen", closed=True)
+    reply = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(THOUGHT), "seen", closed=True)
     runs = dict.fromkeys(Source, "")
-    for index, source in zip(reply.tokens.ids, reply.tokens.source, strict=True):
+    for index, source in zip(reply.ids, reply.source, strict=True):
         runs[Source(source)] += chat.decode([index])
     history = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nTesk."
     assert runs == {
@@ -246,7 +247,7 @@ def test_a_template_that_writes_the_date_writes_the_same_every_day(
         clock = SimpleNamespace(now=lambda day=day: datetime(2030, 1, day))
         monkeypatch.setattr(chat_template_utils, "datetime", clock)
         chat = Chat(tokenizer_of("llama3", dated))
-        openings.append(chat.decode(chat.begin("Be brief.", "Who?").opening.ids))
+        openings.append(chat.decode(Dialogue(chat, "Be brief.", "Who?").opening.ids))
     assert openings[0] == openings[1]
     assert openings[0].startswith("<s>Today Date: 26 Jul 2024<|start_header_id|>system")
 

@@ -13,18 +13,20 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import Transition
+from agent_r1.envs.base import Attempt, Transition
 from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.params import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import Attempt, ScriptedSampler, StepView, collect, follow
+from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.base import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
+LIMITS = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=512, max_action_tokens=64)
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
@@ -78,8 +80,8 @@ def attempts(envs: Sequence[Any]) -> list[Attempt]:
     return [Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=env) for i, env in enumerate(envs)]
 
 
-def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], **limits: int) -> list[Trajectory]:
-    return collect(sampler, chat, attempts(envs), **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits)
+def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: int) -> list[Trajectory]:
+    return collect(sampler, chat, attempts(envs), LIMITS.model_copy(update=limits), seed=7, iteration=iteration)
 
 
 def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,10 +90,10 @@ def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> No
         [trajectory] = run(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, [env], iteration=3)
     [record] = caplog.records
     assert record.getMessage().startswith(f"collected 1 trajectories, {len(trajectory.token_ids)} tokens in ")
-    dialogue = chat.begin("Be brief.", "Who?")
+    dialogue = Dialogue(chat, "Be brief.", "Who?")
     opening = dialogue.opening.ids
     first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
-    reply = dialogue.reply(first, "seen", closed=True).tokens
+    reply = dialogue.reply(first, "seen", closed=True)
     assert trajectory.token_ids.tolist() == opening + first + reply.ids + second
     assert trajectory.source.tolist() == (
         [Source.PROMPT] * len(opening) + [Source.ACTION] * len(first) + reply.source + [Source.ACTION] * len(second)
@@ -112,13 +114,13 @@ def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> No
 
 def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepView]:
     [attempt] = attempts([env])
-    return list(follow(sampler, chat, attempt, **{"max_tokens": 512, "max_action_tokens": 64, "seed": 7} | limits))
+    return list(follow(sampler, chat, attempt, LIMITS.model_copy(update=limits), seed=7))
 
 
 def test_an_episode_followed_by_hand(chat: Chat) -> None:
     actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
-    dialogue = chat.begin("Be brief.", "Who?")
-    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], "seen", closed=True).tokens.ids
+    dialogue = Dialogue(chat, "Be brief.", "Who?")
+    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], "seen", closed=True).ids
     first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
     assert (first.action, first.observation, first.outcome, first.answer) == ("<think>x</think>go", "seen", None, "")
     assert first.tokens == len(opening + actions[0] + reply)
@@ -130,14 +132,14 @@ def test_an_episode_followed_by_hand(chat: Chat) -> None:
 def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
     sampler = Recording(ScriptedSampler([["a"] * 3], chat))
     [attempt] = attempts([Echo("o", steps=2)])
-    steps = follow(sampler, chat, attempt, max_tokens=512, max_action_tokens=64, seed=7)
+    steps = follow(sampler, chat, attempt, LIMITS, seed=7)
     assert sampler.rounds == []
     sampled = [len(sampler.rounds) for _ in steps]
     assert sampled == [1, 2, 3]
 
 
 def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
-    limit = len(chat.begin("Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
+    limit = len(Dialogue(chat, "Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
     [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
     assert (view.outcome, view.observation, view.tokens) == (Outcome.TOKEN_LIMIT, "", limit)
 
@@ -189,8 +191,8 @@ def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:
 @pytest.mark.parametrize("spare", [0, 1])
 def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> None:
     """Room for the observation alone ends the episode; one token more, and an action of one token follows."""
-    dialogue, action = chat.begin("Be brief.", "Who?"), chat.encode_action("go")
-    opening, reply = dialogue.opening.ids, dialogue.reply(action, "seen", closed=True).tokens.ids
+    dialogue, action = Dialogue(chat, "Be brief.", "Who?"), chat.encode_action("go")
+    opening, reply = dialogue.opening.ids, dialogue.reply(action, "seen", closed=True).ids
     sampler = Recording(ScriptedSampler([["go", "go"]], chat))
     limit = len(opening) + len(action) + len(reply) + spare
     [trajectory] = run(sampler, chat, [Echo("seen", steps=9)], max_tokens=limit)
@@ -206,7 +208,7 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
 
 
 def test_a_prompt_without_room_is_refused(chat: Chat) -> None:
-    length = len(chat.begin("Be brief.", "Who?").opening.ids)
+    length = len(Dialogue(chat, "Be brief.", "Who?").opening.ids)
     with pytest.raises(ValueError, match=rf"'q0' has {length} tokens and max_tokens is {length}.*raise env.max_tokens"):
         run(ScriptedSampler([["a"]], chat), chat, [Echo("o", 0)], max_tokens=length)
 
@@ -259,12 +261,12 @@ def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None
     """A new context without room for an action ends the episode; with one token more, one action token follows."""
     chat = Chat(tokenizer_of("qwen3"))
     long_thought = f"<think>{'x' * 300}</think>b"
-    renewed = chat.begin("Be brief.", "Who?").reply(chat.encode_action(long_thought), "y" * 300, closed=True)
-    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.tokens.ids) + spare
+    renewed = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(long_thought), "y" * 300, closed=True)
+    script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.ids) + spare
     [trajectory] = run(script, chat, [Echo("y" * 300, 1)], max_tokens=limit, max_action_tokens=400)
     if spare:
         assert trajectory.steps[1].stop_reason is StopReason.LENGTH
-        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.tokens.ids) + 1
+        assert [span.stop - span.start for span in trajectory.contexts][1] == len(renewed.ids) + 1
     else:
         assert trajectory.outcome is Outcome.TOKEN_LIMIT
         assert trajectory.context_starts == [0]

@@ -239,7 +239,7 @@ def test_a_cpu_server_has_the_options_of_the_engine(settings: Params) -> None:
         "--no-enable-chunked-prefill": "",
         "--no-async-scheduling": "",
         "--generation-config": "vllm",
-        "--worker-extension-cls": "agent_r1.rollout.worker.WorkerExtension",
+        "--worker-extension-cls": "agent_r1.rollout.vllm_engine.WorkerExtension",
     }
     assert expected.items() <= found.items()
     assert "--gpu-memory-utilization" not in found

@@ -19,7 +19,7 @@ from agent_r1.records import CallStatus, Passage
 from agent_r1.search import remote as remote_module
 from agent_r1.search.base import SearchTimeout, SearchUnavailable
 from agent_r1.search.remote import Remote
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.base import search_tool
 
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
 Answer = Callable[["Handler"], None]

@@ -7,8 +7,7 @@ import pytest
 
 from agent_r1.records import CallStatus, Passage
 from agent_r1.search.base import SearchTimeout, SearchUnavailable
-from agent_r1.tools.base import Tool, ToolError, ToolResult
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.base import Tool, ToolError, ToolResult, search_tool
 
 
 def convert(amount: float, units: list[str], exact: bool = False, places: int | None = None) -> ToolResult:

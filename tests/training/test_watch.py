@@ -1,16 +1,19 @@
-"""What alarms do to a run."""
+"""What alarms do to a run; the proof of the sampler's weights: what passes, what raises."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 from agent_r1 import params
 from agent_r1.credit.collapse import Alarm
-from agent_r1.params import TrainParams
-from agent_r1.training.watch import Decision, Unrecorded, Verdict, announce, judge, reseeded
+from agent_r1.params import CanaryTolerance, TrainParams
+from agent_r1.training.watch import Decision, StaleWeightsError, Unrecorded, Verdict, announce, judge, prove, reseeded
 
 CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "policy/entropy": 0.3}
 GONE = {**CALM, "policy/entropy": 0.0}
@@ -81,3 +84,27 @@ def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> No
     assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
     assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
     assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)
+
+
+def logprobs(*rows: list[float]) -> list[NDArray[np.float32]]:
+    return [np.array(row, np.float32) for row in rows]
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [("float32", 0.5), ("bfloat16", 0.25)])
+def test_the_gap_is_the_largest_difference_or_the_mean_one(dtype: str, gap: float) -> None:
+    """Differences .25, 0, and -.5: the largest is .5 and the mean .25, and a tolerance of just that passes."""
+    samplers, learners = logprobs([-1.0, -2.0], [-3.0]), logprobs([-1.25, -2.0], [-2.5])
+    given, other = getattr(torch, dtype), {"float32": 9.0, "bfloat16": 9.0}
+    assert prove(samplers, learners, dtype=given, tolerance=CanaryTolerance(**{**other, dtype: gap})) == gap
+    with pytest.raises(StaleWeightsError, match=rf"off by {gap} nats.*canary_tolerance\.{dtype} is 0\.2\)"):
+        prove(samplers, learners, dtype=given, tolerance=CanaryTolerance(**{**other, dtype: 0.2}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize(("side", "row"), [(0, 0), (0, 2), (1, 1)])
+def test_what_is_not_a_number_proves_nothing(side: int, row: int, value: float, dtype: torch.dtype) -> None:
+    sides = [logprobs([-1.0, -2.0], [-3.0], [-4.0, -5.0]) for _ in range(2)]
+    sides[side][row][-1] = value
+    with pytest.raises(StaleWeightsError):
+        prove(sides[0], sides[1], dtype=dtype, tolerance=CanaryTolerance(float32=1e-4, bfloat16=1e-2))

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from agent_r1.files import sha256
-from agent_r1.params import load
-from agent_r1.params.places import registered_policy, registered_training
+from agent_r1.params import load, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.operation import register as register_stage

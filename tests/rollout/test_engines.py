@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from agent_r1.rollout.engines import choose, draw_uniforms, generate, pad_left
 from agent_r1.rollout.sampling import Engine, EngineError
-from agent_r1.rollout.transformers_engine import choose, draw_uniforms, generate, pad_left
 
 THREE = torch.tensor([[0.2, 0.3, 0.5]]).log() + 7.0  # logits: adding to all of them changes nothing
 

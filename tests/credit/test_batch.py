@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agent_r1.credit import masks
+from agent_r1.credit.batch import action_tokens, after_prompt, select_tokens
 from agent_r1.records import Source
 
 # Prompt, prompt, role header, | action, action, observation, template, action, template. The bar ends the prompt.
@@ -14,30 +14,30 @@ AFTER_PROMPT = [False, False, False, True, True, True, True, True, True]
 
 
 def test_action_tokens_are_those_the_policy_sampled() -> None:
-    assert masks.action_tokens(SOURCE).tolist() == ACTIONS
+    assert action_tokens(SOURCE).tolist() == ACTIONS
 
 
 def test_after_prompt_starts_at_the_first_sampled_token() -> None:
-    assert masks.after_prompt(SOURCE).tolist() == AFTER_PROMPT
+    assert after_prompt(SOURCE).tolist() == AFTER_PROMPT
 
 
 def test_after_prompt_is_empty_without_an_action() -> None:
-    assert not masks.after_prompt(np.array([0, 0, 3], dtype=np.uint8)).any()
+    assert not after_prompt(np.array([0, 0, 3], dtype=np.uint8)).any()
 
 
 def test_after_prompt_leaves_out_the_prompt_of_a_later_context() -> None:
     # Prompt, action, | the history again, the newest observation, template, action: only what is new counts.
-    assert masks.after_prompt(np.array([0, 1, 0, 0, 2, 3, 1], dtype=np.uint8)).tolist() == [
+    assert after_prompt(np.array([0, 1, 0, 0, 2, 3, 1], dtype=np.uint8)).tolist() == [
         *(False, True),
         *(False, False, True, True, True),
     ]
 
 
 def test_a_switch_selects_actions_or_all_after_the_prompt() -> None:
-    assert masks.select_tokens(SOURCE, True).tolist() == ACTIONS
-    assert masks.select_tokens(SOURCE, False).tolist() == AFTER_PROMPT
+    assert select_tokens(SOURCE, True).tolist() == ACTIONS
+    assert select_tokens(SOURCE, False).tolist() == AFTER_PROMPT
 
 
 def test_no_other_source_counts_as_action() -> None:
     every_source = np.array(list(Source), dtype=np.uint8)
-    assert every_source[masks.action_tokens(every_source)].tolist() == [Source.ACTION]
+    assert every_source[action_tokens(every_source)].tolist() == [Source.ACTION]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.envs.actions import parse_action, split_action
+from agent_r1.envs.base import parse_action, split_action
 from agent_r1.records import CallStatus
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
