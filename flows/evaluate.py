@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_recall_by_step, predict
 from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions
-from agent_r1.evaluation.scores import headline, score
+from agent_r1.evaluation.scores import BASELINES, asked_questions, gold_recall_by_step, headline, predict, score
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import model_hash, write_text
 from agent_r1.params import PROTOCOLS, Params, Protocol, RunId

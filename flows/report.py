@@ -8,10 +8,9 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation import sweep as sweep_report
 from agent_r1.evaluation.comparison import read_curve, read_evaluation
-from agent_r1.evaluation.predictions import OF_A_SWEEP
-from agent_r1.evaluation.report import render
+from agent_r1.evaluation.report import render, render_sweep
+from agent_r1.evaluation.scores import OF_A_SWEEP
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.params import SWEEP, Params, RunId
 from agent_r1.records import Question
@@ -55,7 +54,7 @@ def _report_sweep(settings: Params, sweep: str) -> list[Path]:
     places, seeds = settings.places, settings.ablations.seeds
     members = {run: [RunId(run, seed, sweep) for seed in seeds] for run in settings.ablations.runs}
     folders = {each: places.evaluation(each.label, sweep) for ids in members.values() for each in ids}
-    sweep_report.render(
+    render_sweep(
         {run: [read_evaluation(each.label, folders[each]) for each in ids] for run, ids in members.items()},
         [read_evaluation(baseline, places.evaluation(baseline)) for baseline in OF_A_SWEEP],
         {run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from agent_r1.data.rows import Row
+from agent_r1.data.sources import Row
 from agent_r1.records import Question
 
 

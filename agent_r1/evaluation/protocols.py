@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from agent_r1.evaluation.predictions import gold_passages
+from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params, Protocol
 from agent_r1.records import Question, Trajectory

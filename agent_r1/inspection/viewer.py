@@ -16,11 +16,10 @@ from typing import Any
 
 from agent_r1 import tracking
 from agent_r1.evaluation.comparison import latest_folder
-from agent_r1.evaluation.predictions import BASE_TOOL_CALL
+from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.payload import Payload
-from agent_r1.inspection.selection import Selection, Shown, When
-from agent_r1.inspection.stored import StoredRun
+from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
 from agent_r1.params import Params, RunId
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from agent_r1.params import BM25Params
-from agent_r1.search.base import Positions, Ranker
-from agent_r1.search.passages import full_texts, read_batches
+from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 
 Scores = NDArray[np.float32]
 _WORD = re.compile(r"\w+")

@@ -17,8 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from agent_r1.files import model_hash, replacing, sha256
 from agent_r1.params import DenseParams, fingerprint
-from agent_r1.search.base import Positions, Ranker
-from agent_r1.search.passages import full_texts, read_batches
+from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 
 INDEX = "faiss.index"
 SHARD = 1024  # passages

@@ -15,9 +15,8 @@ from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
 from agent_r1.params.stages import SearchKind
 from agent_r1.records import Passage
 from agent_r1.search import bm25
-from agent_r1.search.base import Positions, Ranker, Search
+from agent_r1.search.base import Passages, Positions, Ranker, Search, store
 from agent_r1.search.bm25 import BM25
-from agent_r1.search.passages import Passages, store
 from agent_r1.search.remote import Health, Remote
 
 META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"

@@ -15,14 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 
 from agent_r1.tracking.store import open_store, store_file
-from flows.processes import process_group
-from flows.server import (
+from flows.processes import (
     HOST,
     Part,
     api_on,
     await_health,
     log_path,
     prefect_environment,
+    process_group,
     server_part,
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.drift import Drift, drift, explain, same_setting
+from agent_r1.evaluation.verdicts import Drift, drift, explain, same_setting
 from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 

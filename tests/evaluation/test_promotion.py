@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.promotion import Decision, decide, decision_table
+from agent_r1.evaluation.verdicts import Decision, decide, decision_table
 from agent_r1.params import EvaluateParams, PromoteParams
 from agent_r1.records import Prediction
 

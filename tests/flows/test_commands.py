@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prefect import flow
 
-from flows.commands import StageFailed, StageUnavailable, expendable, run_command
+from flows.pipeline import StageFailed, StageUnavailable, expendable, run_command
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """
@@ -50,7 +50,7 @@ def attempts(project: Path) -> int:
 def test_a_stages_lines_are_logged_as_they_come(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="flows.commands"):
+    with caplog.at_level(logging.INFO, logger="flows.pipeline"):
         stage("0")
     assert "attempt 1" in caplog.messages
     assert attempts(project) == 1
@@ -93,7 +93,7 @@ def with_a_page(codes: str) -> None:
 def test_what_a_flow_can_do_without_fails_with_a_warning(
     prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="flows.commands"):
+    with caplog.at_level(logging.WARNING, logger="flows.pipeline"):
         state = with_a_page("1", return_state=True)
     assert state.is_completed()
     assert "it goes without its page: stage train failed with exit code 1; its own lines above say why" in caplog.text

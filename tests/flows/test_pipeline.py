@@ -16,8 +16,7 @@ from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from flows.commands import StageFailed, StageUnavailable
-from flows.pipeline import ablations, ordered, pipeline, stages
+from flows.pipeline import StageFailed, StageUnavailable, ablations, ordered, pipeline, stages
 
 TWO_STAGES = """
 stages:
