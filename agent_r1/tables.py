@@ -79,9 +79,6 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
     """Gives a function that takes the rows of one Parquet file one by one; the file is written whole or not at all.
 
     No more than a row group, ROW_GROUP rows, is held in memory.
-
-    Raises:
-        OSError: the disk is full or not writable; an older file at `path` is untouched.
     """
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], compression="zstd") as file:
         waiting: list[Row] = []

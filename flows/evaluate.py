@@ -64,11 +64,6 @@ def evaluate(
         protocol, dataset: in place of `tool_call` and of all prepared data sets.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
         into: the folder that is written; in MLflow such an evaluation stays beside those that it repeats.
-
-    Raises:
-        ValueError: there is no such run, baseline, version, protocol or data set, two arguments exclude each other, the
-            label is taken, or the policy of a version has gone.
-        FileNotFoundError: the policy or the data were not made yet.
     """
     settings = params.load()
     if [run, baseline, model].count(None) != 2:

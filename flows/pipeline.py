@@ -54,9 +54,6 @@ def reproduce(stage: str) -> None:
     """Runs one DVC stage as a task if anything it depends on has changed; its state is Cached where nothing has.
 
     The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
-
-    Raises:
-        StageFailed: as `run_command`.
     """
     name = stage.rpartition(":")[2].partition("@")[0]
     _limited(name, stage, [*DVC, "repro", "--single-item", stage], by_dvc=True)
@@ -138,12 +135,7 @@ def _stage_environment(exit_code: Path) -> dict[str, str]:
 
 @flow(name="pipeline")
 def pipeline() -> None:
-    """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow.
-
-    Raises:
-        StageFailed: a stage's command failed.
-        ValueError: dvc.yaml or params.yaml is refused by DVC.
-    """
+    """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow."""
     for stage in stages("dvc.yaml"):
         reproduce(stage)
 

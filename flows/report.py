@@ -22,9 +22,6 @@ def report(sweep: str = "") -> None:
     """Compares runs and baselines on one page, and adds the page to each of their MLflow runs.
 
     They are those of `repro_runs` and `repro_baselines`, or every run of a sweep with every seed.
-
-    Raises:
-        FileNotFoundError: one of them was not trained or not evaluated.
     """
     settings = params.load()
     folders = _report_sweep(settings, sweep) if sweep else _report_runs(settings)

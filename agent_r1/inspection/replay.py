@@ -143,10 +143,6 @@ def replay(
         folder: of the run's files, where it is not the one that training uses.
         iterations: see `StoredRun.choose`.
         with_gradient: whether gradients are compared too, in iterations whose policy is on disk.
-
-    Raises:
-        FileNotFoundError: the run has no finished iteration.
-        ValueError: a configuration is refused, or needs what the run did not store.
     """
     compared = configurations(settings, run, others, changes)
     stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)

@@ -61,10 +61,6 @@ def deploy(*, restarted: bool = False) -> None:
 
     Args:
         restarted: the server was just started, so that no worker is left that runs what is unfinished.
-
-    Raises:
-        OSError: no server answers at `PREFECT_API_URL`.
-        ValueError: the server is of another version, or Prefect refuses prefect.yaml.
     """
     url = PREFECT_API_URL.value()
     if not url:

@@ -45,10 +45,6 @@ def training(run: str, seed: int | None = None) -> None:
 
     Data, index and warm start are brought up to date first, as `dvc repro` would. At the end the run's page is made; a
     viewer that fails fails nothing. A seed takes the place of the run's own; its outputs get folders of their own.
-
-    Raises:
-        ValueError: there is no such run.
-        StageFailed: the command of another stage failed.
     """
     settings, meant = params.load(), RunId(run, seed)
     settings.run(meant)
@@ -99,11 +95,6 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
         models: references such as `models:/agent_r1/3`, or labels of trainings such as `ppo-seed3`; the champion for
             None.
         dataset: the one whose questions are asked, in place of all.
-
-    Raises:
-        ValueError: there is no such model or data set, or no champion to evaluate.
-        StageFailed: an evaluation failed.
-        Drifted: a model's exact match is another one than at its previous evaluation, beyond chance.
     """
     settings = params.load()
     prepared = settings.prepare.datasets

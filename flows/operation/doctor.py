@@ -284,11 +284,7 @@ def engine() -> Finding:
 
 
 def try_engine(settings: EngineParams) -> None:
-    """Samples an action of a model with random weights, small enough for any machine.
-
-    Raises:
-        ValueError: the engine does not start, or gives logprobs that are no numbers.
-    """
+    """Samples an action of a model with random weights, small enough for any machine."""
     from agent_r1.policy.builtin import new_model, train_tokenizer
     from agent_r1.rollout.engines import open_engine
     from agent_r1.rollout.sampling import Actor, EngineError, Request

@@ -53,11 +53,7 @@ class Data:
 
 
 def lineage(what: str, console: Console) -> None:
-    """Prints the origins of a model, by reference or label, or the models that data led to, as `data_of` finds it.
-
-    Raises:
-        ValueError: it is nothing of the kind.
-    """
+    """Prints the origins of a model, by reference or label, or the models that data led to, as `data_of` finds it."""
     if what.startswith(SCHEME):
         console.print(_origins(registry.find(what)))
         return

@@ -95,11 +95,6 @@ def promote(challenger: str) -> None:
 
     Args:
         challenger: `models:/agent_r1/3`, or the label of a training such as `ppo-seed3`.
-
-    Raises:
-        ValueError: there is no such version, or no champion.
-        StageFailed: an evaluation failed.
-        Outpaced: the champion was replaced meanwhile.
     """
     if decision := gate(challenger, lambda arguments: run_command("evaluate", *arguments)):
         logger.info("%s", decision_table(decision).splitlines()[0])
@@ -110,10 +105,6 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
 
     Both are judged by their latest evaluations on all data sets; what is missing, or was not measured alike, is
     evaluated first. Returns None where the challenger is the champion already.
-
-    Raises:
-        ValueError: there is no such version, or no champion.
-        Outpaced: the champion was replaced meanwhile.
     """
     settings = params.load()
     version = version_of(challenger, settings)
@@ -134,11 +125,7 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
 
 
 def crown(first: str) -> Version:
-    """Makes a version the first champion, which is compared with nothing.
-
-    Raises:
-        ValueError: there is no such version, or there is a champion.
-    """
+    """Makes a version the first champion, which is compared with nothing."""
     version, champion = version_of(first, params.load()), registry.champion()
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")

@@ -39,11 +39,6 @@ def register(run: str, seed: int | None = None, sweep: str = "") -> None:
 
     Doing it again changes nothing. Writes one small file that names the version and says what else only MLflow's run of
     the training knows, so that another store can be given the same version.
-
-    Raises:
-        FileNotFoundError: the training is not there.
-        ValueError: it is not finished, or neither MLflow nor the file knows what it was made of.
-        OSError: DVC could not keep it.
     """
     settings, meant = params.load(), RunId(run, seed, sweep)
     version = registry.register(_describe(settings, meant))
@@ -117,11 +112,7 @@ def _tracked(
 
 
 def keep(folder: Path, dvc_file: Path) -> str:
-    """Puts a folder into DVC's cache and returns DVC's hash of it; "" where the project is no DVC repository.
-
-    Raises:
-        OSError: DVC refuses.
-    """
+    """Puts a folder into DVC's cache and returns DVC's hash of it; "" where the project is no DVC repository."""
     if not Path(".dvc").is_dir():
         return ""
     content = dvc_file.with_suffix("")

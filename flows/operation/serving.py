@@ -44,10 +44,6 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
 
     With `PREFECT_API_URL` that server is used and none is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI.
     A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
-
-    Raises:
-        ValueError: a port is taken, or the server is of another version.
-        OSError: the server of `PREFECT_API_URL` does not answer, or a part did not come up, or died.
     """
     remote = os.environ.get("PREFECT_API_URL")
     environment = prefect_environment(remote or api_on(prefect_port))
@@ -65,12 +61,7 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
 
 
 def show_mlflow(port: int) -> None:
-    """Runs the MLflow UI alone, until interrupted.
-
-    Raises:
-        ValueError: the port is taken, or MLflow has a server already.
-        OSError: it did not come up, or died.
-    """
+    """Runs the MLflow UI alone, until interrupted."""
     found = _mlflow_servers(port)
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {mlflow_ui()}")
