@@ -181,7 +181,6 @@ def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bo
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
     add_run_arguments(parser, required=False)
     parser.add_argument("--baseline", choices=BASELINES, help="in place of --run: the model that trainings start from")

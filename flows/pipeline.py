@@ -148,11 +148,7 @@ def ablations() -> None:
 
 
 def stages(file: str) -> list[str]:
-    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies.
-
-    Raises:
-        ValueError: DVC refuses the project's files.
-    """
+    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies."""
     drawn = ask_dvc("dag", "--dot", file)
     if drawn.returncode:
         raise ValueError(f"dvc dag failed: {drawn.stderr.strip()}")

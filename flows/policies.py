@@ -28,12 +28,7 @@ class Policy:
 
     @classmethod
     def of_run(cls, settings: Params, run: RunId) -> Policy:
-        """The latest policy of a run.
-
-        Raises:
-            ValueError: there is no such run.
-            FileNotFoundError: it has no checkpoint.
-        """
+        """The latest policy of a run."""
         settings.run(run)
         folder = policy_in(settings.places.training(run))
         progress = checkpoint.peek(folder.parent)
@@ -45,11 +40,7 @@ class Policy:
 
     @classmethod
     def of_warm_start(cls, settings: Params) -> Policy:
-        """The model that trainings start from.
-
-        Raises:
-            FileNotFoundError: it was not made yet.
-        """
+        """The model that trainings start from."""
         folder = settings.places.warm_start
         if not folder.is_dir():
             remedy = "make it (`dvc repro warm_start`), or name another model"

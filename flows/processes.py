@@ -106,11 +106,7 @@ def server_answers() -> bool:
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one that lives as long as the block.
-
-    Raises:
-        OSError: as `await_health`.
-    """
+    """The API URL of the server that `PREFECT_API_URL` names, or of one that lives as long as the block."""
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return

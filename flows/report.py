@@ -63,7 +63,6 @@ def _report_sweep(settings: Params, sweep: str) -> list[Path]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Compares the runs that were trained and evaluated.")
     of_a_sweep = "those of this sweep of params.yaml, with all their seeds"
     parser.add_argument("--sweep", choices=[SWEEP], default="", help=of_a_sweep)

@@ -103,7 +103,6 @@ def _tracked(run: RunId, settings: Params, config: TrainParams, folder: RunFolde
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
     add_run_arguments(parser)
     parser.add_argument("--fresh", action="store_true", help="starts over, and moves what is there aside")

@@ -40,10 +40,6 @@ def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
 
     A row has `title` and `text`, and `id` where it has one; without, its content names it. Of a text file every
     paragraph is a passage (blank lines part them), and the file's name the title of all.
-
-    Raises:
-        FileNotFoundError: there are no such files.
-        ValueError: a file or a row is malformed; the message names both.
     """
     for path in data_files(location, (*ROWS, TEXT)):
         if suffix(path) == TEXT:
@@ -136,12 +132,7 @@ class Portion(Generic[T]):
 
 
 def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion[Entry]:
-    """The questions of one split of a data set in files, in the order of its rows.
-
-    Raises:
-        FileNotFoundError: there are no such files.
-        ValueError: a file or a row is malformed, or there are fewer rows than questions are asked for.
-    """
+    """The questions of one split of a data set in files, in the order of its rows."""
     file, asked = params.splits[split].file, params.splits[split].questions
     total, rows = count(file), read(file)
     if asked > total:
@@ -152,22 +143,22 @@ def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion
     if asked:
         chosen = set(random.Random(derive(seed, "prepare", name, split)).sample(range(total), asked))
         rows = (row for at, row in enumerate(rows) if at in chosen)
-    return Portion(asked or total, (_entry(row, name, params, split) for row in rows))
+    form = FORMATS[params.format]
+
+    def entry(row: Row) -> Entry:
+        paragraphs = form.paragraphs(row) if params.corpus is None else []
+        return Entry(str(row), form.question(row, name, split), [named_by_content(*each) for each in paragraphs])
+
+    return Portion(asked or total, map(entry, rows))
 
 
 def interleave(portions: Sequence[Portion[T]]) -> Iterator[T]:
     """The items of all portions: wherever one stops, every portion has given the same share of its own."""
-    return (item for _, item in heapq.merge(*map(_keyed, portions), key=itemgetter(0)))
 
+    def keyed(portion: Portion[T]) -> Iterator[tuple[float, T]]:
+        return (((at + 0.5) / portion.size, item) for at, item in enumerate(portion.items))
 
-def _keyed(portion: Portion[T]) -> Iterator[tuple[float, T]]:
-    return (((at + 0.5) / portion.size, item) for at, item in enumerate(portion.items))
-
-
-def _entry(row: Row, name: str, params: FilesParams, split: str) -> Entry:
-    form = FORMATS[params.format]
-    paragraphs = form.paragraphs(row) if params.corpus is None else []
-    return Entry(str(row), form.question(row, name, split), [named_by_content(*each) for each in paragraphs])
+    return (item for _, item in heapq.merge(*map(keyed, portions), key=itemgetter(0)))
 
 
 def prepare(params: PrepareParams, directory: Path) -> None:

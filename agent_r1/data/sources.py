@@ -148,12 +148,7 @@ def suffix(path: Path) -> str:
 
 
 def read(location: Path) -> Iterator[Row]:
-    """The rows of all files of a location, one after the other.
-
-    Raises:
-        FileNotFoundError: there are no such files.
-        ValueError: a file or a row cannot be read; the message names both.
-    """
+    """The rows of all files of a location, one after the other."""
     for path in data_files(location):
         yield from _read_file(path)
 

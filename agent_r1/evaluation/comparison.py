@@ -42,12 +42,7 @@ class Evaluation:
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
-    """Reads one folder that `evaluate` wrote.
-
-    Raises:
-        FileNotFoundError: the agent was not evaluated.
-        ValueError: a file has another schema.
-    """
+    """Reads one folder that `evaluate` wrote."""
     return Evaluation(
         name=name,
         predictions=read_rows(folder / "predictions.parquet", Prediction),

@@ -146,9 +146,6 @@ def render_sweep(
     """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
 
     The first run and the first baseline are what the others are compared with.
-
-    Raises:
-        ValueError: the agents did not answer the same questions.
     """
     agents = {**runs, **{baseline.name: [baseline] for baseline in baselines}}
     hits, draws = exact_matches(agents), (params.bootstrap_samples, params.seed)

@@ -141,9 +141,6 @@ class Selection:
 
         Half of them are answers to test questions before and after training, as far as the evaluations in these two
         folders are there, are of this very run and are alike; the rest is from training.
-
-        Raises:
-            ValueError: a question is no longer prepared, or the weights of the rewards are not those of the run.
         """
         tested = self._tested(count // 4, before, after)
         return interleaved([tested, self._trained(count - 2 * len(tested))])

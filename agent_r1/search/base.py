@@ -51,12 +51,7 @@ class SearchTimeout(SearchUnavailable):
 
 
 def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch]:
-    """The passages of a Parquet file, `size` (by default `BATCH`) at a time, in their order.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it holds something else than passages.
-    """
+    """The passages of a Parquet file, `size` (by default `BATCH`) at a time, in their order."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the prepare stage (`dvc repro prepare`)")
     with pq.ParquetFile(path) as file:

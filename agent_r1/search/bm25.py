@@ -56,11 +56,7 @@ def singular(word: str) -> str:
 
 
 def build(source: Path, folder: Path, params: BM25Params) -> None:
-    """Writes the score columns of a Parquet file of passages to a new folder.
-
-    Raises:
-        ValueError: there is not a single word to index.
-    """
+    """Writes the score columns of a Parquet file of passages to a new folder."""
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix=".runs.", dir=folder) as runs:
         vocabulary, lengths, paths = _write_runs(source, Path(runs))

@@ -147,12 +147,7 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
 
 
 def open_local(folder: Path) -> Index:
-    """The index in a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: another process serves it, or its encoder is another one now.
-    """
+    """The index in a folder."""
     meta = _read_meta(folder)
     if meta.kind == "remote":
         raise ValueError(f"{folder} only names an index that another server serves; give the folder of a built one")

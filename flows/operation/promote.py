@@ -119,8 +119,11 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
     run = tracking.resume(version.descriptor.mlflow_run_id)
     if run is None:
         logger.warning("the MLflow run of %s is gone: the decision is not logged", version.reference)
-    else:
-        _log(decision, run)
+        return decision
+    folder = f"promotion/{decision.challenger}_against_{decision.champion}"
+    run.text(json.dumps(dataclasses.asdict(decision), indent=2) + "\n", f"{folder}/decision.json")
+    run.text(decision_table(decision), f"{folder}/decision.md")
+    run.tag("promotion", "promoted" if decision.promoted else "refused")
     return decision
 
 
@@ -155,20 +158,8 @@ def _measured_alike(
     return ours, theirs
 
 
-def _log(decision: Decision, run: tracking.Run) -> None:
-    """To the MLflow run of the challenger's training."""
-    folder = f"promotion/{decision.challenger}_against_{decision.champion}"
-    run.text(json.dumps(dataclasses.asdict(decision), indent=2) + "\n", f"{folder}/decision.json")
-    run.text(decision_table(decision), f"{folder}/decision.md")
-    run.tag("promotion", "promoted" if decision.promoted else "refused")
-
-
 def _run_evaluate(arguments: Sequence[str]) -> None:
-    """Runs `python -m flows evaluate` in a process group of its own, its lines on standard error.
-
-    Raises:
-        ValueError: it failed, and has said why.
-    """
+    """Runs `python -m flows evaluate` in a process group of its own, its lines on standard error."""
     command = [sys.executable, "-m", "flows", "evaluate", *arguments]
     with process_group(command, os.environ, output=sys.stderr) as process:
         if code := process.wait():

@@ -151,7 +151,6 @@ def _link(source: str, target: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Registers the policy that a training finished with.")
     add_run_arguments(parser)
     run_stage(register, **vars(parser.parse_args()))

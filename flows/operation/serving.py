@@ -160,11 +160,7 @@ def mlflow_ui(port: int = 5000) -> str:
 
 
 def require_free(port: int, variable: str) -> None:
-    """Checks that a server can be started on a port.
-
-    Raises:
-        ValueError: something listens there.
-    """
+    """Checks that a server can be started on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
         try:
@@ -215,7 +211,6 @@ def served_version(url: str) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Serves deployments, a worker and the MLflow UI on this machine.")
     parser.add_argument("--prefect-port", type=int, default=4200, help="of the Prefect server, without PREFECT_API_URL")
     parser.add_argument("--mlflow-port", type=int, default=5000)
