@@ -76,9 +76,6 @@ def version_of(model: str, settings: Params) -> Version:
     """The registered version that is meant: by a reference, or by the label of a training such as `ppo-seed3`.
 
     A label means the policy that the training's folder holds, or the latest of that label where the folder is gone.
-
-    Raises:
-        ValueError: there is no such version, or the policy of the training is not registered.
     """
     if model.startswith(SCHEME):
         return registry.find(model)

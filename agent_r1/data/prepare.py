@@ -74,7 +74,7 @@ def _read_paragraphs(path: Path) -> Iterator[tuple[str, Passage]]:
 
 
 class Distinct:
-    """Holds every id to one meaning, and lets every passage through once."""
+    """Holds every id to one meaning, a second one is a ValueError, and lets every passage through once."""
 
     def __init__(self) -> None:
         self._questions: set[str] = set()  # ids
@@ -82,11 +82,7 @@ class Distinct:
         self._passages: set[str] = set()  # ids that passages brought along
 
     def take_question(self, question: Question, where: str) -> None:
-        """Notes a question.
-
-        Raises:
-            ValueError: its id is taken, in its own or in another data set.
-        """
+        """Notes a question."""
         if question.question_id in self._questions:
             raise ValueError(
                 f"{where}: the id {question.question_id!r} is that of an earlier question; take one of the two out, "
@@ -95,11 +91,7 @@ class Distinct:
         self._questions.add(question.question_id)
 
     def is_new(self, passage: Passage, where: str) -> bool:
-        """Whether no earlier passage has the same title and text; notes the passage.
-
-        Raises:
-            ValueError: its id is that of an earlier passage with another title or text.
-        """
+        """Whether no earlier passage has the same title and text; notes the passage."""
         content = content_id(passage.title, passage.text)
         if content in self._contents:
             return False

@@ -196,6 +196,6 @@ def warning(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def _listed(names: list[str]) -> str:
     """All names, or the first of many and how many others there are."""
-    return (
-        ", ".join(f"`{name}`" for name in names) if len(names) <= NAMED else f"`{names[0]}` and {len(names) - 1} others"
-    )
+    if len(names) > NAMED:
+        return f"`{names[0]}` and {len(names) - 1} others"
+    return ", ".join(f"`{name}`" for name in names)

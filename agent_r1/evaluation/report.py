@@ -181,11 +181,7 @@ def render_sweep(
 
 
 def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
-    """By agent, exact match [S, N] of every seed; the questions are in the same order everywhere.
-
-    Raises:
-        ValueError: two evaluations are of different questions.
-    """
+    """By agent, exact match [S, N] of every seed; the questions are in the same order everywhere."""
     evaluations = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
     first, asked = evaluations[0][0], evaluations[0][1].asked
     for name, evaluation in evaluations:

@@ -95,11 +95,7 @@ def configurations(settings: Params, run: RunId, others: Sequence[str], changes:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them.
-
-    Raises:
-        ValueError: one is not KEY=VALUE, or is of something that a replay does not look at.
-    """
+    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them."""
     nested: dict[str, Any] = {}
     for change in changes:
         key, equals, value = change.partition("=")

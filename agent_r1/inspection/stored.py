@@ -45,11 +45,7 @@ class StoredRun:
     """The finished iterations of a run. A training may be adding to them meanwhile."""
 
     def __init__(self, run: str, folder: Path, warm_start: Path) -> None:
-        """Looks into the run's folder; `warm_start` is the model that it started from.
-
-        Raises:
-            FileNotFoundError: it holds no finished iteration.
-        """
+        """Looks into the run's folder; `warm_start` is the model that it started from."""
         progress = checkpoint.peek(folder / "checkpoint")
         if progress is None or not progress.iterations:
             raise FileNotFoundError(f"{folder} holds no finished iteration of {run}; train it first")
@@ -75,9 +71,6 @@ class StoredRun:
         """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.
 
         With a critic that is warmed up, the first of the two is the iteration of the policy's first update.
-
-        Raises:
-            ValueError: there is no such iteration, or its rows were not kept.
         """
         if list(wanted) == ["all"]:
             return list(self.kept)

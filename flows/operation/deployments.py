@@ -135,10 +135,8 @@ def _log_drift(found: Drift, folder: Path) -> None:
 def _decide(challengers: Sequence[Version]) -> None:
     """Has the gate decide about each, against the champion of that moment."""
     if challengers and registry.champion() is None:
-        logger.warning(
-            "there is no champion to compare with; the first becomes one only by `python -m flows promote %s --first`",
-            challengers[0].reference,
-        )
+        crown = f"`python -m flows promote {challengers[0].reference} --first`"
+        logger.warning("there is no champion to compare with; the first becomes one only by %s", crown)
         return
     for challenger in challengers:
         promote(challenger.reference)

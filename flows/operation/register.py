@@ -133,12 +133,9 @@ def _push(model: Descriptor) -> None:
         return
     files = [model.dvc_file, *([str(registered_training(Path(model.dvc_file)))] if model.dvc_training_hash else [])]
     if failed := run_dvc("push", *files):
+        lacking = f"other clones cannot have it yet, DVC could not push it ({failed})"
         logger.warning(
-            "%s is registered, but other clones cannot have it yet, DVC could not push it (%s); mend that and run "
-            "`dvc push %s`",
-            model.label,
-            failed,
-            " ".join(files),
+            "%s is registered, but %s; mend that and run `dvc push %s`", model.label, lacking, " ".join(files)
         )
 
 
