@@ -167,7 +167,7 @@ def render_sweep(
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
         f"![Exact match on the test questions, per agent and seed]({FINAL_PNG})",
         "## Exact match",
-        _scores(hits, found, _by_hops(next(iter(agents.values()))[0], questions)),
+        _scores_by_seed(hits, found, _by_hops(next(iter(agents.values()))[0], questions)),
         "## Differences on the same questions",
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
         differences_table(list(hits), [reference, base], difference),
@@ -202,7 +202,7 @@ def _by_hops(evaluation: Evaluation, questions: Sequence[Question]) -> dict[str,
     return {f"{count} hop{'s' if count > 1 else ''}": hops == count for count in sorted(set(hops.tolist()))}
 
 
-def _scores(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArray[np.bool_]]) -> str:
+def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArray[np.bool_]]) -> str:
     rows = []
     for name, values in hits.items():
         seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))

@@ -118,10 +118,11 @@ def versions() -> list[Version]:
     aliases = [(alias, int(number)) for model in models for alias, number in sorted(model.aliases.items())]
     registered = client.search_model_versions(f"name = '{MODEL}'")
     described = {int(each.version): each.tags for each in registered if "policy_hash" in each.tags}
+    read = TypeAdapter(Descriptor).validate_python  # what people tagged besides is not looked at
     return [
         Version(
             number=number,
-            descriptor=TypeAdapter(Descriptor).validate_python(described[number]),  # what people tagged is left out
+            descriptor=read(described[number]),
             aliases=tuple(alias for alias, of in aliases if of == number),
         )
         for number in sorted(described)
