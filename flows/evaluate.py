@@ -92,7 +92,10 @@ def _ask(
     attempts = attempts_under(subject.protocol, questions, settings)
     with accelerator():
         trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
-    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": _policy_hash(policy)}
+    version, policy_hash = policy.version, model_hash(policy.path)
+    if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
+        raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
+    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
@@ -161,14 +164,6 @@ def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str |
     if (changes or foreign) and (whose in settings.runs or whose in BASELINES):
         raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
     return label
-
-
-def _policy_hash(policy: Policy) -> str:
-    """The hash of what acted, taken after it did: a version's was the right one before."""
-    found = model_hash(policy.path)
-    if policy.version and found != policy.version.descriptor.policy_hash:
-        raise ValueError(f"{policy.path} was changed while {policy.version.reference} was evaluated; evaluate it again")
-    return found
 
 
 def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bool) -> tracking.Run:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 
@@ -46,9 +46,16 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
     A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
     """
     remote = os.environ.get("PREFECT_API_URL")
+    if remote:
+        require_server(remote)
+    else:
+        require_free(prefect_port, "PREFECT_PORT")
     environment = prefect_environment(remote or api_on(prefect_port))
-    with _running([*_prefect_servers(remote, prefect_port), *_mlflow_servers(mlflow_port)]) as servers:
-        _deploy(environment, restarted=not remote)
+    parts = [] if remote else [server_part(prefect_port)]
+    with _running([*parts, *_mlflow_servers(mlflow_port)]) as servers:
+        command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
+        if code := subprocess.run(command, env=environment, check=False).returncode:
+            sys.exit(code)  # its own lines say why
         page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
         worker = Part(
@@ -70,14 +77,6 @@ def show_mlflow(port: int) -> None:
         raise OSError(_obituary(_first_to_end(servers)))
 
 
-def _prefect_servers(remote: str | None, port: int) -> list[Part]:
-    if remote:
-        require_server(remote)
-        return []
-    require_free(port, "PREFECT_PORT")
-    return [server_part(port)]
-
-
 def _mlflow_servers(port: int) -> list[Part]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
@@ -94,12 +93,6 @@ def _mlflow_servers(port: int) -> list[Part]:
             health=f"http://{HOST}:{port}/health",
         )
     ]
-
-
-def _deploy(environment: Mapping[str, str], *, restarted: bool) -> None:
-    command = [sys.executable, "-m", "flows", "deploy", *(["--restarted"] if restarted else [])]
-    if code := subprocess.run(command, env=environment, check=False).returncode:
-        sys.exit(code)  # its own lines say why
 
 
 def _keep_working(worker: Part, servers: Sequence[Running]) -> None:
