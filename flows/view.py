@@ -11,7 +11,14 @@ from agent_r1.params import RunId
 from flows.stage import add_run_arguments, run_stage
 
 
-def view(run: str, seed: int | None, sweep: str, out: str | None, trajectories: int, traces: int) -> None:
+def view(
+    run: str,
+    seed: int | None = None,
+    sweep: str = "",
+    out: str | None = None,
+    trajectories: int = 200,
+    traces: int = 20,
+) -> None:
     """Makes the page of a training's trajectories, and traces of some of them; see `show`."""
     file = Path(out) if out else None
     show(params.load(), RunId(run, seed, sweep), file, trajectories=trajectories, traces=traces)
