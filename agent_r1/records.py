@@ -123,11 +123,10 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
-        for name in ("source", "logprobs"):
-            if len(getattr(self, name)) != length:
+        for name, values in (("source", self.source), ("logprobs", self.logprobs)):
+            if len(values) != length:
                 raise ValueError(
-                    f"trajectory {self.trajectory_id!r}: field {name!r} has {len(getattr(self, name))} "
-                    f"entries for {length} tokens"
+                    f"trajectory {self.trajectory_id!r}: field {name!r} has {len(values)} entries for {length} tokens"
                 )
         if any(step.action_stop > length for step in self.steps):
             raise ValueError(f"trajectory {self.trajectory_id!r}: a step ends after token {length}")
@@ -175,10 +174,9 @@ class Credit:
     def __post_init__(self) -> None:
         length = len(self.advantages)
         for name in ("values", "value_targets", "reference_logprobs", "loss_mask", "critic_mask"):
-            if len(getattr(self, name)) != length:
+            if (found := len(getattr(self, name))) != length:
                 raise ValueError(
-                    f"credit of {self.trajectory_id!r}: field {name!r} has {len(getattr(self, name))} "
-                    f"entries, 'advantages' has {length}"
+                    f"credit of {self.trajectory_id!r}: field {name!r} has {found} entries, 'advantages' has {length}"
                 )
 
 

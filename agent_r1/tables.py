@@ -1,4 +1,4 @@
-"""Records as Parquet: explicit Arrow schemas, whole-file writes, refusals by field name."""
+"""Records as Parquet: an Arrow schema for each, whole-file writes, refusals by field name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from agent_r1.files import replacing
 from agent_r1.records import (
@@ -32,95 +33,33 @@ Row = TypeVar("Row", Question, Passage, Trajectory, Proof, Credit, Prediction)
 ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
 
 
-def _schema(**fields: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()])
-
-
-_STRING, _INT, _FLOAT = pa.string(), pa.int64(), pa.float64()
-
-STEP_TYPE = pa.struct(
-    list(
-        _schema(
-            action_start=pa.int32(),
-            action_stop=pa.int32(),
-            stop_reason=_STRING,
-            tool=_STRING,
-            arguments=_STRING,
-            call_status=_STRING,
-            latency_s=_FLOAT,
-            rewards=pa.map_(_STRING, _FLOAT),
-        )
-    )
-)
-
-SCHEMAS: dict[type, pa.Schema] = {
-    Question: _schema(
-        question_id=_STRING,
-        dataset=_STRING,
-        split=_STRING,
-        text=_STRING,
-        answers=pa.list_(_STRING),
-        gold_titles=pa.list_(_STRING),
-        hops=_INT,
-        kind=_STRING,
-    ),
-    Passage: _schema(passage_id=_STRING, title=_STRING, text=_STRING),
-    Trajectory: _schema(
-        trajectory_id=_STRING,
-        question_id=_STRING,
-        group=_INT,
-        sample=_INT,
-        seed=_INT,
-        policy_version=_INT,
-        iteration=_INT,
-        token_ids=pa.list_(pa.int32()),
-        source=pa.list_(pa.uint8()),
-        logprobs=pa.list_(pa.float32()),
-        context_starts=pa.list_(pa.int32()),
-        steps=pa.list_(STEP_TYPE),
-        outcome=_STRING,
-        answer=_STRING,
-    ),
-    Proof: _schema(trajectory_id=_STRING, learner_logprobs=pa.list_(pa.float32())),
-    Credit: _schema(
-        trajectory_id=_STRING,
-        return_=_FLOAT,
-        advantages=pa.list_(pa.float32()),
-        values=pa.list_(pa.float32()),
-        value_targets=pa.list_(pa.float32()),
-        reference_logprobs=pa.list_(pa.float32()),
-        loss_mask=pa.list_(pa.bool_()),
-        critic_mask=pa.list_(pa.bool_()),
-        kept=pa.bool_(),
-    ),
-    Prediction: _schema(
-        run=_STRING,
-        seed=_INT,
-        policy_version=_INT,
-        question_id=_STRING,
-        answer=_STRING,
-        em=_FLOAT,
-        f1=_FLOAT,
-        contains=_FLOAT,
-        steps=_INT,
-        tool_calls=_INT,
-        gold_titles_found=_INT,
-        tokens_read=_INT,
-        tokens_sampled=_INT,
-    ),
+# The Arrow type of a record's field, by its Python type.
+_ARRAYS: dict[Any, pa.DataType] = {
+    NDArray[np.int32]: pa.list_(pa.int32()),
+    NDArray[np.uint8]: pa.list_(pa.uint8()),
+    NDArray[np.float32]: pa.list_(pa.float32()),
+    NDArray[np.bool_]: pa.list_(pa.bool_()),
+}
+_PLAIN: dict[Any, pa.DataType] = {
+    **dict.fromkeys((str, StopReason, CallStatus, Outcome), pa.string()),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    list[str]: pa.list_(pa.string()),
+    list[int]: pa.list_(pa.int32()),  # positions of tokens
+    dict[str, float]: pa.map_(pa.string(), pa.float64()),
 }
 
-_ARRAY_DTYPES: dict[str, type[np.generic]] = {
-    "token_ids": np.int32,
-    "source": np.uint8,
-    "logprobs": np.float32,
-    "learner_logprobs": np.float32,
-    "advantages": np.float32,
-    "values": np.float32,
-    "value_targets": np.float32,
-    "reference_logprobs": np.float32,
-    "loss_mask": np.bool_,
-    "critic_mask": np.bool_,
+
+def _schema(kind: type, **special: pa.DataType) -> pa.Schema:
+    types = {name: special.get(name) or (_ARRAYS | _PLAIN)[hint] for name, hint in get_type_hints(kind).items()}
+    return pa.schema([pa.field(name, stored, nullable=False) for name, stored in types.items()])
+
+
+STEP_TYPE = pa.struct(list(_schema(Step, action_start=pa.int32(), action_stop=pa.int32())))
+SCHEMAS: dict[type, pa.Schema] = {
+    **{kind: _schema(kind) for kind in (Question, Passage, Proof, Credit, Prediction)},
+    Trajectory: _schema(Trajectory, steps=pa.list_(STEP_TYPE)),
 }
 
 
@@ -140,9 +79,6 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
     """Gives a function that takes the rows of one Parquet file one by one; the file is written whole or not at all.
 
     No more than a row group, ROW_GROUP rows, is held in memory.
-
-    Raises:
-        OSError: the disk is full or not writable; an older file at `path` is untouched.
     """
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], compression="zstd") as file:
         waiting: list[Row] = []
@@ -173,7 +109,8 @@ def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -
     table = pq.read_table(path, filters=where)
     check_schema(path, table.schema, SCHEMAS[kind])
     build = _BUILDERS.get(kind, kind)
-    columns = {name: _column(name, table.column(name)) for name in table.column_names}
+    hints = get_type_hints(kind)
+    columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
     return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
 
 
@@ -205,27 +142,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _column(name: str, column: pa.ChunkedArray[Any]) -> list[Any]:
-    if name not in _ARRAY_DTYPES:
+def _column(column: pa.ChunkedArray[Any], *, is_array: bool) -> list[Any]:
+    if not is_array:
         return column.to_pylist()
-    values = pc.list_flatten(column).to_numpy().astype(_ARRAY_DTYPES[name], copy=False)
+    values = pc.list_flatten(column).to_numpy().astype(column.type.value_type.to_pandas_dtype(), copy=False)
     lengths = pc.list_value_length(column).to_numpy()
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
 def _trajectory(**fields: Any) -> Trajectory:
-    steps = [
-        Step(
-            **{
-                **step,
-                "stop_reason": StopReason(step["stop_reason"]),
-                "call_status": CallStatus(step["call_status"]),
-                "rewards": dict(step["rewards"]),
-            }
-        )
-        for step in fields.pop("steps")
-    ]
-    return Trajectory(**{**fields, "steps": steps, "outcome": Outcome(fields["outcome"])})
+    return Trajectory(**{**fields, "steps": [*map(_step, fields["steps"])], "outcome": Outcome(fields["outcome"])})
+
+
+def _step(fields: dict[str, Any]) -> Step:
+    stop, status = StopReason(fields["stop_reason"]), CallStatus(fields["call_status"])
+    return Step(**{**fields, "stop_reason": stop, "call_status": status, "rewards": dict(fields["rewards"])})
 
 
 _BUILDERS: dict[type, Callable[..., Any]] = {Trajectory: _trajectory}

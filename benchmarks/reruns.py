@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 LIBRARY = (
-    "data/mixture search/bm25 training/warm_start policy/losses rollout/episodes rollout/engines credit/estimators "
+    "data/prepare search/bm25 training/warm_start policy/losses rollout/episodes rollout/engines credit/estimators "
     "training/loop evaluation/scores evaluation/plots inspection/viewer tracking/runs"
 )
 OTHERS = ("flows/stage.py", "docs/extending.md")

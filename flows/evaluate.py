@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.predictions import BASELINES, asked_questions, gold_recall_by_step, predict
 from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions
-from agent_r1.evaluation.scores import headline, score
+from agent_r1.evaluation.scores import BASELINES, asked_questions, gold_recall_by_step, headline, predict, score
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import model_hash, write_text
 from agent_r1.params import PROTOCOLS, Params, Protocol, RunId
@@ -65,11 +64,6 @@ def evaluate(
         protocol, dataset: in place of `tool_call` and of all prepared data sets.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
         into: the folder that is written; in MLflow such an evaluation stays beside those that it repeats.
-
-    Raises:
-        ValueError: there is no such run, baseline, version, protocol or data set, two arguments exclude each other, the
-            label is taken, or the policy of a version has gone.
-        FileNotFoundError: the policy or the data were not made yet.
     """
     settings = params.load()
     if [run, baseline, model].count(None) != 2:
@@ -98,7 +92,10 @@ def _ask(
     attempts = attempts_under(subject.protocol, questions, settings)
     with accelerator():
         trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
-    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": _policy_hash(policy)}
+    version, policy_hash = policy.version, model_hash(policy.path)
+    if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
+        raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
+    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | gold_recall_by_step(trajectories, questions))
@@ -169,14 +166,6 @@ def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str |
     return label
 
 
-def _policy_hash(policy: Policy) -> str:
-    """The hash of what acted, taken after it did: a version's was the right one before."""
-    found = model_hash(policy.path)
-    if policy.version and found != policy.version.descriptor.policy_hash:
-        raise ValueError(f"{policy.path} was changed while {policy.version.reference} was evaluated; evaluate it again")
-    return found
-
-
 def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bool) -> tracking.Run:
     """A new run, which only holds the scores."""
     version = subject.policy.version
@@ -187,7 +176,6 @@ def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bo
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
     add_run_arguments(parser, required=False)
     parser.add_argument("--baseline", choices=BASELINES, help="in place of --run: the model that trainings start from")

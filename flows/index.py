@@ -25,5 +25,4 @@ def index() -> None:
 
 
 def main() -> None:
-    """The command line."""
     run_stage(index)

@@ -84,7 +84,6 @@ def _digest(text: str) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Switches params.yaml to another scale, and back.")
     parser.add_argument("name", help="of a file in overlays/, without .yaml; or base")
     switch(parser.parse_args().name)

@@ -1,35 +1,141 @@
-"""The graphs of DVC as Prefect flows: one task per stage, in the order that DVC gives."""
+"""The graphs of DVC as Prefect flows: one task per stage's command, in the order that DVC gives."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from prefect import flow
+from prefect import Task, flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
 from prefect.logging.handlers import APILogWorker
+from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed
 
-from flows.commands import StageFailed, reproduce
-from flows.dvc_files import ask_dvc
-from flows.server import prefect_server
-from flows.stage import TERMINATED
+from agent_r1 import params
+from flows.dvc_files import DVC, ask_dvc
+from flows.processes import end_with_parent, prefect_server, process_group
+from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 
 
-@flow(name="pipeline")
-def pipeline() -> None:
-    """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow.
+class StageFailed(RuntimeError):
+    """A stage ended with an error of its own, which it has already explained."""
+
+
+class StageUnavailable(StageFailed):
+    """A stage ended because a file or a server failed it: the same may work later."""
+
+
+def run_command(stage: str, *arguments: str) -> None:
+    """Runs `python -m flows STAGE ARGUMENTS` as a task.
 
     Raises:
-        StageFailed: a stage's command failed.
-        ValueError: dvc.yaml or params.yaml is refused by DVC.
+        StageFailed: its command failed, or took longer than `operate.timeouts_s`.
     """
+    _limited(stage, stage, [sys.executable, "-m", "flows", stage, *arguments], by_dvc=False)
+
+
+def reproduce(stage: str) -> None:
+    """Runs one DVC stage as a task if anything it depends on has changed; its state is Cached where nothing has.
+
+    The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
+    """
+    name = stage.rpartition(":")[2].partition("@")[0]
+    _limited(name, stage, [*DVC, "repro", "--single-item", stage], by_dvc=True)
+
+
+@contextmanager
+def expendable(loss: str) -> Iterator[None]:
+    """Lets the flow go on where a stage inside the block fails: a warning says what is lost, and why."""
+    try:
+        yield
+    except StageFailed as fault:
+        logger.warning("%s: %s", loss, fault)
+
+
+def _limited(name: str, stage: str, command: list[str], *, by_dvc: bool) -> None:
+    """Runs a stage's command as a task with the time limit and the retries of params.yaml."""
+    operate = params.load().operate
+    timeout_s = operate.timeout_s(name)
+    limited = _run.with_options(
+        timeout_seconds=timeout_s, retries=operate.retries, retry_delay_seconds=operate.retry_delay_s
+    )
+    try:
+        limited(stage, command, by_dvc=by_dvc)
+    except TimeoutError:
+        raise StageFailed(
+            f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at; "
+            f"raise operate.timeouts_s.{name} in params.yaml if it needs more"
+        ) from None
+
+
+def _may_work_later(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.data, StageUnavailable)
+
+
+@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
+def _run(stage: str, command: list[str], *, by_dvc: bool) -> State[None]:
+    if by_dvc:
+        found = ask_dvc("status", "--json", stage)
+        if not found.returncode and not json.loads(found.stdout):
+            logger.info("stage %s is up to date", stage)
+            return Completed(name="Cached")
+    _follow(stage, command)
+    return Completed()
+
+
+def _follow(stage: str, command: Sequence[str]) -> None:
+    """Runs a command to its end, its lines logged as they come.
+
+    DVC's own exit code does not tell how a stage's command ended, so the stage's rim writes that to a file.
+    """
+    if deployment.id:  # a worker started this process; without it nobody would end it, or see it end
+        end_with_parent()
+    with TemporaryDirectory() as folder:
+        exit_code = Path(folder) / "exit_code"
+        with process_group(command, _stage_environment(exit_code)) as process:
+            assert process.stdout is not None
+            for line in filter(str.strip, process.stdout):
+                logger.info("%s", line.rstrip())
+            code = process.wait()
+        if code and exit_code.exists():
+            code = int(exit_code.read_text())
+    if code:
+        fault = StageUnavailable if code == UNAVAILABLE else StageFailed
+        raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
+
+
+def _stage_environment(exit_code: Path) -> dict[str, str]:
+    """This process's environment, and where the stage's own flow finds its server and its parent."""
+    context = TaskRunContext.get()
+    assert context is not None, "a stage's command runs as a task"
+    return {
+        **os.environ,
+        "PREFECT_API_URL": PREFECT_API_URL.value(),
+        PARENT_TASK_RUN: str(context.task_run.id),
+        EXIT_CODE_FILE: str(exit_code),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@flow(name="pipeline")
+def pipeline() -> None:
+    """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow."""
     for stage in stages("dvc.yaml"):
         reproduce(stage)
 
@@ -42,11 +148,7 @@ def ablations() -> None:
 
 
 def stages(file: str) -> list[str]:
-    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies.
-
-    Raises:
-        ValueError: DVC refuses the project's files.
-    """
+    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies."""
     drawn = ask_dvc("dag", "--dot", file)
     if drawn.returncode:
         raise ValueError(f"dvc dag failed: {drawn.stderr.strip()}")

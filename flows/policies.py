@@ -27,12 +27,7 @@ class Policy:
 
     @classmethod
     def of_run(cls, settings: Params, run: RunId) -> Policy:
-        """The latest policy of a run.
-
-        Raises:
-            ValueError: there is no such run.
-            FileNotFoundError: it has no checkpoint.
-        """
+        """The latest policy of a run."""
         settings.run(run)
         folder = policy_in(settings.places.training(run))
         progress = checkpoint.peek(folder.parent)
@@ -44,11 +39,7 @@ class Policy:
 
     @classmethod
     def of_warm_start(cls, settings: Params) -> Policy:
-        """The model that trainings start from.
-
-        Raises:
-            FileNotFoundError: it was not made yet.
-        """
+        """The model that trainings start from."""
         folder = settings.places.warm_start
         if not folder.is_dir():
             remedy = "make it (`dvc repro warm_start`), or name another model"
@@ -84,9 +75,6 @@ def version_of(model: str, settings: Params) -> Version:
     """The registered version that is meant: by a reference, or by the label of a training such as `ppo-seed3`.
 
     A label means the policy that the training's folder holds, or the latest of that label where the folder is gone.
-
-    Raises:
-        ValueError: there is no such version, or the policy of the training is not registered.
     """
     if model.startswith(SCHEME):
         return registry.find(model)

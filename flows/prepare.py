@@ -14,5 +14,4 @@ def prepare() -> None:
 
 
 def main() -> None:
-    """The command line."""
     run_stage(prepare)

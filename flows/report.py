@@ -8,10 +8,9 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation import sweep as sweep_report
 from agent_r1.evaluation.comparison import read_curve, read_evaluation
-from agent_r1.evaluation.predictions import OF_A_SWEEP
-from agent_r1.evaluation.report import render
+from agent_r1.evaluation.report import render, render_sweep
+from agent_r1.evaluation.scores import OF_A_SWEEP
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.params import SWEEP, Params, RunId
 from agent_r1.records import Question
@@ -23,9 +22,6 @@ def report(sweep: str = "") -> None:
     """Compares runs and baselines on one page, and adds the page to each of their MLflow runs.
 
     They are those of `repro_runs` and `repro_baselines`, or every run of a sweep with every seed.
-
-    Raises:
-        FileNotFoundError: one of them was not trained or not evaluated.
     """
     settings = params.load()
     folders = _report_sweep(settings, sweep) if sweep else _report_runs(settings)
@@ -55,7 +51,7 @@ def _report_sweep(settings: Params, sweep: str) -> list[Path]:
     places, seeds = settings.places, settings.ablations.seeds
     members = {run: [RunId(run, seed, sweep) for seed in seeds] for run in settings.ablations.runs}
     folders = {each: places.evaluation(each.label, sweep) for ids in members.values() for each in ids}
-    sweep_report.render(
+    render_sweep(
         {run: [read_evaluation(each.label, folders[each]) for each in ids] for run, ids in members.items()},
         [read_evaluation(baseline, places.evaluation(baseline)) for baseline in OF_A_SWEEP],
         {run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()},
@@ -67,7 +63,6 @@ def _report_sweep(settings: Params, sweep: str) -> list[Path]:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Compares the runs that were trained and evaluated.")
     of_a_sweep = "those of this sweep of params.yaml, with all their seeds"
     parser.add_argument("--sweep", choices=[SWEEP], default="", help=of_a_sweep)

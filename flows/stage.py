@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import traceback
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from rich.logging import RichHandler
 from agent_r1 import params
 from agent_r1.files import locked
 from agent_r1.params import SWEEP, project_root
-from flows.processes import end_with_parent
+from flows.processes import end_with_parent, server_answers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -174,19 +173,6 @@ def configure_logging() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("agent_r1", "flows"):
         logging.getLogger(name).setLevel(logging.INFO)
-
-
-def server_answers() -> bool:
-    """Whether `PREFECT_API_URL` names a server that is up."""
-    url = os.environ.get("PREFECT_API_URL")
-    if not url:
-        return False
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (OSError, ValueError) as fault:
-        logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", url, fault)
-        return False
 
 
 def _of_the_store(fault: Exception) -> Exception | None:

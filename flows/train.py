@@ -30,9 +30,6 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted.
 
     It is told by the fields of a `RunId`; `fresh` starts over, and moves what is there aside.
-
-    Raises:
-        ValueError: there is no such run, it does not fit, or its folder is another run's.
     """
     settings, meant = params.load(), RunId(run, seed, sweep)
     config, places = settings.run(meant), settings.places
@@ -106,7 +103,6 @@ def _tracked(run: RunId, settings: Params, config: TrainParams, folder: RunFolde
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
     add_run_arguments(parser)
     parser.add_argument("--fresh", action="store_true", help="starts over, and moves what is there aside")

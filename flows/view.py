@@ -25,7 +25,6 @@ def view(
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Makes a page of a run's trajectories, and traces in MLflow.")
     add_run_arguments(parser)
     parser.add_argument("--out", metavar="FILE", help="the page, in place of outputs/view/LABEL.html")

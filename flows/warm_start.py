@@ -58,5 +58,4 @@ def _check_memory(settings: Params, path: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
     run_stage(warm_start)

@@ -229,3 +229,35 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         break_off()
     assert read_rows(tmp_path / "rows.parquet", Passage) == PASSAGES
     assert [file.name for file in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+STORED = {  # Arrow type -> the fields that are stored so
+    "string": "Question.question_id Question.dataset Question.split Question.text Question.kind Passage.passage_id "
+    "Passage.title Passage.text Proof.trajectory_id Credit.trajectory_id Prediction.run "
+    "Prediction.question_id Prediction.answer Trajectory.trajectory_id Trajectory.question_id "
+    "Trajectory.outcome Trajectory.answer",
+    "list<item: string>": "Question.answers Question.gold_titles",
+    "int64": "Question.hops Prediction.seed Prediction.policy_version Prediction.steps Prediction.tool_calls "
+    "Prediction.gold_titles_found Prediction.tokens_read Prediction.tokens_sampled Trajectory.group "
+    "Trajectory.sample Trajectory.seed Trajectory.policy_version Trajectory.iteration",
+    "list<item: float>": "Proof.learner_logprobs Credit.advantages Credit.values Credit.value_targets "
+    "Credit.reference_logprobs Trajectory.logprobs",
+    "double": "Credit.return_ Prediction.em Prediction.f1 Prediction.contains",
+    "list<item: bool>": "Credit.loss_mask Credit.critic_mask",
+    "bool": "Credit.kept",
+    "list<item: int32>": "Trajectory.token_ids Trajectory.context_starts",
+    "list<item: uint8>": "Trajectory.source",
+    "list<item: struct<action_start: int32 not null, action_stop: int32 not null, stop_reason: string not null, "
+    "tool: string not null, arguments: string not null, call_status: string not null, latency_s: double not null, "
+    "rewards: map<string, double> not null>>": "Trajectory.steps",
+}
+
+
+def test_files_are_stored_as_they_always_were() -> None:
+    """A change to a record's types is a change to the format of files that people have."""
+    found: dict[str, list[str]] = {}
+    for kind, schema in SCHEMAS.items():
+        for field in schema:
+            assert not field.nullable
+            found.setdefault(str(field.type), []).append(f"{kind.__name__}.{field.name}")
+    assert found == {stored: names.split() for stored, names in STORED.items()}

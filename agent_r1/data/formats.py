@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from agent_r1.data.rows import Row
+from agent_r1.data.sources import Row
 from agent_r1.records import Question
 
 
@@ -76,11 +76,6 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
     )
 
 
-def musique_paragraphs(row: Row) -> list[tuple[str, str]]:
-    """Titles and texts of MuSiQue's paragraphs."""
-    return [(title, text) for title, text, _ in _marked_paragraphs(row)]
-
-
 def _marked_paragraphs(row: Row) -> list[tuple[str, str, bool]]:
     """Titles and texts of MuSiQue's paragraphs, and whether each is gold."""
     found = []
@@ -129,6 +124,6 @@ FORMATS = {
         partial(supported_question, kinds=("comparison", "bridge_comparison", "compositional", "inference")),
         partial(joined_context, separator=" "),  # sentences come without the spaces between them
     ),
-    "musique": Format(musique_question, musique_paragraphs),
+    "musique": Format(musique_question, lambda row: [(title, text) for title, text, _ in _marked_paragraphs(row)]),
     "generic": Format(generic_question, lambda _: []),  # what is searched is a corpus of its own
 }

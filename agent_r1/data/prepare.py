@@ -1,28 +1,38 @@
-"""The prepare stage: data sets become questions and passages on disk."""
+"""The prepare stage: data sets, evenly mixed, become questions and passages on disk."""
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import logging
+import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agent_r1.data.mixture import Distinct, Entry, Portion, from_files, interleave, read_passages
+from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
-from agent_r1.data.sources import progress
-from agent_r1.params import PrepareParams
+from agent_r1.data.sources import ROWS, Row, count, data_files, open_text, progress, read, suffix
+from agent_r1.params import FilesParams, PrepareParams
 from agent_r1.params.stages import BUILT_IN
 from agent_r1.records import Passage, Question
+from agent_r1.seeds import derive
 from agent_r1.tables import row_writer
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
 SPLITS = ("train", "dev", "test")
+TEXT = ".txt"
 
 
 def prepare(params: PrepareParams, directory: Path) -> None:
@@ -104,3 +114,121 @@ def _warn_of_missing_gold(questions: Path, passages: Path) -> None:
                 len(golds),
                 missing[0].as_py(),
             )
+
+
+def read_passages(location: Path) -> Iterator[tuple[str, Passage]]:
+    """The passages of a file, a folder or a pattern, each with the place it was read from.
+
+    A row has `title` and `text`, and `id` where it has one; without, its content names it. Of a text file every
+    paragraph is a passage (blank lines part them), and the file's name the title of all.
+    """
+    for path in data_files(location, (*ROWS, TEXT)):
+        if suffix(path) == TEXT:
+            yield from _read_paragraphs(path)
+        else:
+            yield from ((str(row), _passage(row)) for row in read(path))
+
+
+def content_id(title: str, text: str) -> str:
+    """The same for the same passage, whichever file it comes from."""
+    return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
+
+
+def named_by_content(title: str, text: str) -> Passage:
+    """A passage that is named by what it says."""
+    return Passage(passage_id=content_id(title, text), title=title, text=text)
+
+
+def _passage(row: Row) -> Passage:
+    title, text = row.text("title"), row.text("text").strip()
+    if not row.has("id"):
+        return named_by_content(title, text)
+    return Passage(passage_id=row.id("id"), title=title, text=text)
+
+
+def _read_paragraphs(path: Path) -> Iterator[tuple[str, Passage]]:
+    title = path.name.removesuffix(".gz").removesuffix(TEXT)
+    with open_text(path) as lines:
+        paragraphs = (group for blank, group in groupby(lines, key=lambda line: not line.strip()) if not blank)
+        for number, paragraph in enumerate(paragraphs, start=1):
+            yield f"{path}, paragraph {number}", named_by_content(title, "".join(paragraph).strip())
+
+
+class Distinct:
+    """Holds every id to one meaning, a second one is a ValueError, and lets every passage through once."""
+
+    def __init__(self) -> None:
+        self._questions: set[str] = set()  # ids
+        self._contents: set[str] = set()  # content_id of every passage
+        self._passages: set[str] = set()  # ids that passages brought along
+
+    def take_question(self, question: Question, where: str) -> None:
+        """Notes a question."""
+        if question.question_id in self._questions:
+            raise ValueError(
+                f"{where}: the id {question.question_id!r} is that of an earlier question; take one of the two out, "
+                "or give it another id"
+            )
+        self._questions.add(question.question_id)
+
+    def is_new(self, passage: Passage, where: str) -> bool:
+        """Whether no earlier passage has the same title and text; notes the passage."""
+        content = content_id(passage.title, passage.text)
+        if content in self._contents:
+            return False
+        self._contents.add(content)
+        if passage.passage_id != content:
+            if passage.passage_id in self._passages:
+                raise ValueError(
+                    f"{where}: the id {passage.passage_id!r} is that of an earlier passage with another text; give it "
+                    "another id, or leave out the ids of that file: passages are then named by their content"
+                )
+            self._passages.add(passage.passage_id)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A question with the passages that it brings along."""
+
+    where: str  # it was read from, for messages
+    question: Question
+    passages: Sequence[Passage] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Portion(Generic[T]):
+    """What one data set gives to a split."""
+
+    size: int
+    items: Iterable[T]  # as many, read only when they are taken
+
+
+def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion[Entry]:
+    """The questions of one split of a data set in files, in the order of its rows."""
+    file, asked = params.splits[split].file, params.splits[split].questions
+    total, rows = count(file), read(file)
+    if asked > total:
+        raise ValueError(
+            f"{file} holds {total} rows; prepare.files.{name}.{split}.questions asks for {asked}: lower it, or 0 for "
+            "all"
+        )
+    if asked:
+        chosen = set(random.Random(derive(seed, "prepare", name, split)).sample(range(total), asked))
+        rows = (row for at, row in enumerate(rows) if at in chosen)
+    form = FORMATS[params.format]
+
+    def entry(row: Row) -> Entry:
+        paragraphs = form.paragraphs(row) if params.corpus is None else []
+        return Entry(str(row), form.question(row, name, split), [named_by_content(*each) for each in paragraphs])
+
+    return Portion(asked or total, map(entry, rows))
+
+
+def interleave(portions: Sequence[Portion[T]]) -> Iterator[T]:
+    """The items of all portions: wherever one stops, every portion has given the same share of its own."""
+
+    def keyed(portion: Portion[T]) -> Iterator[tuple[float, T]]:
+        return (((at + 0.5) / portion.size, item) for at, item in enumerate(portion.items))
+
+    return (item for _, item in heapq.merge(*map(keyed, portions), key=itemgetter(0)))

@@ -149,9 +149,6 @@ def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tup
     """The questions of all three splits with their plans.
 
     No two share a text, or both the entities asked about and the chain of relations.
-
-    Raises:
-        ValueError: the world is too small for that many questions.
     """
     sizes = {"train": params.train_questions, "dev": params.dev_questions, "test": params.test_questions}
     counts = {split: _counts(size) for split, size in sizes.items()}

@@ -1,14 +1,19 @@
-"""Reading data files row by row: a JSON list, JSON lines or Parquet, plain or gzipped, never a whole file in memory."""
+"""Data files row by row: a JSON list, JSON lines or Parquet, plain or gzipped, never a whole file in memory.
+
+A row checks its fields; every fault names file, row, field and what was expected there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -16,8 +21,6 @@ from typing import Any, TextIO, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
-
-from agent_r1.data.rows import Row
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -28,6 +31,90 @@ _CHUNK = 1 << 20  # characters
 _LONGEST_ROW = 1 << 26  # characters; a row that does not end before is a broken one
 _BATCH = 1024  # rows of a Parquet file
 _BLANK, _COMMA, _END = re.compile(r"\s*"), re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row as it was read."""
+
+    fields: dict[str, Any]
+    path: Path
+    number: int  # in its file, from 1
+
+    def __str__(self) -> str:
+        return f"{self.path}, row {self.number}"
+
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def text(self, field: str) -> str:
+        """A text that is not empty."""
+        value = self.fields.get(field)
+        if not isinstance(value, str) or not value.strip():
+            raise self.fault(field, "must be a text that is not empty")
+        return value
+
+    def choice(self, field: str, valid: Sequence[str]) -> str:
+        """One of the valid texts."""
+        value = self.text(field)
+        if value not in valid:
+            raise self.fault(field, f"must be one of {', '.join(valid)}")
+        return value
+
+    def texts(self, field: str) -> list[str]:
+        """Texts, of which the empty ones and repetitions are left out; none where there is no such field."""
+        match self.fields.get(field):
+            case None:
+                return []
+            case [*values] if all(isinstance(value, str) for value in values):
+                return list(dict.fromkeys(value for value in values if value.strip()))
+        raise self.fault(field, "must be a list of texts")
+
+    def id(self, field: str) -> str:
+        """A text or a number: some collections number the rows of a release."""
+        return str(self.fields[field]) if type(self.fields.get(field)) is int else self.text(field)
+
+    def first(self, *fields: str) -> str:
+        """The name of the first of these fields that the row has, or of the first of all."""
+        return next((field for field in fields if self.has(field)), fields[0])
+
+    def objects(self, field: str) -> list[dict[str, Any]]:
+        """Mappings, at least one."""
+        match self.fields.get(field):
+            case [_, *_] as values if all(isinstance(value, dict) for value in values):
+                return list(values)
+        raise self.fault(field, "must be a list of objects that is not empty")
+
+    def pairs(self, field: str, second: str) -> list[tuple[str, Any]]:
+        """A title and something else, at least once.
+
+        The releases hold [title, something] lists; Parquet files on the Hub hold {title: [...], `second`: [...]}, or
+        objects of title and `second`, or the release's lists as JSON in a text.
+        """
+        value = self.fields.get(field)
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value) if isinstance(value, str) else value
+        found = _pairs(value, second)
+        if not found or not all(isinstance(title, str) for title, _ in found):
+            raise self.fault(field, f"must hold [title, {second}] pairs")
+        return found
+
+    def fault(self, field: str, expected: str) -> ValueError:
+        """The exception for a field that is not what it should be."""
+        found = repr(self.fields[field])[:80] if field in self.fields else "no such field"
+        return ValueError(f"{self}: field {field!r} {expected}, found {found}")
+
+
+def _pairs(value: Any, second: str) -> list[tuple[Any, Any]]:
+    match value:
+        case {"title": [*titles]} if isinstance(others := value.get(second), list) and len(others) == len(titles):
+            return list(zip(titles, others, strict=True))
+        case [*items] if all(isinstance(item, list) and len(item) == 2 for item in items):
+            return [(title, other) for title, other in items]
+        case [*items] if all(isinstance(item, dict) and second in item for item in items):
+            return [(item.get("title"), item[second]) for item in items]
+    return []
 
 
 def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
@@ -61,12 +148,7 @@ def suffix(path: Path) -> str:
 
 
 def read(location: Path) -> Iterator[Row]:
-    """The rows of all files of a location, one after the other.
-
-    Raises:
-        FileNotFoundError: there are no such files.
-        ValueError: a file or a row cannot be read; the message names both.
-    """
+    """The rows of all files of a location, one after the other."""
     for path in data_files(location):
         yield from _read_file(path)
 

@@ -55,11 +55,7 @@ POOLS: dict[str, tuple[list[str], list[str]]] = {  # first and second words; one
 
 
 def draw_names(kind: str, count: int, rng: random.Random) -> list[str]:
-    """`count` different names of one kind, in which every word is used about equally often.
-
-    Raises:
-        ValueError: the pool has fewer names.
-    """
+    """`count` different names of one kind, in which every word is used about equally often."""
     first, second = ([*words] for words in POOLS[kind])
     capacity = len(first) * len(second)
     if count > capacity:

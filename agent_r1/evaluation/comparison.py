@@ -42,12 +42,7 @@ class Evaluation:
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
-    """Reads one folder that `evaluate` wrote.
-
-    Raises:
-        FileNotFoundError: the agent was not evaluated.
-        ValueError: a file has another schema.
-    """
+    """Reads one folder that `evaluate` wrote."""
     return Evaluation(
         name=name,
         predictions=read_rows(folder / "predictions.parquet", Prediction),
@@ -201,6 +196,6 @@ def warning(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def _listed(names: list[str]) -> str:
     """All names, or the first of many and how many others there are."""
-    return (
-        ", ".join(f"`{name}`" for name in names) if len(names) <= NAMED else f"`{names[0]}` and {len(names) - 1} others"
-    )
+    if len(names) > NAMED:
+        return f"`{names[0]}` and {len(names) - 1} others"
+    return ", ".join(f"`{name}`" for name in names)

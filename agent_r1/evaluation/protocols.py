@@ -7,7 +7,7 @@ from functools import partial
 
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
-from agent_r1.evaluation.predictions import gold_passages
+from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params, Protocol
 from agent_r1.records import Question, Trajectory

@@ -1,15 +1,22 @@
-"""The report: one Markdown page, two pictures and `metrics.json`, from what `evaluate` and `train` wrote."""
+"""The reports: one Markdown page, two pictures and `metrics.json`, of some runs or of a sweep with every seed.
+
+S = seeds, N = questions.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent_r1.evaluation.comparison import Evaluation, difference_cell, markdown_table, mean_cell, paired, warning
-from agent_r1.evaluation.plots import Curves, final_scores, learning_curves
+from agent_r1.evaluation.plots import Curve, Curves, final_scores, learning_curves, seed_curves
 from agent_r1.evaluation.scores import score
-from agent_r1.evaluation.statistics import Interval, paired_difference
+from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
 from agent_r1.files import write_text
 from agent_r1.params import EvaluateParams
@@ -17,8 +24,11 @@ from agent_r1.records import Question
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
+AT_THE_END = 3  # iterations
 
 Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
+Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
+Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, exact match [S, N] of every seed and question
 
 
 def render(
@@ -123,3 +133,96 @@ def _interval(scores: Mapping[str, float], key: str) -> Interval:
 
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
     return mean_cell(_interval(scores, key), decimals) if key in scores else ABSENT
+
+
+def render_sweep(
+    runs: Agents,
+    baselines: Sequence[Evaluation],
+    curves: Mapping[str, Sequence[Curve]],
+    questions: Sequence[Question],
+    folder: Path,
+    params: EvaluateParams,
+) -> None:
+    """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
+
+    The first run and the first baseline are what the others are compared with.
+    """
+    agents = {**runs, **{baseline.name: [baseline] for baseline in baselines}}
+    hits, draws = exact_matches(agents), (params.bootstrap_samples, params.seed)
+    found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
+    of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
+    reference, base = next(iter(runs)), baselines[0].name
+    seeds, asked = hits[reference].shape
+
+    def difference(name: str, other: str) -> str:
+        return difference_cell(difference_over_seeds(hits[name], hits[other], *draws)) if name != other else ""
+
+    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds)
+    title = "Exact match of the sampled answers, by iteration"
+    seed_curves(folder / CURVES_PNG, curves, reference, "rollout/em", title)
+    parts = [
+        "# Ablations",
+        f"{len(runs)} runs with {seeds} seeds each, {asked} test questions, greedy decoding. Brackets are 95 % "
+        "bootstrap intervals over questions and seeds; of a baseline, which has one seed, over questions.",
+        *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
+        f"![Exact match on the test questions, per agent and seed]({FINAL_PNG})",
+        "## Exact match",
+        _scores_by_seed(hits, found, _by_hops(next(iter(agents.values()))[0], questions)),
+        "## Differences on the same questions",
+        "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
+        differences_table(list(hits), [reference, base], difference),
+        "## Training",
+        f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds. An "
+        "alarm is the collapse monitor's; the iteration is that of the first one.",
+        _training(curves),
+        f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
+    ]
+    write_report(folder, parts, {name: each.mean for name, each in found.items()})
+
+
+def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
+    """By agent, exact match [S, N] of every seed; the questions are in the same order everywhere."""
+    evaluations = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
+    first, asked = evaluations[0][0], evaluations[0][1].asked
+    for name, evaluation in evaluations:
+        if evaluation.asked != asked:
+            raise ValueError(
+                f"{name} and {first} answered different questions; evaluate both again under the same configuration"
+            )
+    return {
+        name: np.array([[em for _, em in sorted(each.exact_match.items())] for each in seeds], dtype=np.float64)
+        for name, seeds in agents.items()
+    }
+
+
+def _by_hops(evaluation: Evaluation, questions: Sequence[Question]) -> dict[str, NDArray[np.bool_]]:
+    """By number of hops, which questions [N] have it, in the order of `exact_matches`."""
+    hops_of = {question.question_id: question.hops for question in questions}
+    hops = np.array([hops_of[question_id] for question_id in sorted(evaluation.exact_match)])
+    return {f"{count} hop{'s' if count > 1 else ''}": hops == count for count in sorted(set(hops.tolist()))}
+
+
+def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArray[np.bool_]]) -> str:
+    rows = []
+    for name, values in hits.items():
+        seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
+        strata = [f"{values[:, chosen].mean():.3f}" for chosen in hops.values()]
+        rows.append([f"`{name}`", mean_cell(found[name]), seeds, *strata])
+    return markdown_table(["agent", "all", "single seeds", *hops], rows)
+
+
+def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
+    rows = []
+    for run, seeds in curves.items():
+        alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
+        firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
+        sampled = np.mean([metrics["rollout/em"] for curve in seeds for metrics in curve[-AT_THE_END:]])
+        minutes = np.mean([_seconds(curve) for curve in seeds]) / 60
+        rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", ", ".join(firsts), f"{minutes:.1f}"])
+    header = ["run", "iterations", "sampled exact match", "first alarm, by seed", "minutes per seed"]
+    return markdown_table(header, rows)
+
+
+def _seconds(curve: Curve) -> float:
+    """The sum of `time/*_s`; no other metric is in seconds."""
+    return sum(value for metrics in curve for name, value in metrics.items() if fnmatch(name, "time/*_s"))

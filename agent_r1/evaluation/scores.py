@@ -1,12 +1,124 @@
-"""One evaluated agent as a flat table of numbers."""
+"""From finished episodes to graded answers, and one agent's answers as a flat table of numbers."""
 
 from __future__ import annotations
 
+import logging
+import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
+import pyarrow.compute as pc
+
+from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import interval
-from agent_r1.params import EvaluateParams
-from agent_r1.records import Prediction, Question
+from agent_r1.params import Baseline, EvaluateParams, Protocol
+from agent_r1.records import CallStatus, Passage, Prediction, Question, Trajectory
+from agent_r1.tables import read_rows
+
+BASE_TOOL_CALL: Baseline = "base_tool_call"
+NAIVE_RAG: Baseline = "naive_rag"
+BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
+    BASE_TOOL_CALL: "tool_call",
+    NAIVE_RAG: "naive_rag",
+    "closed_book": "closed_book",
+    "gold_passages": "gold_passages",
+}
+OF_A_SWEEP = (BASE_TOOL_CALL, NAIVE_RAG)  # those in the report of a sweep
+
+logger = logging.getLogger(__name__)
+
+
+def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[Passage]]:
+    """By question_id the passages under its gold titles, in the order of the titles, read from the file of passages.
+
+    Where several passages share a title all of them are gold, in the order of the file. A question without gold titles,
+    or with one that is the title of no passage, is left out, and the log says how many are.
+
+    Raises:
+        ValueError: not one question has gold passages.
+    """
+    titles = {title for question in questions for title in question.gold_titles}
+    under: dict[str, list[Passage]] = {}
+    for passage in read_rows(path, Passage, pc.field("title").isin(sorted(titles))):
+        under.setdefault(passage.title, []).append(passage)
+    gold = {
+        question.question_id: [passage for title in dict.fromkeys(question.gold_titles) for passage in under[title]]
+        for question in questions
+        if question.gold_titles and under.keys() >= set(question.gold_titles)
+    }
+    if not gold:
+        raise ValueError(
+            f"none of the {len(questions)} questions has gold passages: give them gold_titles that are titles of "
+            "passages, or leave gold_passages out (of repro_baselines, too)"
+        )
+    if len(gold) < len(questions):
+        logger.warning("left out %d of %d questions: no gold passages", len(questions) - len(gold), len(questions))
+    return gold
+
+
+def asked_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
+    """`count` questions of every data set's test split, drawn by the seed, in their order; all for a count of 0.
+
+    Raises:
+        ValueError: there is no test split, or one has fewer questions.
+    """
+    test = [question for question in questions if question.split == "test"]
+    if not test:
+        raise ValueError("there are no test questions; prepare data with a test split")
+    chosen: list[int] = []
+    for dataset in dict.fromkeys(question.dataset for question in test):
+        own = [place for place, question in enumerate(test) if question.dataset == dataset]
+        if count > len(own):
+            raise ValueError(
+                f"evaluate.questions is {count} and the test split of {dataset} has {len(own)}; lower it, or 0 for all"
+            )
+        chosen += random.Random(seed).sample(own, count) if count else own
+    return [test[place] for place in sorted(chosen)]
+
+
+def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
+    """One prediction per trajectory, in their order.
+
+    An attempted call counts as a tool call whatever became of it; `gold_titles_found` adds up the unweighted
+    `progress` rewards, of which every gold passage that the policy reads earns one.
+    """
+    answers = {question.question_id: question.answers for question in questions}
+    return [
+        Prediction(
+            run=run,
+            seed=seed,
+            policy_version=trajectory.policy_version,
+            question_id=trajectory.question_id,
+            answer=trajectory.answer,
+            em=exact_match(trajectory.answer, answers[trajectory.question_id]),
+            f1=f1(trajectory.answer, answers[trajectory.question_id]),
+            contains=contains(trajectory.answer, answers[trajectory.question_id]),
+            steps=len(trajectory.steps),
+            tool_calls=sum(step.call_status is not CallStatus.NONE for step in trajectory.steps),
+            gold_titles_found=round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps)),
+            tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
+            tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
+        )
+        for trajectory in trajectories
+    ]
+
+
+def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
+    """The share of a question's gold passages that was seen by the end of each step, mean over questions.
+
+    Under `gold_recall/step_1`, ... for as many steps as the longest episode has; a shorter one keeps what it had found.
+    Questions without gold titles do not count.
+    """
+    golds = {question.question_id: len(question.gold_titles) for question in questions}
+    found = [
+        [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
+        for trajectory in trajectories
+        if golds[trajectory.question_id]
+    ]
+    longest = max(map(len, found), default=0)
+    return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
+
 
 Asked = tuple[Prediction, Question]
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from agent_r1.answers import exact_match
 from agent_r1.envs.base import split_action
-from agent_r1.evaluation.predictions import BASE_TOOL_CALL
+from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
 
 PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped

@@ -42,11 +42,6 @@ def chat(
 
     The policy's path is a folder or hub id, its title a name for people; it had so many updates since the warm start.
     The seed is of what is drawn with a temperature above 0.
-
-    Raises:
-        FileNotFoundError: there is no index.
-        ValueError: there is no such model, or its chat template cannot be used.
-        EngineError: the engine cannot run it.
     """
     at_keyboard = question is None and sys.stdin.isatty()
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)

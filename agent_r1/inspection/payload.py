@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.envs.base import split_action
-from agent_r1.inspection.selection import Shown
+from agent_r1.inspection.stored import Shown
 from agent_r1.records import StopReason
 from agent_r1.tracking.traces import Decode
 

@@ -95,11 +95,7 @@ def configurations(settings: Params, run: RunId, others: Sequence[str], changes:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them.
-
-    Raises:
-        ValueError: one is not KEY=VALUE, or is of something that a replay does not look at.
-    """
+    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them."""
     nested: dict[str, Any] = {}
     for change in changes:
         key, equals, value = change.partition("=")
@@ -137,16 +133,9 @@ def replay(
 ) -> list[Replayed]:
     """Credits stored trajectories as their run did, by its configuration in params.yaml, and as others would.
 
-    Args:
-        others: runs whose `credit` and `update` take the place of the run's; the run itself when empty.
-        changes: `credit.lam=1.0` and the like, on top of each of them.
-        folder: of the run's files, where it is not the one that training uses.
-        iterations: see `StoredRun.choose`.
-        with_gradient: whether gradients are compared too, in iterations whose policy is on disk.
-
-    Raises:
-        FileNotFoundError: the run has no finished iteration.
-        ValueError: a configuration is refused, or needs what the run did not store.
+    In place of the run's `credit` and `update` come those of `others`, or its own without any, with `changes` such as
+    `credit.lam=1.0` on top. Gradients can be compared in iterations whose policy is on disk. The files are in another
+    `folder` than where training put them, if one is given; for `iterations` see `StoredRun.choose`.
     """
     compared = configurations(settings, run, others, changes)
     stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)
@@ -169,11 +158,7 @@ class Replayer:
         self.reference = frozen(stored.warm_start, self._compute(compared[0].train)) if needed else None
 
     def replay(self, number: int) -> Replayed:
-        """One iteration under every configuration.
-
-        Raises:
-            ValueError: a configuration needs values that are not stored, or another model sampled the trajectories.
-        """
+        """One iteration under every configuration."""
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
         assigned = [self._assign(trajectories, stored, each) for each in self.compared]

@@ -21,12 +21,7 @@ EXAMPLES = 3  # questions shown of each kind
 
 
 def compared(settings: Params, a: str, b: str, *, sweep: str = "", anyway: bool = False) -> Comparison:
-    """Compares two evaluations on the same questions, each given by its label (in a sweep) or its folder.
-
-    Raises:
-        ValueError: the two are one, or cannot be compared; `anyway` compares also what was not measured alike.
-        FileNotFoundError: there is no such evaluation.
-    """
+    """Compares two evaluations on the same questions, each given by its label (in a sweep) or its folder."""
     folders = [_folder(settings.places, given, sweep) for given in (a, b)]
     if folders[0].resolve() == folders[1].resolve():
         raise ValueError(f"{a} and {b} are the same evaluation; name two")

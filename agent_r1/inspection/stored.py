@@ -1,16 +1,35 @@
-"""The files that a training has left on disk, for those who only read them."""
+"""What a training has left on disk, for those who only read it, and which of its trajectories a page shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import takewhile
+import enum
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from agent_r1.params import policy_in
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.answers import exact_match
+from agent_r1.credit.rewards import step_rewards
+from agent_r1.files import sha256
+from agent_r1.params import RewardWeights, policy_in
 from agent_r1.policy import checkpoint
-from agent_r1.records import Credit, Proof, Trajectory
+from agent_r1.records import Credit, Proof, Question, Trajectory
+from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
+
+PER_ITERATION = 5
+ROUNDING = 1e-6  # by which two sums of a trajectory's rewards may differ
+
+T = TypeVar("T")
+Logprobs = NDArray[np.float32]
+
+logger = logging.getLogger(__name__)
 
 
 class PolicyOnDisk(NamedTuple):
@@ -25,11 +44,7 @@ class StoredRun:
     """The finished iterations of a run. A training may be adding to them meanwhile."""
 
     def __init__(self, run: str, folder: Path, warm_start: Path) -> None:
-        """Looks into the run's folder; `warm_start` is the model that it started from.
-
-        Raises:
-            FileNotFoundError: it holds no finished iteration.
-        """
+        """Looks into the run's folder; `warm_start` is the model that it started from."""
         progress = checkpoint.peek(folder / "checkpoint")
         if progress is None or not progress.iterations:
             raise FileNotFoundError(f"{folder} holds no finished iteration of {run}; train it first")
@@ -55,9 +70,6 @@ class StoredRun:
         """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.
 
         With a critic that is warmed up, the first of the two is the iteration of the policy's first update.
-
-        Raises:
-            ValueError: there is no such iteration, or its rows were not kept.
         """
         if list(wanted) == ["all"]:
             return list(self.kept)
@@ -82,3 +94,165 @@ class StoredRun:
 
     def _rows(self, kind: str, iteration: int) -> Path:
         return self.folder / kind / f"{iteration:03d}.parquet"
+
+
+class When(enum.StrEnum):
+    """When in the life of a policy it acted."""
+
+    BEFORE = "before"  # the untrained policy, on a test question
+    TRAINING = "training"
+    AFTER = "after"  # the trained policy, on a test question
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One trajectory of the page."""
+
+    when: When
+    question: Question
+    trajectory: Trajectory
+    totals: NDArray[np.float64]  # [K] the step's reward, weighted
+    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
+    credit: Credit | None = None  # None outside of training
+    learner_logprobs: Logprobs | None = None  # [L] nats; None where the learner was not asked
+
+    @property
+    def right(self) -> bool:
+        """Whether the answer is an exact match."""
+        return bool(exact_match(self.trajectory.answer, self.question.answers))
+
+
+class Selection:
+    """Draws trajectories of one run by the seed."""
+
+    def __init__(self, stored: StoredRun, questions: Mapping[str, Question], weights: RewardWeights, seed: int) -> None:
+        self._stored, self._questions, self._weights, self._seed = stored, questions, weights, seed
+
+    def groups(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
+        """At most `count` trajectories, those of the same question together, test and training questions in turns.
+
+        Half of them are answers to test questions before and after training, as far as the evaluations in these two
+        folders are there, are of this very run and are alike; the rest is from training.
+        """
+        tested = self._tested(count // 4, before, after)
+        return interleaved([tested, self._trained(count - 2 * len(tested))])
+
+    def _tested(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
+        if not _comparable(before, after, self._stored.policy_folder):
+            return []
+        earlier, later = (
+            [self._shown(when, row) for row in read_rows(folder / "trajectories.parquet", Trajectory)]
+            for when, folder in ((When.BEFORE, before), (When.AFTER, after))
+        )
+        return pairs(earlier, later, count, seed=self._seed)
+
+    def _trained(self, count: int) -> list[list[Shown]]:
+        """By question, the iterations whose rows were kept in turns."""
+        kept = self._stored.kept
+        places = [kept[place] for place in spread(len(kept), max(1, count // PER_ITERATION))]
+        ends = [{each.question_id for each in self._stored.trajectories(place)} for place in {places[0], places[-1]}]
+        recurring = set.intersection(*ends) if len(ends) > 1 else set()
+        shares = quotas(len(places), count, len(recurring))
+        rows = [self._iteration(place, share, recurring) for place, share in zip(places, shares, strict=True)]
+        by_question: dict[str, list[Shown]] = {}
+        for shown in interleaved(rows):
+            by_question.setdefault(shown.question.question_id, []).append(shown)
+        return list(by_question.values())
+
+    def _iteration(self, iteration: int, count: int, recurring: set[str]) -> list[Shown]:
+        credits_ = {credit.trajectory_id: credit for credit in self._stored.credits(iteration)}
+        proofs = {proof.trajectory_id: proof.learner_logprobs for proof in self._stored.proofs(iteration)}
+        rows = self._stored.trajectories(iteration)
+        chosen = from_iteration(rows, count, recurring=recurring, proved=proofs, seed=self._seed)
+        return [
+            self._shown(When.TRAINING, each, credits_[each.trajectory_id], proofs.get(each.trajectory_id))
+            for each in chosen
+        ]
+
+    def _shown(
+        self, when: When, trajectory: Trajectory, credit: Credit | None = None, learners: Logprobs | None = None
+    ) -> Shown:
+        question = self._questions.get(trajectory.question_id)
+        if question is None:
+            raise ValueError(
+                f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones; "
+                "prepare the data that it was trained on (`dvc checkout` brings them back), or train it again"
+            )
+        totals, parts = step_rewards(trajectory, self._weights)
+        if credit is not None and abs(credit.return_ - totals.sum()) > ROUNDING:
+            raise ValueError(
+                f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}, and {totals.sum():g} "
+                f"with the reward weights of {self._stored.run} in params.yaml; set them as they were or train again"
+            )
+        return Shown(when, question, trajectory, totals, parts, credit, learners)
+
+
+def _comparable(before: Path, after: Path, policy: Path) -> bool:
+    """Whether `after` is an evaluation of this policy, and `before` one that differs from it in the policy alone."""
+    files = [folder / "hashes.json" for folder in (before, after)]
+    if not all(file.exists() for file in files):
+        logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
+        return False
+    earlier, later = (json.loads(file.read_text()) for file in files)
+    of_this, alike = later["policy"] == sha256(policy), {**earlier, "policy": ""} == {**later, "policy": ""}
+    if not of_this:
+        logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
+    elif not alike:
+        logger.warning("the page shows no test questions: %s and %s were not evaluated alike", before, after)
+    return of_this and alike
+
+
+def spread(count: int, at_most: int) -> list[int]:
+    """At most so many of `range(count)`, the first and the last among them, evenly apart."""
+    if count <= at_most:
+        return list(range(count))
+    if at_most < 2:
+        return [count - 1][:at_most]
+    return [round(place * (count - 1) / (at_most - 1)) for place in range(at_most)]
+
+
+def quotas(iterations: int, count: int, recurring: int) -> list[int]:
+    """How many trajectories each of the iterations gives to a page of `count`.
+
+    The first and the last give up to a quarter each for questions that occur in both; the rest is shared evenly.
+    """
+    if not iterations:
+        return []
+    extra = min(recurring, count // 4) if iterations > 1 else 0
+    share, left = divmod(count - 2 * extra, iterations)
+    return [share + (place < left) + extra * (place in (0, iterations - 1)) for place in range(iterations)]
+
+
+def from_iteration(
+    trajectories: Sequence[Trajectory], count: int, *, recurring: Collection[str], proved: Collection[str], seed: int
+) -> list[Trajectory]:
+    """At most `count` trajectories of one iteration.
+
+    First those of the `recurring` questions, which are in another iteration too, each question once before any twice
+    and in an order that is the same in both; then those that the learner has `proved`, by their ids; otherwise in a
+    random order.
+    """
+
+    def rank(trajectory: Trajectory) -> tuple[int, int, int]:
+        if trajectory.question_id in recurring:
+            return 0, trajectory.sample, derive(seed, trajectory.question_id)
+        return 1, trajectory.trajectory_id not in proved, derive(seed, trajectory.trajectory_id)
+
+    return sorted(trajectories, key=rank)[:count]
+
+
+def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: int) -> list[list[Shown]]:
+    """Answers of two policies to the same question: as many of every kind of change as there are, in turns.
+
+    The kinds are wrong then right, right then wrong, wrong twice, right twice; within a kind the order is random.
+    """
+    earlier = {shown.question.question_id: shown for shown in before}
+    both = [[earlier[later.question.question_id], later] for later in after if later.question.question_id in earlier]
+    both.sort(key=lambda pair: derive(seed, pair[1].question.question_id))
+    kinds = [[False, True], [True, False], [False, False], [True, True]]
+    return interleaved([[pair for pair in both if [shown.right for shown in pair] == kind] for kind in kinds])[:count]
+
+
+def interleaved(rows: Sequence[Sequence[T]]) -> list[T]:
+    """The first of every row, then the second of every row, and so on."""
+    return [value for turn in zip_longest(*rows, fillvalue=None) for value in turn if value is not None]

@@ -16,11 +16,10 @@ from typing import Any
 
 from agent_r1 import tracking
 from agent_r1.evaluation.comparison import latest_folder
-from agent_r1.evaluation.predictions import BASE_TOOL_CALL
+from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.payload import Payload
-from agent_r1.inspection.selection import Selection, Shown, When
-from agent_r1.inspection.stored import StoredRun
+from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
 from agent_r1.params import Params, RunId
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
@@ -48,10 +47,6 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
 
     There the page is an artifact, in place of an earlier one, and a trace is added of each trajectory that has none,
     but not of those before training. The page is a `file` in place of outputs/view/LABEL.html.
-
-    Raises:
-        FileNotFoundError: the run was not trained.
-        ValueError: there is no such run, or params.yaml or the prepared questions are no longer those of the run.
     """
     config, places = settings.run(run), settings.places
     stored = StoredRun(run.run, places.training(run), places.warm_start)

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from agent_r1.params import BM25Params
-from agent_r1.search.base import Positions, Ranker
-from agent_r1.search.passages import full_texts, read_batches
+from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 
 Scores = NDArray[np.float32]
 _WORD = re.compile(r"\w+")
@@ -57,11 +56,7 @@ def singular(word: str) -> str:
 
 
 def build(source: Path, folder: Path, params: BM25Params) -> None:
-    """Writes the score columns of a Parquet file of passages to a new folder.
-
-    Raises:
-        ValueError: there is not a single word to index.
-    """
+    """Writes the score columns of a Parquet file of passages to a new folder."""
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix=".runs.", dir=folder) as runs:
         vocabulary, lengths, paths = _write_runs(source, Path(runs))

@@ -17,8 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from agent_r1.files import model_hash, replacing, sha256
 from agent_r1.params import DenseParams, fingerprint
-from agent_r1.search.base import Positions, Ranker
-from agent_r1.search.passages import full_texts, read_batches
+from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 
 INDEX = "faiss.index"
 SHARD = 1024  # passages
@@ -53,9 +52,7 @@ class Encoder:
         size = self._params.batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
         encoded = np.concatenate([self._encode([prefixed[i] for i in batch]) for batch in batches])
-        vectors = np.empty_like(encoded)
-        vectors[order] = encoded
-        return vectors
+        return encoded[np.argsort(order)]
 
     def query(self, text: str) -> Vectors:
         """[1, dimensions] of one query, alone: its last bits would depend on the padding of a batch."""
@@ -80,9 +77,6 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
     """Writes a FAISS index of a Parquet file of passages to a new folder, and its vectors to the folder `kept`.
 
     Vectors of other passages or of another encoder that are in it are removed.
-
-    Raises:
-        ValueError: there are fewer passages than clusters.
     """
     count = pq.read_metadata(source).num_rows
     if count < max(1, params.nlist):

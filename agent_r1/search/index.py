@@ -15,9 +15,8 @@ from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
 from agent_r1.params.stages import SearchKind
 from agent_r1.records import Passage
 from agent_r1.search import bm25
-from agent_r1.search.base import Positions, Ranker, Search
+from agent_r1.search.base import Passages, Positions, Ranker, Search, store
 from agent_r1.search.bm25 import BM25
-from agent_r1.search.passages import Passages, store
 from agent_r1.search.remote import Health, Remote
 
 META, PASSAGES, BM25_FOLDER, DENSE_FOLDER = "meta.json", "passages.arrow", "bm25", "dense"
@@ -148,12 +147,7 @@ def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
 
 
 def open_local(folder: Path) -> Index:
-    """The index in a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: another process serves it, or its encoder is another one now.
-    """
+    """The index in a folder."""
     meta = _read_meta(folder)
     if meta.kind == "remote":
         raise ValueError(f"{folder} only names an index that another server serves; give the folder of a built one")

@@ -74,11 +74,7 @@ class Remote(Search):
         return [found for batch in batches for found in self._persistently(SearchRequest(queries=batch, k=k))]
 
     def health(self) -> Health:
-        """What the server says about its index; one attempt.
-
-        Raises:
-            SearchUnavailable: it does not answer.
-        """
+        """What the server says about its index; one attempt."""
         return _parse(Health, self._fetch("GET", "/health"), self._params.url)
 
     def _persistently(self, request: SearchRequest) -> list[list[Passage]]:

@@ -15,9 +15,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
 
 from agent_r1.tracking.store import locked, open_store
 
@@ -113,15 +114,18 @@ def register(descriptor: Descriptor) -> Version:
 def versions() -> list[Version]:
     """All versions, in the order of their numbers; those that somebody registered by hand have no descriptor."""
     client, _ = open_store()
-    aliases: dict[int, list[str]] = {}
-    for model in client.search_registered_models(f"name = '{MODEL}'"):  # one, or none yet
-        for alias, number in sorted(model.aliases.items()):
-            aliases.setdefault(int(number), []).append(alias)
+    models = client.search_registered_models(f"name = '{MODEL}'")  # one, or none yet
+    aliases = [(alias, int(number)) for model in models for alias, number in sorted(model.aliases.items())]
     registered = client.search_model_versions(f"name = '{MODEL}'")
-    described = {int(each.version): _from_tags(each.tags) for each in registered if "policy_hash" in each.tags}
+    described = {int(each.version): each.tags for each in registered if "policy_hash" in each.tags}
+    read = TypeAdapter(Descriptor).validate_python  # what people tagged besides is not looked at
     return [
-        Version(number=number, descriptor=descriptor, aliases=tuple(aliases.get(number, ())))
-        for number, descriptor in sorted(described.items())  # numbers differ, so that no descriptors are compared
+        Version(
+            number=number,
+            descriptor=read(described[number]),
+            aliases=tuple(alias for alias, of in aliases if of == number),
+        )
+        for number in sorted(described)
     ]
 
 
@@ -210,10 +214,3 @@ def _create(client: MlflowClient, descriptor: Descriptor) -> int:
 
 def _tags(descriptor: Descriptor) -> dict[str, str]:
     return {name: str(value) for name, value in dataclasses.asdict(descriptor).items()}
-
-
-def _from_tags(tags: Mapping[str, str]) -> Descriptor:
-    """The descriptor in a version's tags; what people tagged besides is not looked at."""
-    names = [field.name for field in dataclasses.fields(Descriptor)]
-    fields: dict[str, Any] = {name: tags[name] for name in names if name in tags}  # a default where there is no tag
-    return Descriptor(**{**fields, "seed": int(fields["seed"]), "policy_version": int(fields["policy_version"])})

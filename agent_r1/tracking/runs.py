@@ -29,19 +29,20 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
 
     The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
     """
-    commit = _git("rev-parse", "HEAD")
-    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc"):
+    commit = git("rev-parse", "HEAD")
+    if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc"):
         commit += "+changes"
     found = {"dataset": dataset, "git_commit": commit, "data_hash": _data_hash(project_root() / "dvc.lock")}
     return {**found, "sweep": sweep} if sweep else found
 
 
-def _git(*arguments: str) -> str:
-    """What git says; "" without git or outside a repository."""
+def git(*arguments: str) -> str:
+    """What git says in the project; "" without git, outside a repository, or where it refuses."""
     try:
-        return subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True).stdout.strip()
+        done = subprocess.run(["git", *arguments], cwd=project_root(), capture_output=True, text=True)
     except FileNotFoundError:
         return ""
+    return "" if done.returncode else done.stdout.strip()
 
 
 def _data_hash(lock: Path) -> str:
@@ -96,11 +97,7 @@ class Run:
         self._steps_logged = steps_logged
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds the metrics of one iteration, named `part/what`; an iteration that the store has is left as it is.
-
-        Raises:
-            mlflow.exceptions.MlflowException: a name has other characters than letters, digits and `/_-. :`.
-        """
+        """Adds the metrics of one iteration, named `part/what`; an iteration that the store has is left as it is."""
         if step >= self._steps_logged:
             self._log(metrics, step)
             self._steps_logged = step + 1

@@ -9,14 +9,8 @@ import sys
 from datetime import timedelta
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas import filters
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-    WorkPoolFilter,
-    WorkPoolFilterName,
-)
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -59,12 +53,7 @@ logger = logging.getLogger(__name__)
 def deploy(*, restarted: bool = False) -> None:
     """Brings the server up to date with prefect.yaml. A work pool that is there keeps its settings.
 
-    Args:
-        restarted: the server was just started, so that no worker is left that runs what is unfinished.
-
-    Raises:
-        OSError: no server answers at `PREFECT_API_URL`.
-        ValueError: the server is of another version, or Prefect refuses prefect.yaml.
+    A server that was `restarted` has no worker that runs what is unfinished.
     """
     url = PREFECT_API_URL.value()
     if not url:
@@ -85,10 +74,10 @@ def deploy(*, restarted: bool = False) -> None:
 
 def _close_left_behind(client: SyncPrefectClient) -> None:
     """Shows runs that a server left unfinished as crashed: they would hold the pool's slots for ever."""
-    unfinished = FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
+    unfinished = filters.FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
     for run in client.read_flow_runs(
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL])),
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=unfinished)),
+        work_pool_filter=filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[POOL])),
+        flow_run_filter=filters.FlowRunFilter(state=filters.FlowRunFilterState(type=unfinished)),
     ):
         client.set_flow_run_state(run.id, Crashed(message="the server and its worker were ended"), force=True)
         logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
@@ -114,7 +103,6 @@ def _ensure_crash_detection(client: SyncPrefectClient) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Puts work pool and deployments on the server of PREFECT_API_URL.")
     parser.add_argument("--restarted", action="store_true", help="the server was just started and has no worker yet")
     deploy(restarted=parser.parse_args().restarted)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from agent_r1.files import sha256
 from agent_r1.params import Places, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
+from agent_r1.tracking.runs import git
 from flows.dvc_files import kept
 
 UNKNOWN = "not known"
@@ -53,11 +53,7 @@ class Data:
 
 
 def lineage(what: str, console: Console) -> None:
-    """Prints the origins of a model, by reference or label, or the models that data led to, as `data_of` finds it.
-
-    Raises:
-        ValueError: it is nothing of the kind.
-    """
+    """Prints the origins of a model, by reference or label, or the models that data led to, as `data_of` finds it."""
     if what.startswith(SCHEME):
         console.print(_origins(registry.find(what)))
         return
@@ -111,26 +107,20 @@ def trajectory_facts(model: Descriptor, training: Made | None) -> list[tuple[str
 
     DVC's file of its training, beside the policy's, leads to them where it is here; else a folder in a dvc.lock.
     """
-    copy = f"-o trajectories-of-{model.policy_hash[:8]}"
-    file = registered_training(Path(model.dvc_file)) if model.dvc_training_hash else Path()
-    if model.dvc_training_hash and kept(file) == model.dvc_training_hash:
-        return [
-            ("DVC", f"{file} {model.dvc_training_hash}"),
-            ("get them", f"dvc get . {file.with_suffix('')}/trajectories {copy}"),
-        ]
-    if training:
-        revision = "" if training.commit == WORKSPACE else f" --rev {training.commit}"
-        where = "workspace" if training.commit == WORKSPACE else f"commit {training.commit}"
-        return [
-            ("DVC", f"{training.path} {training.md5}, {where}"),
-            ("get them", f"dvc get . {training.path}/trajectories{revision} {copy}"),
-        ]
-    if model.dvc_training_hash:
-        return [
-            ("DVC", f"{file} {model.dvc_training_hash}"),
-            ("get them", f"where {file} is: in git, or in the clone that trained it"),
-        ]
-    return [(UNKNOWN, "no dvc.lock here, of the workspace or a commit, names a folder with this policy")]
+    copy, md5 = f"-o trajectories-of-{model.policy_hash[:8]}", model.dvc_training_hash
+    file = registered_training(Path(model.dvc_file)) if md5 else Path()
+    if md5 and kept(file) == md5:
+        found, how = f"{file} {md5}", f"dvc get . {file.with_suffix('')}/trajectories {copy}"
+    elif training:
+        in_workspace = training.commit == WORKSPACE
+        revision = "" if in_workspace else f" --rev {training.commit}"
+        found = f"{training.path} {training.md5}, {'workspace' if in_workspace else f'commit {training.commit}'}"
+        how = f"dvc get . {training.path}/trajectories{revision} {copy}"
+    elif md5:
+        found, how = f"{file} {md5}", f"where {file} is: in git, or in the clone that trained it"
+    else:
+        return [(UNKNOWN, "no dvc.lock here, of the workspace or a commit, names a folder with this policy")]
+    return [("DVC", found), ("get them", how)]
 
 
 def _models_of(data: Data, trained: Sequence[Version]) -> Tree:
@@ -170,7 +160,7 @@ def training_of(model: Descriptor) -> Made | None:
     policy, folder = _members(model.dvc_hash), Path(model.policy).parents[1].as_posix()
     inside = f"{Path(model.policy).relative_to(folder).as_posix()}/"
     for lock in LOCKS:
-        for commit in (WORKSPACE, *_git("log", "--format=%H", "--", lock).split()):
+        for commit in (WORKSPACE, *git("log", "--format=%H", "--", lock).split()):
             made = made_in(commit, folder, lock)
             files = _members(made.md5) if made else {}
             found = {name.removeprefix(inside): md5 for name, md5 in files.items() if name.startswith(inside)}
@@ -193,7 +183,7 @@ def _stages(commit: str, lock: str) -> dict[str, Any]:
     if commit == WORKSPACE:
         text = Path(lock).read_text() if Path(lock).exists() else ""
     else:
-        text = _git("show", f"{commit}:{lock}")
+        text = git("show", f"{commit}:{lock}")
     stages: dict[str, Any] = (yaml.safe_load(text) or {}).get("stages", {})
     return stages
 
@@ -206,26 +196,13 @@ def _members(md5: str) -> dict[str, str]:
     return {entry["relpath"]: entry["md5"] for entry in json.loads(listing.read_text())}
 
 
-def _git(*arguments: str) -> str:
-    """What git says; "" outside of a repository, without git, or where it refuses."""
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 def data_of(what: str, known: Sequence[Version], places: Places) -> Data:
-    """The data that is meant: by a path, by one of its hashes or the beginning of one, or as of a git revision.
-
-    Raises:
-        ValueError: it is none of them.
-    """
+    """The data that is meant: by a path, by one of its hashes or the beginning of one, or as of a git revision."""
     if Path(what).exists():
         return _at(Path(what), places)
     if HASH.fullmatch(what) and (data := _hashed(what, known, places)):
         return data
-    if commit := _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{what}^{{commit}}").strip():
+    if commit := git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{what}^{{commit}}"):
         return _as_of(commit, what, places)
     models = ", ".join(version.reference for version in known) or "none is registered"
     labels = ", ".join(sorted({version.descriptor.label for version in known})) or "none"
@@ -246,11 +223,7 @@ def _at(path: Path, places: Places) -> Data:
 
 
 def _hashed(start: str, known: Sequence[Version], places: Places) -> Data | None:
-    """The data with the one hash that begins like this.
-
-    Raises:
-        ValueError: several begin so.
-    """
+    """The data with the one hash that begins like this."""
     every = {each for version in known for each in _hashes_of(version.descriptor)}
     for path in (places.questions, places.passages, places.index):
         every |= {made.md5 for lock in LOCKS if (made := made_in(WORKSPACE, str(path), lock))}
@@ -274,7 +247,6 @@ def _as_of(commit: str, revision: str, places: Places) -> Data:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Shows what a model was made of, or which models data led to.")
     parser.add_argument(
         "what",

@@ -1,7 +1,8 @@
 """The promotion gate: `python -m flows promote models:/agent_r1/3`, and the same as a Prefect flow.
 
-A challenger takes the champion's place when it answers the same questions better beyond chance. A refusal is a decision
-and no error.
+A challenger takes the champion's place when it answers the same questions better beyond chance; a refusal is a decision
+and no error. It rests on the evaluations of registered versions, one folder for each time, outside of what DVC's stages
+depend on.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
 
 from prefect import flow
 from prefect.concurrency.sync import concurrency
@@ -21,20 +25,67 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.comparison import Evaluation, differences_of_setting
-from agent_r1.evaluation.promotion import Decision, decide, decision_table
-from agent_r1.params import Params
+from agent_r1.evaluation.comparison import (
+    Evaluation,
+    differences_of_setting,
+    finished_folders,
+    latest_folder,
+    read_evaluation,
+)
+from agent_r1.evaluation.verdicts import Decision, decide, decision_table, same_setting
+from agent_r1.params import Params, Places
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
-from flows.commands import run_command
-from flows.operation.history import Evaluate, latest, measure, read
+from agent_r1.tracking.store import locked
+from flows.pipeline import run_command
 from flows.policies import version_of
-from flows.processes import process_group
-from flows.stage import server_answers
+from flows.processes import process_group, server_answers
 
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
+Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` with these arguments to its end
 
 logger = logging.getLogger(__name__)
+
+
+def measure(version: Version, dataset: str | None, settings: Params, evaluate: Evaluate) -> Path:
+    """Evaluates a version on one data set or all, into a new folder that is there whole or not at all.
+
+    One process at a time does so for a version and a choice of data sets; others wait. The latest
+    `evaluate.history_kept` stay, older ones are removed. `evaluate` raises where the evaluation fails.
+    """
+    home = settings.places.history / "-".join([version.name, *([dataset] if dataset else [])])
+    home.mkdir(parents=True, exist_ok=True)
+    chosen = ["--dataset", dataset] if dataset else []
+    unfinished = home / ".unfinished"
+    with locked(f"{home.name}.lock"):
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        try:
+            evaluate(["--model", version.reference, *chosen, "--into", str(unfinished)])
+            finished = home / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+            unfinished.rename(finished)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        for old in finished_folders(home)[: -settings.evaluate.history_kept]:
+            shutil.rmtree(old)
+    return finished
+
+
+def read(folder: Path) -> Evaluation:
+    """An evaluation of a version, by a name that tells it from the version's others."""
+    return read_evaluation(f"{folder.parent.name} of {folder.name}", folder)
+
+
+def previous(folder: Path) -> Evaluation | None:
+    """The latest evaluation before this one that was measured alike, of the same policy."""
+    current = read(folder)
+    before = (read(each) for each in reversed(finished_folders(folder.parent)) if each.name < folder.name)
+    return next((each for each in before if same_setting(current, each)), None)
+
+
+def latest(version: Version, places: Places) -> Evaluation | None:
+    """The latest evaluation of a version on all data sets, named as the version."""
+    folder = latest_folder(version, places)
+    return read_evaluation(version.name, folder) if folder else None
 
 
 @flow(name="promote", flow_run_name="promotion of {challenger}")
@@ -43,11 +94,6 @@ def promote(challenger: str) -> None:
 
     Args:
         challenger: `models:/agent_r1/3`, or the label of a training such as `ppo-seed3`.
-
-    Raises:
-        ValueError: there is no such version, or no champion.
-        StageFailed: an evaluation failed.
-        Outpaced: the champion was replaced meanwhile.
     """
     if decision := gate(challenger, lambda arguments: run_command("evaluate", *arguments)):
         logger.info("%s", decision_table(decision).splitlines()[0])
@@ -58,10 +104,6 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
 
     Both are judged by their latest evaluations on all data sets; what is missing, or was not measured alike, is
     evaluated first. Returns None where the challenger is the champion already.
-
-    Raises:
-        ValueError: there is no such version, or no champion.
-        Outpaced: the champion was replaced meanwhile.
     """
     settings = params.load()
     version = version_of(challenger, settings)
@@ -76,17 +118,16 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
     run = tracking.resume(version.descriptor.mlflow_run_id)
     if run is None:
         logger.warning("the MLflow run of %s is gone: the decision is not logged", version.reference)
-    else:
-        _log(decision, run)
+        return decision
+    folder = f"promotion/{decision.challenger}_against_{decision.champion}"
+    run.text(json.dumps(dataclasses.asdict(decision), indent=2) + "\n", f"{folder}/decision.json")
+    run.text(decision_table(decision), f"{folder}/decision.md")
+    run.tag("promotion", "promoted" if decision.promoted else "refused")
     return decision
 
 
 def crown(first: str) -> Version:
-    """Makes a version the first champion, which is compared with nothing.
-
-    Raises:
-        ValueError: there is no such version, or there is a champion.
-    """
+    """Makes a version the first champion, which is compared with nothing."""
     version, champion = version_of(first, params.load()), registry.champion()
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
@@ -116,20 +157,8 @@ def _measured_alike(
     return ours, theirs
 
 
-def _log(decision: Decision, run: tracking.Run) -> None:
-    """To the MLflow run of the challenger's training."""
-    folder = f"promotion/{decision.challenger}_against_{decision.champion}"
-    run.text(json.dumps(dataclasses.asdict(decision), indent=2) + "\n", f"{folder}/decision.json")
-    run.text(decision_table(decision), f"{folder}/decision.md")
-    run.tag("promotion", "promoted" if decision.promoted else "refused")
-
-
 def _run_evaluate(arguments: Sequence[str]) -> None:
-    """Runs `python -m flows evaluate` in a process group of its own, its lines on standard error.
-
-    Raises:
-        ValueError: it failed, and has said why.
-    """
+    """Runs `python -m flows evaluate` in a process group of its own, its lines on standard error."""
     command = [sys.executable, "-m", "flows", "evaluate", *arguments]
     with process_group(command, os.environ, output=sys.stderr) as process:
         if code := process.wait():

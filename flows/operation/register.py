@@ -38,11 +38,6 @@ def register(run: str, seed: int | None = None, sweep: str = "") -> None:
 
     Doing it again changes nothing. Writes one small file that names the version and says what else only MLflow's run of
     the training knows, so that another store can be given the same version.
-
-    Raises:
-        FileNotFoundError: the training is not there.
-        ValueError: it is not finished, or neither MLflow nor the file knows what it was made of.
-        OSError: DVC could not keep it.
     """
     settings, meant = params.load(), RunId(run, seed, sweep)
     version = registry.register(_describe(settings, meant))
@@ -116,11 +111,7 @@ def _tracked(
 
 
 def keep(folder: Path, dvc_file: Path) -> str:
-    """Puts a folder into DVC's cache and returns DVC's hash of it; "" where the project is no DVC repository.
-
-    Raises:
-        OSError: DVC refuses.
-    """
+    """Puts a folder into DVC's cache and returns DVC's hash of it; "" where the project is no DVC repository."""
     if not Path(".dvc").is_dir():
         return ""
     content = dvc_file.with_suffix("")
@@ -141,12 +132,9 @@ def _push(model: Descriptor) -> None:
         return
     files = [model.dvc_file, *([str(registered_training(Path(model.dvc_file)))] if model.dvc_training_hash else [])]
     if failed := run_dvc("push", *files):
+        lacking = f"other clones cannot have it yet, DVC could not push it ({failed})"
         logger.warning(
-            "%s is registered, but other clones cannot have it yet, DVC could not push it (%s); mend that and run "
-            "`dvc push %s`",
-            model.label,
-            failed,
-            " ".join(files),
+            "%s is registered, but %s; mend that and run `dvc push %s`", model.label, lacking, " ".join(files)
         )
 
 
@@ -159,7 +147,6 @@ def _link(source: str, target: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Registers the policy that a training finished with.")
     add_run_arguments(parser)
     run_stage(register, **vars(parser.parse_args()))

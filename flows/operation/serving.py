@@ -10,19 +10,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 
 from agent_r1.tracking.store import open_store, store_file
-from flows.processes import process_group
-from flows.server import (
+from flows.processes import (
     HOST,
     Part,
     api_on,
     await_health,
     log_path,
     prefect_environment,
+    process_group,
     server_part,
 )
 
@@ -44,15 +44,18 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
 
     With `PREFECT_API_URL` that server is used and none is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI.
     A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
-
-    Raises:
-        ValueError: a port is taken, or the server is of another version.
-        OSError: the server of `PREFECT_API_URL` does not answer, or a part did not come up, or died.
     """
     remote = os.environ.get("PREFECT_API_URL")
+    if remote:
+        require_server(remote)
+    else:
+        require_free(prefect_port, "PREFECT_PORT")
     environment = prefect_environment(remote or api_on(prefect_port))
-    with _running([*_prefect_servers(remote, prefect_port), *_mlflow_servers(mlflow_port)]) as servers:
-        _deploy(environment, restarted=not remote)
+    parts = [] if remote else [server_part(prefect_port)]
+    with _running([*parts, *_mlflow_servers(mlflow_port)]) as servers:
+        command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
+        if code := subprocess.run(command, env=environment, check=False).returncode:
+            sys.exit(code)  # its own lines say why
         page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
         worker = Part(
@@ -65,26 +68,13 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
 
 
 def show_mlflow(port: int) -> None:
-    """Runs the MLflow UI alone, until interrupted.
-
-    Raises:
-        ValueError: the port is taken, or MLflow has a server already.
-        OSError: it did not come up, or died.
-    """
+    """Runs the MLflow UI alone, until interrupted."""
     found = _mlflow_servers(port)
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {mlflow_ui()}")
     with _running(found) as servers:
         logger.info("MLflow at %s; Ctrl-C ends it", mlflow_ui(port))
         raise OSError(_obituary(_first_to_end(servers)))
-
-
-def _prefect_servers(remote: str | None, port: int) -> list[Part]:
-    if remote:
-        require_server(remote)
-        return []
-    require_free(port, "PREFECT_PORT")
-    return [server_part(port)]
 
 
 def _mlflow_servers(port: int) -> list[Part]:
@@ -103,12 +93,6 @@ def _mlflow_servers(port: int) -> list[Part]:
             health=f"http://{HOST}:{port}/health",
         )
     ]
-
-
-def _deploy(environment: Mapping[str, str], *, restarted: bool) -> None:
-    command = [sys.executable, "-m", "flows", "deploy", *(["--restarted"] if restarted else [])]
-    if code := subprocess.run(command, env=environment, check=False).returncode:
-        sys.exit(code)  # its own lines say why
 
 
 def _keep_working(worker: Part, servers: Sequence[Running]) -> None:
@@ -169,11 +153,7 @@ def mlflow_ui(port: int = 5000) -> str:
 
 
 def require_free(port: int, variable: str) -> None:
-    """Checks that a server can be started on a port.
-
-    Raises:
-        ValueError: something listens there.
-    """
+    """Checks that a server can be started on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
         try:
@@ -224,7 +204,6 @@ def served_version(url: str) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Serves deployments, a worker and the MLflow UI on this machine.")
     parser.add_argument("--prefect-port", type=int, default=4200, help="of the Prefect server, without PREFECT_API_URL")
     parser.add_argument("--mlflow-port", type=int, default=5000)

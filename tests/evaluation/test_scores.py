@@ -1,15 +1,147 @@
-"""Scores of three hand-made questions."""
+"""Graded answers and the table of scores, from hand-made episodes and predictions."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from agent_r1.evaluation.predictions import predict
-from agent_r1.evaluation.scores import MEASURES, headline, score
+from agent_r1.evaluation.scores import (
+    MEASURES,
+    asked_questions,
+    gold_passages,
+    gold_recall_by_step,
+    headline,
+    predict,
+    score,
+)
 from agent_r1.params import EvaluateParams
+from agent_r1.records import Passage
+from agent_r1.tables import write_rows
+
+
+def test_one_prediction_per_trajectory_in_their_order(make_question: Any, make_trajectory: Any) -> None:
+    questions = [make_question("a"), make_question("b", answer="Mara Quill of Tesk")]
+    trajectories = [make_trajectory("b", answer="Mara Quill"), make_trajectory("a", answer="the Tesk!")]
+    first, second = predict(trajectories, questions, run="ppo", seed=7)
+    # "mara quill" against "mara quill of tesk": 2 shared of 2 + 4 words, F1 = 4/6.
+    assert (first.question_id, first.em, first.contains) == ("b", 0.0, 0.0)
+    assert first.f1 == pytest.approx(2 / 3)
+    assert (second.question_id, second.em, second.f1, second.contains) == ("a", 1.0, 1.0, 1.0)
+    assert (second.run, second.seed, second.policy_version) == ("ppo", 7, 30)
+
+
+def test_attempted_calls_count_and_progress_adds_up(make_question: Any, make_trajectory: Any) -> None:
+    # Three calls, one of them malformed, then the answer: 4 steps, 3 calls, progress at the 2 good ones.
+    trajectory = make_trajectory("a", calls=["ok", "malformed", "ok"])
+    (prediction,) = predict([trajectory], [make_question("a")], run="ppo", seed=0)
+    assert (prediction.steps, prediction.tool_calls, prediction.gold_titles_found) == (4, 3, 2)
+
+
+def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any) -> None:
+    trajectory = make_trajectory("a", calls=["ok", "ok"])
+    (prediction,) = predict([trajectory], [make_question("a")], run="ppo", seed=0)
+    assert prediction.tokens_sampled == sum(step.action_stop - step.action_start for step in trajectory.steps) > 0
+    assert prediction.tokens_read == len(trajectory.token_ids) - prediction.tokens_sampled
+    hand_made = dataclasses.replace(
+        trajectory,
+        token_ids=np.arange(7, dtype=np.int32),
+        source=np.array([0, 0, 1, 3, 2, 3, 1], dtype=np.uint8),  # prompt 2, actions 2, template 2, observation 1
+        logprobs=np.zeros(7, dtype=np.float32),
+        steps=[],
+    )
+    (prediction,) = predict([hand_made], [make_question("a")], run="ppo", seed=0)
+    assert (prediction.tokens_read, prediction.tokens_sampled) == (5, 2)
+
+
+def test_no_call_no_gold(make_question: Any, make_trajectory: Any) -> None:
+    (prediction,) = predict([make_trajectory("a", calls=[])], [make_question("a")], run="ppo", seed=0)
+    assert (prediction.steps, prediction.tool_calls, prediction.gold_titles_found) == (1, 0, 0)
+
+
+def test_asked_questions_are_of_the_test_split_and_drawn_by_the_seed(make_question: Any) -> None:
+    test = [make_question(f"q{i}") for i in range(20)]
+    train = [dataclasses.replace(question, split="train") for question in test]
+    assert asked_questions([*train, *test], 0, seed=0) == test
+    drawn = [asked_questions(test, 5, seed) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[0] == [question for question in test if question in drawn[0]]  # in their order
+    assert [len(questions) for questions in drawn] == [5, 5, 5]
+
+
+def test_more_questions_than_there_are_is_refused(make_question: Any) -> None:
+    with pytest.raises(ValueError, match=r"evaluate\.questions is 2 and the test split of atlas has 1; lower it"):
+        asked_questions([make_question("a")], 2, seed=0)
+    with pytest.raises(ValueError, match="no test questions"):
+        asked_questions([dataclasses.replace(make_question("a"), split="train")], 0, seed=0)
+
+
+def test_as_many_are_asked_of_every_data_set(make_question: Any) -> None:
+    atlas = [make_question(f"a{i}") for i in range(8)]
+    others = [dataclasses.replace(make_question(f"m{i}"), dataset="musique") for i in range(5)]
+    mixed = [*atlas[:4], *others, *atlas[4:]]
+    drawn = asked_questions(mixed, 3, seed=0)
+    assert [question.dataset for question in drawn].count("atlas") == 3
+    assert [question.dataset for question in drawn].count("musique") == 3
+    assert drawn == [question for question in mixed if question in drawn]
+    alone = asked_questions(atlas, 3, seed=0)
+    assert alone == [question for question in drawn if question.dataset == "atlas"]  # whatever the others hold
+    with pytest.raises(ValueError, match="test split of musique has 5"):
+        asked_questions(mixed, 6, seed=0)
+
+
+def test_gold_recall_by_step_by_hand(make_question: Any, make_trajectory: Any) -> None:
+    two, one, none = (
+        dataclasses.replace(make_question(name), gold_titles=titles)
+        for name, titles in (("two", ["Veld", "Tesk"]), ("one", ["Veld"]), ("none", []))
+    )
+    # Of two titles one per call: 1/2, then 2/2; a malformed call finds nothing: 0, then 1/1; the answer finds nothing.
+    trajectories = [
+        make_trajectory("two", calls=["ok", "ok"]),
+        make_trajectory("one", calls=["malformed", "ok"]),
+        make_trajectory("none", calls=["ok", "ok", "ok"]),
+    ]
+    assert gold_recall_by_step(trajectories, [two, one, none]) == {
+        "gold_recall/step_1": 0.25,
+        "gold_recall/step_2": 1.0,
+        "gold_recall/step_3": 1.0,
+    }
+    short = [make_trajectory("one", calls=[]), trajectories[0]]  # an episode that ended keeps what it had
+    assert gold_recall_by_step(short, [two, one, none])["gold_recall/step_3"] == 0.5
+    assert gold_recall_by_step(trajectories[2:], [none]) == {}
+
+
+@pytest.fixture
+def passages(tmp_path: Path) -> Path:
+    titles = ["Tesk", "Veld", "Low Tide", "Veld"]
+    rows = [Passage(passage_id=str(i), title=title, text=f"Text {i}.") for i, title in enumerate(titles)]
+    write_rows(tmp_path / "passages.parquet", rows, Passage)
+    return tmp_path / "passages.parquet"
+
+
+def test_in_the_order_of_the_titles_and_all_of_a_title(passages: Path, make_question: Any) -> None:
+    two = dataclasses.replace(make_question("two"), gold_titles=["Veld", "Tesk", "Veld"])
+    found = gold_passages([two], passages)
+    assert {name: [row.passage_id for row in rows] for name, rows in found.items()} == {"two": ["1", "3", "0"]}
+
+
+def test_questions_without_all_their_gold_are_left_out_with_a_word(
+    passages: Path, make_question: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    known, none, missing = (
+        dataclasses.replace(make_question(name), gold_titles=titles)
+        for name, titles in (("known", ["Tesk"]), ("none", []), ("missing", ["Tesk", "Nowhere"]))
+    )
+    with caplog.at_level(logging.WARNING):
+        assert list(gold_passages([known, none, missing], passages)) == ["known"]
+    assert "left out 2 of 3 questions: no gold passages" in caplog.text
+    with pytest.raises(ValueError, match="none of the 2 questions has gold passages: give them gold_titles"):
+        gold_passages([none, missing], passages)
+
 
 DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=200, history_kept=14)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.sweep import exact_matches, render
+from agent_r1.evaluation.report import exact_matches, render_sweep
 from agent_r1.params import EvaluateParams
 from agent_r1.records import Question
 
@@ -42,7 +42,7 @@ def curve(alarm_in: int | None) -> list[dict[str, float]]:
 
 @pytest.fixture
 def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams) -> str:
-    render(
+    render_sweep(
         {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2},
         [evaluate("base_tool_call", 1)],
         {"ppo": [curve(None), curve(2)], "grpo": [curve(None), curve(None)]},

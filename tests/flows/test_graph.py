@@ -16,7 +16,7 @@ import yaml
 
 from agent_r1.params import load
 from flows.__main__ import COMMANDS
-from flows.operation.training import STARTS_FROM
+from flows.operation.deployments import STARTS_FROM
 from flows.pipeline import stages
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,8 @@
-"""The pipeline on a small DVC project: order, cached stages, failures, a cancel."""
+"""A stage's command as a task, and the pipeline on a small DVC project: order, cached stages, failures, a cancel."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import subprocess
@@ -12,12 +13,99 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect import Flow
+from prefect import Flow, flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from flows.commands import StageFailed, StageUnavailable
-from flows.pipeline import ablations, ordered, pipeline, stages
+from flows.pipeline import StageFailed, StageUnavailable, ablations, expendable, ordered, pipeline, run_command, stages
+
+# Stands in for a stage: counts its attempts, then does what its argument says.
+STAGE = """
+import pathlib, sys, time
+
+attempts = pathlib.Path("attempts")
+attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
+print("attempt", len(attempts.read_text()), flush=True)
+codes = [int(code) for code in sys.argv[2].split(",")]
+code = codes[min(len(attempts.read_text()), len(codes)) - 1]
+if code < 0:
+    time.sleep(600)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None]) -> Path:
+    """A folder whose own `python -m flows` is the stand-in."""
+    monkeypatch.chdir(tmp_path)
+    write_params(tmp_path, {})
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows" / "__init__.py").touch()
+    (tmp_path / "flows" / "__main__.py").write_text(STAGE)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    return tmp_path
+
+
+@flow
+def stage(codes: str) -> None:
+    run_command("train", codes)
+
+
+def attempts(stand_in: Path) -> int:
+    return len((stand_in / "attempts").read_text())
+
+
+def test_a_stages_lines_are_logged_as_they_come(
+    prefect_api: str, stand_in: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="flows.pipeline"):
+        stage("0")
+    assert "attempt 1" in caplog.messages
+    assert attempts(stand_in) == 1
+
+
+def test_a_bad_computation_is_not_repeated(prefect_api: str, stand_in: Path) -> None:
+    with pytest.raises(StageFailed, match="stage train failed with exit code 1; its own lines above say why"):
+        stage("1")
+    assert attempts(stand_in) == 1
+
+
+def test_what_may_work_later_is_tried_again(prefect_api: str, stand_in: Path) -> None:
+    stage("75,75,0")
+    assert attempts(stand_in) == 3  # operate.retries is 2
+
+
+def test_what_still_does_not_work_fails(prefect_api: str, stand_in: Path) -> None:
+    with pytest.raises(StageUnavailable, match="exit code 75"):
+        stage("75")
+    assert attempts(stand_in) == 3
+
+
+def test_a_stage_that_takes_too_long_is_ended_once(
+    prefect_api: str, stand_in: Path, write_params: Callable[..., None]
+) -> None:
+    write_params(stand_in, {"operate": {"timeouts_s": {"train": 1.5}}})
+    with pytest.raises(
+        StageFailed, match=r"train took longer than 1\.5 s .* raise operate\.timeouts_s\.train in params"
+    ):
+        stage("-1")
+    assert attempts(stand_in) == 1
+
+
+@flow
+def with_a_page(codes: str) -> None:
+    with expendable("it goes without its page"):
+        run_command("train", codes)
+
+
+def test_what_a_flow_can_do_without_fails_with_a_warning(
+    prefect_api: str, stand_in: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flows.pipeline"):
+        state = with_a_page("1", return_state=True)
+    assert state.is_completed()
+    assert "it goes without its page: stage train failed with exit code 1; its own lines above say why" in caplog.text
+
 
 TWO_STAGES = """
 stages:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.stored import Shown, When
 from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")

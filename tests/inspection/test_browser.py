@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
 from agent_r1.records import CallStatus
 

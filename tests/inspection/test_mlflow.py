@@ -15,9 +15,9 @@ from mlflow import MlflowClient
 from playwright.sync_api import Browser, expect
 
 from agent_r1 import tracking
-from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
-from flows.server import Part, await_health
+from flows.processes import Part, await_health
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from agent_r1.inspection import viewer as page_module
 from agent_r1.inspection.payload import Alphabet, Payload, run_lengths
-from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import packed, page
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}

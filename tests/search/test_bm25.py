@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data.formats import FORMATS
-from agent_r1.data.mixture import read_passages
+from agent_r1.data.prepare import read_passages
 from agent_r1.data.sources import read
 from agent_r1.params import BM25Params
 from agent_r1.records import Passage, Question

@@ -13,9 +13,9 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, Settings
 from prefect.states import Running
 
 from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
+from flows.operation.deployments import REGISTERED
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL
-from flows.operation.training import REGISTERED
 
 ROOT = Path(__file__).parents[3]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from flows.dvc_files import complaint
-from flows.operation.checks import (
+from flows.operation.doctor import (
     CHECKS,
     Finding,
     Status,
@@ -32,9 +32,9 @@ from flows.operation.checks import (
     registered,
     room,
     store,
+    table,
     versions,
 )
-from flows.operation.doctor import table
 
 ROOT = Path(__file__).parents[3]
 Start = Callable[..., subprocess.Popen[str]]
@@ -170,7 +170,7 @@ def test_an_engine_that_does_not_start_or_hangs(
     assert found.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
     assert "`-m flows doctor --engine` shows all" in found.remedy
     (project / "torch.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("flows.operation.checks.ENGINE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("flows.operation.doctor.ENGINE_TIMEOUT_S", 3.0)
     assert "no answer within 3 s" in engine().message
 
 

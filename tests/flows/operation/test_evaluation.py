@@ -17,16 +17,16 @@ from mlflow import MlflowClient
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
-from agent_r1.inspection.selection import Shown, When
+from agent_r1.inspection.stored import Shown, When
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from flows.commands import StageFailed, run_command
 from flows.evaluate import evaluate
-from flows.operation.evaluation import Drifted, evaluation
+from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
+from flows.pipeline import StageFailed, run_command
 from flows.view import view
 
 ROOT = Path(__file__).parents[3]
@@ -79,7 +79,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
         {"evaluate": evaluate, "view": view}[stage](**given)
 
-    monkeypatch.setattr("flows.operation.evaluation.run_command", run)
+    monkeypatch.setattr("flows.operation.deployments.run_command", run)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
             raise StageFailed("stage view failed")
         run_command(stage, *arguments)
 
-    monkeypatch.setattr("flows.operation.evaluation.run_command", run)
+    monkeypatch.setattr("flows.operation.deployments.run_command", run)
     return asked
 
 

@@ -21,8 +21,7 @@ from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
-from flows.operation.history import latest, measure, previous
-from flows.operation.promote import PROMOTION, crown, gate, main, promote
+from flows.operation.promote import PROMOTION, crown, gate, latest, main, measure, previous, promote
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]

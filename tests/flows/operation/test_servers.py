@@ -13,7 +13,7 @@ from importlib.metadata import version
 import pytest
 
 from flows.operation.serving import mlflow_ui, require_free, require_server
-from flows.server import api_on
+from flows.processes import api_on
 
 
 @contextmanager

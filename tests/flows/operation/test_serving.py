@@ -122,13 +122,10 @@ def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[...
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("prefect.yaml", "pyproject.toml"):
         shutil.copy(ROOT / file, folder)
-    for name, source in (
-        ("train", TRAIN),
-        ("operation/register", REGISTER),
-        ("view", VIEW),
-        ("operation/evaluation", EVALUATION),
-    ):
+    for name, source in (("train", TRAIN), ("operation/register", REGISTER), ("view", VIEW)):
         (folder / "flows" / f"{name}.py").write_text(source)
+    with (folder / "flows" / "operation" / "deployments.py").open("a") as deployments:
+        deployments.write(EVALUATION)  # in place of the flow of that name
     write_params(folder, {})
     (folder / "dvc.yaml").write_text(DONE)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)

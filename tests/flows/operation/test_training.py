@@ -27,8 +27,8 @@ from rich.console import Console
 from agent_r1.files import sha256
 from agent_r1.params import RunId, load
 from agent_r1.policy import checkpoint
+from flows.operation.deployments import scores
 from flows.operation.lineage import lineage
-from flows.operation.training import scores
 
 # The stages that a training starts from, as done as the small project has them.
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
@@ -36,7 +36,7 @@ TRAIN = """
 import os
 os.chdir({folder!r})
 from flows.stage import configure_logging
-from flows.operation.training import training
+from flows.operation.deployments import training
 configure_logging()  # shows the stages' lines
 training('ppo', 7)
 """

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from agent_r1.records import Passage
-from agent_r1.search import passages as module
-from agent_r1.search.passages import Passages, full_texts, read_batches, store
+from agent_r1.search import base as module
+from agent_r1.search.base import Passages, full_texts, read_batches, store
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.inspection.selection import Shown, When, from_iteration, interleaved, pairs, quotas, spread
+from agent_r1.inspection.stored import Shown, When, from_iteration, interleaved, pairs, quotas, spread
 
 
 @pytest.mark.parametrize(
