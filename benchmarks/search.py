@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
-from agent_r1.params import SearchParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import build, describe, open_index
 from agent_r1.tables import read_rows

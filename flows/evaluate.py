@@ -15,8 +15,9 @@ from agent_r1.evaluation.protocols import answer_greedily, attempts_under, condi
 from agent_r1.evaluation.scores import BASELINES, asked_questions, gold_recall_by_step, headline, predict, score
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import model_hash, write_text
-from agent_r1.params import PROTOCOLS, Params, Protocol, RunId
+from agent_r1.params import Params, RunId
 from agent_r1.params.sections import nearest
+from agent_r1.params.stages import PROTOCOLS, Protocol
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat

@@ -11,7 +11,8 @@ from transformers import AutoConfig
 from agent_r1 import params, tracking
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.files import sha256, write_text
-from agent_r1.params import Params, RunId, TrainParams
+from agent_r1.params import Params, RunId
+from agent_r1.params.train import TrainParams
 from agent_r1.policy import adapter, memory
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question

@@ -26,8 +26,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from agent_r1.envs.tool_env import tool_attempts
-from agent_r1.params import TrainParams, load
+from agent_r1.params import load
 from agent_r1.params.sections import override, validated
+from agent_r1.params.train import TrainParams
 from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat

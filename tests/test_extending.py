@@ -13,8 +13,9 @@ import pytest
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.params import CreditParams, Params, RunId, load
+from agent_r1.params import Params, RunId, load
 from agent_r1.params.sections import override, validated
+from agent_r1.params.train import CreditParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 
 ROOT = Path(__file__).parents[1]

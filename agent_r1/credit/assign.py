@@ -14,7 +14,7 @@ from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, select
 from agent_r1.credit.rewards import PARTS, step_rewards
-from agent_r1.params import CreditParams
+from agent_r1.params.train import CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them

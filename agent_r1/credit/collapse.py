@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.answers import normalize
-from agent_r1.params import MonitorParams
+from agent_r1.params.train import MonitorParams
 from agent_r1.records import Trajectory
 
 NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.batch import Floats, Mask
 from agent_r1.credit.estimators import group_statistics
-from agent_r1.params import FilterParams
+from agent_r1.params.train import FilterParams
 
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 ROUNDING = 1e-9  # relative, of sums and products of shares

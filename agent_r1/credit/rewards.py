@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from agent_r1.credit.batch import Floats
-from agent_r1.params import RewardWeights
+from agent_r1.params.train import RewardWeights
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 from agent_r1.data.questions import Facts, Hop, Plan, look_up
-from agent_r1.params import WarmStartParams
+from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive

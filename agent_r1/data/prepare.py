@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import ROWS, Row, count, data_files, open_text, progress, read, suffix
-from agent_r1.params import FilesParams, PrepareParams
-from agent_r1.params.stages import BUILT_IN
+from agent_r1.params.stages import BUILT_IN, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 from agent_r1.tables import row_writer

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1.answers import exact_match, f1, occurs
 from agent_r1.envs.base import Attempt, ParsedAction, Transition, parse_action
-from agent_r1.params import EnvParams
+from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
 from agent_r1.tools.base import Tool, ToolResult, render_passages, search_tool

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from agent_r1.evaluation.scores import MEASURES, measured
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
-from agent_r1.params import EvaluateParams, Places, fingerprint
+from agent_r1.params import Places, fingerprint
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version

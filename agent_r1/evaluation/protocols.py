@@ -9,7 +9,8 @@ from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
-from agent_r1.params import Params, Protocol
+from agent_r1.params import Params
+from agent_r1.params.stages import Protocol
 from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine

@@ -19,7 +19,7 @@ from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
 from agent_r1.files import write_text
-from agent_r1.params import EvaluateParams
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Question
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import interval
-from agent_r1.params import Baseline, EvaluateParams, Protocol
+from agent_r1.params.stages import Baseline, EvaluateParams, Protocol
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 

@@ -27,7 +27,7 @@ from agent_r1.evaluation.comparison import (
     paired,
 )
 from agent_r1.evaluation.statistics import Interval, paired_difference
-from agent_r1.params import EvaluateParams, PromoteParams
+from agent_r1.params.stages import EvaluateParams, PromoteParams
 from agent_r1.records import Question
 
 

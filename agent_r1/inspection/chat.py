@@ -21,7 +21,8 @@ from rich.text import Text
 from agent_r1.envs.base import parse_action
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
-from agent_r1.params import EnvParams, Params
+from agent_r1.params import Params
+from agent_r1.params.stages import EnvParams
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, StopReason
 from agent_r1.rollout.chat import Chat

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params import RewardWeights, UpdateParams
+from agent_r1.params.train import RewardWeights, UpdateParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.losses import LossTokens, Metrics, concatenate, normaliser, policy_metrics, token_losses
 from agent_r1.policy.rows import join_credit, policy_pass

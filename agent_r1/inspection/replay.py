@@ -21,8 +21,9 @@ from agent_r1.credit.assign import assign
 from agent_r1.credit.batch import select_tokens
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
-from agent_r1.params import CreditParams, Params, RunId, TrainParams
+from agent_r1.params import Params, RunId
 from agent_r1.params.sections import override, validated
+from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import frozen
 from agent_r1.policy.losses import Metrics

@@ -20,37 +20,18 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
 from agent_r1.params.stages import (
-    PROTOCOLS,
-    AtlasParams,
     Baseline,
-    BM25Params,
-    DenseParams,
     EngineParams,
     EnvParams,
     EvaluateParams,
-    FilesParams,
-    HybridParams,
-    LoraParams,
     ModelParams,
     OperateParams,
     PrepareParams,
     PromoteParams,
-    Protocol,
-    RemoteParams,
     SearchParams,
-    SplitParams,
     WarmStartParams,
 )
-from agent_r1.params.train import (
-    CanaryTolerance,
-    CreditParams,
-    FilterParams,
-    KeepParams,
-    MonitorParams,
-    RewardWeights,
-    TrainParams,
-    UpdateParams,
-)
+from agent_r1.params.train import TrainParams
 
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies

@@ -18,7 +18,8 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from agent_r1.params import LoraParams, Params
+from agent_r1.params import Params
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy.model import compute_dtype, default_device
 
 ADAPTER = "default"

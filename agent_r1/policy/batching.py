@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.params import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.policy.model import precision, token_logprobs
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive

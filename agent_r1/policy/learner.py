@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from agent_r1.params import ModelParams, UpdateParams
+from agent_r1.params.stages import ModelParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.policy import adapter, losses
 from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from agent_r1.params import UpdateParams
+from agent_r1.params.train import UpdateParams
 
 Metrics = dict[str, float]
 

@@ -15,7 +15,9 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.params import LoraParams, Params, TrainParams
+from agent_r1.params import Params
+from agent_r1.params.stages import LoraParams
+from agent_r1.params.train import TrainParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from agent_r1.params import EngineParams
-from agent_r1.params.stages import TransformersParams
+from agent_r1.params.stages import EngineParams, TransformersParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition
-from agent_r1.params import EnvParams
+from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
 from agent_r1.rollout.sampling import Action, Request, Sampler

@@ -20,7 +20,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from agent_r1.params import BM25Params
+from agent_r1.params.stages import BM25Params
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 
 Scores = NDArray[np.float32]

@@ -16,7 +16,8 @@ from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
 from agent_r1.files import model_hash, replacing, sha256
-from agent_r1.params import DenseParams, fingerprint
+from agent_r1.params import fingerprint
+from agent_r1.params.stages import DenseParams
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
 
 INDEX = "faiss.index"

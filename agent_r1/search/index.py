@@ -11,8 +11,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from agent_r1.files import model_hash, replaced_folder, sha256
-from agent_r1.params import BM25Params, DenseParams, HybridParams, SearchParams
-from agent_r1.params.stages import SearchKind
+from agent_r1.params.stages import BM25Params, DenseParams, HybridParams, SearchKind, SearchParams
 from agent_r1.records import Passage
 from agent_r1.search import bm25
 from agent_r1.search.base import Passages, Positions, Ranker, Search, store

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from agent_r1.params import RemoteParams
+from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from agent_r1.params import Params, TrainParams, fingerprint, project_root
+from agent_r1.params import Params, fingerprint, project_root
 from agent_r1.params.sections import flatten
+from agent_r1.params.train import TrainParams
 from agent_r1.tracking.store import open_store
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from agent_r1.files import locked, remove_unfinished, write_text
-from agent_r1.params import KeepParams, Params, TrainParams, fingerprint
+from agent_r1.params import Params, fingerprint
 from agent_r1.params.sections import differences, flatten
+from agent_r1.params.train import KeepParams, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
 

@@ -15,7 +15,8 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import select_tokens
 from agent_r1.data.draw import draw, draw_further
 from agent_r1.envs.tool_env import tool_attempts
-from agent_r1.params import Params, TrainParams
+from agent_r1.params import Params
+from agent_r1.params.train import TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure

@@ -20,7 +20,8 @@ from agent_r1.data.demonstrations import Demonstration, with_tools, without_tool
 from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
 from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
-from agent_r1.params import Params, WarmStartParams
+from agent_r1.params import Params
+from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy import builtin
 from agent_r1.policy.batching import pad
 from agent_r1.policy.model import default_device, load_policy, load_tokenizer, token_logprobs

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
-from agent_r1.params import CanaryTolerance, TrainParams
+from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.seeds import derive
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1 import params
-from agent_r1.params import SWEEP, EngineParams, RunId, tracking_folder
+from agent_r1.params import SWEEP, RunId, tracking_folder
+from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.collapse import SIGNS, Alarm, Metrics, alarms, is_clean
-from agent_r1.params import MonitorParams, load
+from agent_r1.params import load
+from agent_r1.params.train import MonitorParams
 
 MONITOR = load(Path(__file__).parents[2] / "params.yaml").train.monitor
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.params import EnvParams, RewardWeights
+from agent_r1.params.stages import EnvParams
+from agent_r1.params.train import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.rewards import PARTS, step_rewards
-from agent_r1.params import RewardWeights
+from agent_r1.params.train import RewardWeights
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

@@ -9,7 +9,8 @@ import pytest
 from agent_r1.data import world
 from agent_r1.data.questions import Plan, generate_questions
 from agent_r1.data.world import World
-from agent_r1.params import AtlasParams, PrepareParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import AtlasParams, PrepareParams
 from agent_r1.records import Question
 
 SEED = 3

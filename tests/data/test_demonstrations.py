@@ -16,7 +16,8 @@ from agent_r1.data.demonstrations import Demonstration, demonstrate, with_tools,
 from agent_r1.data.questions import Hop, Plan, look_up
 from agent_r1.data.world import World
 from agent_r1.envs.base import parse_action
-from agent_r1.params import WarmStartParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import CallStatus, Passage, Question
 from agent_r1.search.base import Search
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import Distinct, Portion, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.questions import make_plans
-from agent_r1.params import AtlasParams, FilesParams, PrepareParams, SplitParams
+from agent_r1.params.stages import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.scores import predict
-from agent_r1.params import EvaluateParams
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
 
 THOUGHT = "<think>Find the director first.</think>"

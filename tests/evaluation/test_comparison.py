@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.comparison import Comparison, Evaluation, compare
-from agent_r1.params import EvaluateParams
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Question
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.evaluation.comparison import Evaluation, differences_of_setting, read_evaluation
 from agent_r1.evaluation.report import render
-from agent_r1.params import EvaluateParams
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 

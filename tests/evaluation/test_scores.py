@@ -19,7 +19,7 @@ from agent_r1.evaluation.scores import (
     predict,
     score,
 )
-from agent_r1.params import EvaluateParams
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Passage
 from agent_r1.tables import write_rows
 

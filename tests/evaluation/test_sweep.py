@@ -13,7 +13,7 @@ import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.report import exact_matches, render_sweep
-from agent_r1.params import EvaluateParams
+from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Question
 
 TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}

@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.verdicts import Decision, Drift, decide, decision_table, drift, explain, same_setting
-from agent_r1.params import EvaluateParams, PromoteParams
+from agent_r1.params.stages import EvaluateParams, PromoteParams
 from agent_r1.records import Prediction, Question
 
 

@@ -24,7 +24,8 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params
 from agent_r1.inspection.chat import Screen, Session, converse
-from agent_r1.params import EnvParams, RunId
+from agent_r1.params import RunId
+from agent_r1.params.stages import EnvParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agent_r1.inspection.chat import Screen, harmless, passage
-from agent_r1.params import EnvParams
+from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
 

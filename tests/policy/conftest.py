@@ -11,7 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agent_r1.params import LoraParams, ModelParams, UpdateParams
+from agent_r1.params.stages import LoraParams, ModelParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.policy.learner import Learner
 from agent_r1.records import CallStatus, Credit, Outcome, Source, Step, StopReason, Trajectory
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agent_r1.params import LoraParams
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy.adapter import attach, detached, merged_state, trained_state
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy, token_logprobs

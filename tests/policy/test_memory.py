@@ -24,8 +24,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from agent_r1.params import LoraParams, Params, RunId, load
+from agent_r1.params import Params, RunId, load
 from agent_r1.params.sections import override
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.learner import Learner

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from agent_r1.params import UpdateParams
+from agent_r1.params.train import UpdateParams
 from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import (
     chosen_logprobs,

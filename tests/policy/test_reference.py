@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.params import LoraParams
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy.learner import Reference, reference_of
 from agent_r1.records import Trajectory
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agent_r1.params import WarmStartParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy.model import load_policy
 from agent_r1.records import Source, Trajectory
 from agent_r1.training.warm_start import fit

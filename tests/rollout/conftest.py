@@ -11,7 +11,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.params import EngineParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import EngineParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import Attempt, Transition
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.params import EnvParams
+from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow

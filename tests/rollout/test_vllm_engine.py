@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from agent_r1.params import LoraParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import trained_state
 from agent_r1.policy.learner import Learner

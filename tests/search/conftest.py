@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.params import DenseParams, HybridParams, SearchParams, load
+from agent_r1.params import load
+from agent_r1.params.stages import DenseParams, HybridParams, SearchParams
 from agent_r1.records import Passage
 from agent_r1.tables import write_rows
 

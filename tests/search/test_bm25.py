@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import read_passages
 from agent_r1.data.sources import read
-from agent_r1.params import BM25Params
+from agent_r1.params.stages import BM25Params
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
 from agent_r1.search.base import Search

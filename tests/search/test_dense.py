@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from agent_r1.params import DenseParams
+from agent_r1.params.stages import DenseParams
 from agent_r1.search import dense
 from agent_r1.search.dense import Dense, Encoder, Vectors
 

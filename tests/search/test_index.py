@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertModel
 
-from agent_r1.params import HybridParams, SearchParams
+from agent_r1.params.stages import HybridParams, SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
 from agent_r1.search.base import Positions, SearchUnavailable

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.params import RemoteParams
+from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Passage
 from agent_r1.search import remote as remote_module
 from agent_r1.search.base import SearchTimeout, SearchUnavailable

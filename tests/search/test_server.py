@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from agent_r1.files import sha256
-from agent_r1.params import SearchParams
+from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.index import build, describe, open_index, open_local
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_r1.params import KeepParams, RunId, load
+from agent_r1.params import RunId, load
+from agent_r1.params.train import KeepParams
 from agent_r1.policy.learner import Learner
 from agent_r1.tables import replacing
 from agent_r1.training.folder import Identity, RunFolder, read_start

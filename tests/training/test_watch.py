@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agent_r1 import params
 from agent_r1.credit.collapse import Alarm
-from agent_r1.params import CanaryTolerance, TrainParams
+from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.training.watch import Decision, StaleWeightsError, Unrecorded, Verdict, announce, judge, prove, reseeded
 
 CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "policy/entropy": 0.3}
