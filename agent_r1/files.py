@@ -94,8 +94,7 @@ def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator
 def sha256(path: Path) -> str:
     """Of a file its bytes; of a folder the names and bytes of all files in it, whatever order the disk keeps them in.
 
-    Raises:
-        FileNotFoundError: there is no such file or folder.
+    Raises FileNotFoundError if there is no such file or folder.
     """
     if not path.is_dir():
         with path.open("rb") as file:
@@ -108,8 +107,7 @@ def sha256(path: Path) -> str:
 def model_hash(model: str) -> str:
     """Of a Hugging Face folder its content, of a hub id the commit that is loaded under this name.
 
-    Raises:
-        OSError: there is no such folder or hub id, or the hub cannot be reached and none of it was loaded before.
+    Raises OSError if there is no such folder or hub id, or the hub cannot be reached and none of it was loaded before.
     """
     if Path(model).is_dir():
         return sha256(Path(model))

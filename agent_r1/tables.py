@@ -66,8 +66,7 @@ SCHEMAS: dict[type, pa.Schema] = {
 def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
     """Writes the rows as one Parquet file, whole or not at all.
 
-    Raises:
-        OSError: the disk is full or not writable; an older file at `path` is untouched.
+    Raises OSError if the disk is full or not writable; an older file at `path` is untouched.
     """
     table = _table(rows, kind)
     with replacing(path) as temporary:
@@ -100,9 +99,8 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
 def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -> list[Row]:
     """Reads the rows of one Parquet file: all of them, or those for which `where` holds.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file's schema is not the record's; the message names the field.
+    Raises FileNotFoundError if there is no such file, and ValueError, which names the field, if its schema is not the
+    record's.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")

@@ -15,8 +15,7 @@ DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command of DVC's to its end, with what it says.
 
-    Raises:
-        subprocess.TimeoutExpired: it took longer than `timeout_s`.
+    Raises subprocess.TimeoutExpired if it took longer than `timeout_s`.
     """
     return subprocess.run(
         [*DVC, *arguments],

@@ -27,9 +27,8 @@ HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml
 def switch(name: str) -> None:
     """Makes params.yaml the composition of the base and one overlay, or the base itself again.
 
-    Raises:
-        ValueError: there is no such overlay, it makes no valid parameters, or params.yaml was edited under an overlay,
-            which would be lost. Nothing is written then.
+    Raises ValueError if there is no such overlay, it makes no valid parameters, or params.yaml was edited under an
+    overlay, which would be lost. Nothing is written then.
     """
     base = _base()
     if name == "base":

@@ -44,8 +44,7 @@ class StageUnavailable(StageFailed):
 def run_command(stage: str, *arguments: str) -> None:
     """Runs `python -m flows STAGE ARGUMENTS` as a task.
 
-    Raises:
-        StageFailed: its command failed, or took longer than `operate.timeouts_s`.
+    Raises StageFailed if its command failed, or took longer than `operate.timeouts_s`.
     """
     _limited(stage, stage, [sys.executable, "-m", "flows", stage, *arguments], by_dvc=False)
 

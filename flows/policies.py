@@ -50,9 +50,8 @@ class Policy:
     def named(cls, model: str) -> Policy:
         """A registered policy by its reference, such as `models:/agent_r1@champion`, or a model by folder or hub id.
 
-        Raises:
-            FileNotFoundError: there is no such folder.
-            ValueError: there is no such version, or its policy has gone.
+        Raises FileNotFoundError if there is no such folder, and ValueError if there is no such version, or its policy
+        has gone.
         """
         if model.startswith(SCHEME):
             version = registry.find(model)
@@ -97,8 +96,7 @@ def version_of(model: str, settings: Params) -> Version:
 def folder_of(version: Version) -> Path:
     """A folder that holds a version's policy: the training's own while it does, else DVC's copy, brought back.
 
-    Raises:
-        ValueError: the training's folder holds another policy by now, and there is no copy.
+    Raises ValueError if the training's folder holds another policy by now, and there is no copy.
     """
     found = version.descriptor
     if in_training(version):

@@ -161,11 +161,7 @@ def log_path(part: str) -> Path:
 
 
 def await_health(process: subprocess.Popen[str], part: Part) -> None:
-    """Waits until a server that was just started answers.
-
-    Raises:
-        OSError: it ended, or did not answer in time.
-    """
+    """Waits until a server that was just started answers. Raises OSError if it ended, or did not answer in time."""
     deadline = time.monotonic() + STARTUP_S
     while process.poll() is None and time.monotonic() < deadline:
         try:

@@ -67,8 +67,7 @@ def _learn(settings: Params, config: TrainParams, index: Cached, folder: RunFold
 def code_of(stage: str) -> dict[str, str]:
     """The sha256 of every file of code that a foreach stage of dvc.yaml depends on, by its path; data is left out.
 
-    Raises:
-        FileNotFoundError: the code is installed without its dvc.yaml.
+    Raises FileNotFoundError if the code is installed without its dvc.yaml.
     """
     graph = CODE / "dvc.yaml"
     if not graph.exists():

@@ -43,9 +43,8 @@ def assign(
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
         questions: how many groups the filter's share of groups is of; all there are unless a refill has added some.
 
-    Raises:
-        ValueError: there is nothing to credit, a reward, value or logprob is not finite, the values do not suit the
-            estimator, or `kl_reward` has no reference.
+    Raises ValueError if there is nothing to credit, a reward, value or logprob is not finite, the values do not suit
+    the estimator, or `kl_reward` has no reference.
     """
     _check(trajectories, values)
     if reference is None and params.kl_reward:

@@ -37,11 +37,8 @@ TEXT = ".txt"
 def prepare(params: PrepareParams, directory: Path) -> None:
     """Writes questions.parquet and passages.parquet to `directory`.
 
-    On an error what was there before stays whole, and nothing else is left behind.
-
-    Raises:
-        FileNotFoundError, ValueError: a data set is missing, malformed or cannot be generated.
-        OSError: the disk is full or not writable.
+    On an error what was there before stays whole, and nothing else is left behind. Raises FileNotFoundError if a data
+    set is missing, and ValueError if one is malformed or cannot be generated.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare.", dir=directory) as unfinished:

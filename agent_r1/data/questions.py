@@ -66,8 +66,7 @@ class Atlas(NamedTuple):
 def generate_atlas(params: AtlasParams, seed: int) -> Atlas:
     """Generates the built-in data set.
 
-    Raises:
-        ValueError: the world is too small for the questions, or the pools of names for the world.
+    Raises ValueError if the world is too small for the questions, or the pools of names for the world.
     """
     world = build_world(params, seed)
     rows = generate_questions(world, params, seed)

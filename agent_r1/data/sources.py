@@ -129,8 +129,7 @@ def progress(items: Iterable[T], what: str, total: int | None = None) -> Iterato
 def data_files(location: Path, suffixes: tuple[str, ...] = ROWS) -> list[Path]:
     """The files of a location, which is a file, a folder (with all below it) or a pattern such as train-*.parquet.
 
-    Raises:
-        FileNotFoundError: there is no such file or folder, or none that fits.
+    Raises FileNotFoundError if there is no such file or folder, or none that fits.
     """
     if location.is_dir():
         found = [path for path in location.rglob("*") if path.is_file() and suffix(path) in suffixes]
@@ -154,11 +153,7 @@ def read(location: Path) -> Iterator[Row]:
 
 
 def count(location: Path) -> int:
-    """How many rows `read` gives.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `read`; besides, there is not a single row.
-    """
+    """How many rows `read` gives. Raises what `read` does, and ValueError if there is not a single row."""
     total = 0
     for path in data_files(location):
         if suffix(path) == ".parquet":
@@ -175,8 +170,7 @@ def count(location: Path) -> int:
 def open_text(path: Path) -> Iterator[TextIO]:
     """A file as text, unzipped where its name ends in .gz.
 
-    Raises:
-        ValueError: it is not UTF-8, or not a whole gzip file.
+    Raises ValueError if it is not UTF-8, or not a whole gzip file.
     """
     open_binary = gzip.open if path.suffix == ".gz" else open
     try:

@@ -88,8 +88,7 @@ class World:
 def build_world(params: AtlasParams, seed: int) -> World:
     """The world of a seed.
 
-    Raises:
-        ValueError: more entities than names, or fewer cities than countries that need a capital.
+    Raises ValueError if there are more entities than names, or fewer cities than countries that need a capital.
     """
     if params.cities < params.countries:
         raise ValueError(

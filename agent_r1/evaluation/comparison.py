@@ -137,9 +137,8 @@ def compare(
 ) -> Comparison:
     """Compares two evaluations on the questions that both answered; `questions` may have more.
 
-    Raises:
-        ValueError: they differ in more than the policy and `anyway` is not set, they share no question, or one that
-            they share is not among `questions`.
+    Raises ValueError if they differ in more than the policy and `anyway` is not set, they share no question, or one
+    that they share is not among `questions`.
     """
     differing = list(differences_of_setting([a, b]))
     if differing and not anyway:

@@ -33,10 +33,8 @@ def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[P
     """By question_id the passages under its gold titles, in the order of the titles, read from the file of passages.
 
     Where several passages share a title all of them are gold, in the order of the file. A question without gold titles,
-    or with one that is the title of no passage, is left out, and the log says how many are.
-
-    Raises:
-        ValueError: not one question has gold passages.
+    or with one that is the title of no passage, is left out, and the log says how many are. Raises ValueError if not
+    one question has gold passages.
     """
     titles = {title for question in questions for title in question.gold_titles}
     under: dict[str, list[Passage]] = {}
@@ -60,8 +58,7 @@ def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[P
 def asked_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
     """`count` questions of every data set's test split, drawn by the seed, in their order; all for a count of 0.
 
-    Raises:
-        ValueError: there is no test split, or one has fewer questions.
+    Raises ValueError if there is no test split, or one has fewer questions.
     """
     test = [question for question in questions if question.split == "test"]
     if not test:
@@ -146,10 +143,8 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
     For every measure (`em`, `f1`, `contains`, per question `tool_calls`, `tokens_read` and `tokens_sampled`, and
     `gold_recall`) and every stratum (none, `hops_<n>`, `kind_<kind>`, and `dataset_<name>` where there are several):
     `em`, `em/low`, `em/high`, `em/hops_1`, `em/hops_1/low`, ... Besides: the number of questions as `questions`,
-    `questions/hops_1`, ... Where no question has gold titles there is no `gold_recall`.
-
-    Raises:
-        ValueError: there are no predictions.
+    `questions/hops_1`, ... Where no question has gold titles there is no `gold_recall`. Raises ValueError if there are
+    no predictions.
     """
     if not predictions:
         raise ValueError("no predictions to score; check evaluate.questions and the test split")

@@ -34,10 +34,8 @@ class Interval:
 def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
     """The mean of `values` [N] with the interval that holds `level` of `samples` resampled means.
 
-    Questions are drawn with replacement; the same seed draws the same questions.
-
-    Raises:
-        ValueError: there are no values, or `level` is not between 0 and 1.
+    Questions are drawn with replacement; the same seed draws the same questions. Raises ValueError if there are no
+    values, or `level` is not between 0 and 1.
     """
     if len(values) == 0:
         raise ValueError("no values to average: the set of questions is empty")
@@ -50,8 +48,7 @@ def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> I
 def paired_difference(a: Values, b: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
     """The mean of `a - b` [N] with its interval: both were measured on the same questions, in the same order.
 
-    Raises:
-        ValueError: the two have different lengths.
+    Raises ValueError if the two have different lengths.
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values cannot be paired: measure both on the same questions")
@@ -73,9 +70,7 @@ def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], sample
     """The mean of `a` [S, N] less that of `b` [S', N] on the same questions, with its interval.
 
     A drawn question counts for both; the seeds of each are drawn for themselves, because trainings share no luck.
-
-    Raises:
-        ValueError: the two have different numbers of questions.
+    Raises ValueError if the two have different numbers of questions.
     """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} questions cannot be paired: measure both on the same ones")

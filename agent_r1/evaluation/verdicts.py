@@ -54,8 +54,7 @@ def same_setting(a: Evaluation, b: Evaluation) -> bool:
 def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Question], params: EvaluateParams) -> Drift:
     """Compares two evaluations of one policy, by data set; `questions` may have more than those asked.
 
-    Raises:
-        ValueError: they are of two policies, or were not measured alike.
+    Raises ValueError if they are of two policies, or were not measured alike.
     """
     if current.hashes[MEANT_TO_DIFFER] != previous.hashes[MEANT_TO_DIFFER]:
         raise ValueError(f"{current.name} and {previous.name} are of two policies: that is no drift; compare them")

@@ -121,11 +121,8 @@ def policy_gradient(
 ) -> PolicyGradient:
     """The gradient of all kept trajectories together, in one step, whatever `epochs` and `minibatches` say.
 
-    No weight changes, and nothing is left in the parameters' own gradients.
-
-    Raises:
-        FloatingPointError: a loss is not finite; names the trajectories.
-        ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
+    No weight changes, and nothing is left in the parameters' own gradients. Raises FloatingPointError, which names the
+    trajectories, if a loss is not finite, and ValueError if `kl_loss` needs a reference that the credits have not had.
     """
     rows = join_credit(policy, trajectories, credits, params, compute)  # those not kept have no loss token
     divisor = normaliser([row.loss_tokens for row in rows], params)

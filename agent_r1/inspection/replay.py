@@ -74,8 +74,7 @@ class Replayed(NamedTuple):
 def configurations(settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
     """The run's own configuration, and after it those to compare with it.
 
-    Raises:
-        ValueError: one is unknown or refused, or needs values that the run's critic would have had to give.
+    Raises ValueError if one is unknown or refused, or needs values that the run's critic would have had to give.
     """
     own = settings.run(run)
     wanted = parse_changes(changes)

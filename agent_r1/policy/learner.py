@@ -100,11 +100,9 @@ class Learner:
         take.
 
         The metrics are means over the optimiser steps, those without a gradient left out; only the mismatch of sampler
-        and learner is the first step's, which runs before any weight changes.
-
-        Raises:
-            FloatingPointError: a loss or gradient is not finite; the step that found it changed no weight.
-            ValueError: `kl_loss` is above 0 and the credits were assigned without a reference.
+        and learner is the first step's, which runs before any weight changes. Raises FloatingPointError if a loss or
+        gradient is not finite, in a step that then changes no weight, and ValueError if `kl_loss` needs a reference
+        that the credits have not had.
         """
         rows = join_credit(self.policy, trajectories, credits, self.params, self.compute)
         rows = [row for row in rows if row.credit.kept]

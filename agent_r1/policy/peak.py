@@ -25,10 +25,8 @@ def measure(learner: Learner, env: EnvParams) -> float:
     Call it with the sampler and the reference loaded. There are two optimiser steps of two micro-batches each: only in
     the second are the gradients and the optimiser's states there while a micro-batch is computed, as in training.
     Weights, gradients, the optimisers' and the random states are afterwards what they were, bit for bit. The peak is on
-    CUDA the most that torch has reserved for this process, on a CPU the most that the process has ever taken.
-
-    Raises:
-        ValueError: the device has too little memory; the message says what lowers the need.
+    CUDA the most that torch has reserved for this process, on a CPU the most that the process has ever taken. Raises
+    ValueError if the device has too little memory; the message says what lowers the need.
     """
     device, refusal = learner.compute.device, ""
     with _taken_back(learner):

@@ -127,10 +127,9 @@ class Chat(Codec):
     such as questions, passages and tool output, stays text. A template that knows no system messages, tools or tool
     messages is given them in messages that it knows; see `agent_r1.rollout.template.Dialect`.
 
-    Raises:
-        ValueError: the tokenizer has no chat template, or the template has no generation prompt, does not close the
-            assistant's message with an added token, or gives other token ids than its messages one by one; the
-            message names the first span that differs.
+    Raises ValueError if the tokenizer has no chat template, or the template has no generation prompt, does not close
+    the assistant's message with an added token, or gives other token ids than its messages one by one; the message
+    names the first span that differs.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:

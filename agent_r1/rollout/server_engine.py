@@ -44,9 +44,7 @@ class VllmServer:
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> dict[str, Any]:
         """vLLM's answer to token ids, sampled under the label `weights` of `load_weights` and no other.
 
-        Raises:
-            EngineUnavailable: no answer.
-            EngineError: a refusal, or other weights.
+        Raises EngineUnavailable if there is no answer, and EngineError if it is a refusal or of other weights.
         """
         answer: dict[str, Any] = self._post(
             "/inference/v1/generate", {"token_ids": list(ids), "sampling_params": sampling}

@@ -24,8 +24,7 @@ class Search(Protocol):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query its best passages, best first: `k` of them, fewer where fewer match.
 
-        Raises:
-            SearchUnavailable: the index cannot be reached.
+        Raises SearchUnavailable if the index cannot be reached.
         """
         ...
 

@@ -32,9 +32,8 @@ class Encoder:
     def __init__(self, params: DenseParams) -> None:
         """Loads the model.
 
-        Raises:
-            OSError: there is no such folder or hub id.
-            ValueError: texts of `max_tokens` are longer than the encoder can read.
+        Raises OSError if there is no such folder or hub id, and ValueError if texts of `max_tokens` are longer than the
+        encoder can read.
         """
         self._params = params
         self._tokenizer = AutoTokenizer.from_pretrained(params.encoder)

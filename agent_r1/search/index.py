@@ -112,12 +112,8 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
     """Writes the configured index of a Parquet file of passages, whole or not at all; an older one is replaced.
 
     The same passages give the same bytes. A dense build keeps its vectors beside the folder and goes on from them.
-
-    Raises:
-        FileNotFoundError: there are no passages.
-        OSError: there is no encoder.
-        ValueError: there is nothing to index, or the server has other passages.
-        SearchUnavailable: there is no server.
+    Raises FileNotFoundError if there are no passages, OSError if there is no encoder, ValueError if there is nothing to
+    index, or the server has other passages, and SearchUnavailable if there is no server.
     """
     with replaced_folder(folder) as fresh:
         fresh.mkdir()
@@ -131,11 +127,8 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
 def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
     """The configured index, if it is the one in the folder and made of these passages.
 
-    Raises:
-        FileNotFoundError: there is no index.
-        ValueError: it was built from other passages, with other settings or with another encoder, or the server serves
-            another one.
-        SearchUnavailable: there is no server.
+    Raises FileNotFoundError if there is no index, ValueError if it was built from other passages, with other settings
+    or with another encoder, or the server serves another one, and SearchUnavailable if there is no server.
     """
     meta = _read_meta(folder)
     _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)

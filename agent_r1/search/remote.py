@@ -65,10 +65,8 @@ class Remote(Search):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query its best passages.
 
-        Raises:
-            SearchTimeout: the server took too long, every time.
-            SearchUnavailable: it does not answer, or with nonsense, every time.
-            ValueError: it refuses the request, or serves another index.
+        Raises SearchTimeout if the server took too long, every time, SearchUnavailable if it does not answer, or with
+        nonsense, every time, and ValueError if it refuses the request, or serves another index.
         """
         batches = [list(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)]
         return [found for batch in batches for found in self._persistently(SearchRequest(queries=batch, k=k))]

@@ -142,8 +142,7 @@ def champion() -> Version | None:
 def find(reference: str) -> Version:
     """The version that a reference means: `models:/agent_r1@champion` or `models:/agent_r1/3`.
 
-    Raises:
-        ValueError: it is no reference, nothing is registered yet, or there is no such alias or version.
+    Raises ValueError if it is no reference, nothing is registered yet, or there is no such alias or version.
     """
     parts = REFERENCE.fullmatch(reference)
     if parts is None:
@@ -163,8 +162,7 @@ def find(reference: str) -> Version:
 def promote(version: Version, *, expected: Version | None) -> Version:
     """Makes a version the champion in place of the expected one, None for the first, and returns it.
 
-    Raises:
-        Outpaced: the champion is another one by now.
+    Raises Outpaced if the champion is another one by now.
     """
     client, _ = open_store()
     with locked(_LOCK):

@@ -85,11 +85,9 @@ def locked(name: str) -> AbstractContextManager[None]:
 def require_store() -> str:
     """Opens the store that stages write to, and says what it is; one that is not there yet is not made.
 
-    A tracking server gets ten seconds in place of MLflow's minutes, in this process from now on.
-
-    Raises:
-        ValueError: it cannot be opened: another schema, no file of SQLite's, a server that does not answer; the
-            remedy follows the first semicolon.
+    A tracking server gets ten seconds in place of MLflow's minutes, in this process from now on. Raises ValueError,
+    whose remedy follows the first semicolon, if the store cannot be opened: another schema, no file of SQLite's, a
+    server that does not answer.
     """
     server, file = _server(), store_file()
     if not server and not file.exists():

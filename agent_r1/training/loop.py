@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import select_tokens
-from agent_r1.data.draw import draw, draw_further
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
@@ -26,6 +26,7 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import Cached
+from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
@@ -215,3 +216,33 @@ def timed(verb: Verb) -> Verb:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
+
+
+def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
+    """The `count` questions of an iteration, no question twice.
+
+    Successive iterations pass through all questions in a random order, then in another one; what is left at the end of
+    a pass and does not fill an iteration is left out of it. Raises ValueError if there are fewer questions than an
+    iteration needs.
+    """
+    if count > len(questions):
+        raise ValueError(
+            f"train.rollout.questions is {count} and there are {len(questions)} training questions; "
+            "lower it or prepare more"
+        )
+    passed, position = divmod(iteration, len(questions) // count)
+    order = np.random.default_rng(derive(seed, "questions", passed)).permutation(len(questions))
+    return [questions[index] for index in order[position * count : (position + 1) * count]]
+
+
+def draw_further(
+    questions: Sequence[Question], count: int, *, besides: Collection[str], iteration: int, refill: int, seed: int
+) -> list[Question]:
+    """At most `count` questions beside those whose ids are given, for the `refill`-th refill of an iteration.
+
+    They come in a random order of their own: the passes of `draw` do not depend on how many refills there were, and
+    meet these questions again.
+    """
+    order = np.random.default_rng(derive(seed, "refill", iteration, refill)).permutation(len(questions))
+    others = (questions[index] for index in order if questions[index].question_id not in besides)
+    return list(islice(others, count))

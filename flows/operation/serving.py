@@ -168,9 +168,7 @@ def require_free(port: int, variable: str) -> None:
 def require_server(api_url: str) -> None:
     """Checks that a Prefect server answers, and that it is one that this project's Prefect can talk to.
 
-    Raises:
-        OSError: nothing answers.
-        ValueError: it is no Prefect server, or of another version.
+    Raises OSError if nothing answers, and ValueError if it is no Prefect server, or of another version.
     """
     try:
         found = served_version(f"{api_url}/admin/version")
@@ -192,9 +190,7 @@ def require_server(api_url: str) -> None:
 def served_version(url: str) -> str:
     """What the version page of a Prefect or MLflow server says.
 
-    Raises:
-        OSError: nothing answers, or with an error.
-        ValueError: the answer is no version.
+    Raises OSError if nothing answers, or with an error, and ValueError if the answer is no version.
     """
     with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
         text = answer.read(100).decode().strip().strip('"')

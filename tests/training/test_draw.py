@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.data.draw import draw, draw_further
 from agent_r1.records import Question
+from agent_r1.training.loop import draw, draw_further
 
 
 def pool(size: int) -> list[Question]:
