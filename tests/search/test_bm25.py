@@ -122,7 +122,7 @@ def test_the_same_passages_give_the_same_bytes_in_another_process(stored: Path, 
     bm25.build(stored, tmp_path / "here", PARAMS)
     script = (
         "import sys; from pathlib import Path\n"
-        "from agent_r1.params import BM25Params; from agent_r1.search import bm25\n"
+        "from agent_r1.params.stages import BM25Params; from agent_r1.search import bm25\n"
         "bm25.build(Path(sys.argv[1]), Path(sys.argv[2]), BM25Params(k1=1.2, b=0.75))"
     )
     subprocess.run(
