@@ -5,6 +5,8 @@ INSTALL ?= --no-deps -r requirements/cpu.txt -e .
 # Where `serve` and `ui` listen, on this machine alone.
 PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
+# Whether `serve` has Prefect ask for a password; off opens it to everybody who can log in here.
+AUTH ?= on
 
 VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
@@ -35,7 +37,7 @@ ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml
 	dvc repro ablations/dvc.yaml
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
-	python -m flows serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT)
+	python -m flows serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
 
 doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, MLflow and DVC, and say what to do
 	python -m flows doctor

@@ -137,13 +137,20 @@ def prefect_environment(api_url: str) -> dict[str, str]:
     }
 
 
-def server_part(port: int) -> Part:
-    """A Prefect server that this machine alone can reach, and that says what is wrong and nothing else."""
+def server_part(port: int, password: str = "") -> Part:
+    """A Prefect server that this machine alone can reach, and that says what is wrong and nothing else.
+
+    It answers no page of another origin, and with a password nobody who does not send it.
+    """
+    app = ["flows.prefect_app:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
     return Part(
         name="Prefect server",
-        command=[sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port)],
+        command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
         environment={
             **prefect_environment(api_on(port)),
+            **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
+            "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; on SQLite requests wait for each other
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",

@@ -7,10 +7,11 @@ import logging
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -22,6 +23,7 @@ from prefect.workers.process import ProcessWorker
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 
+FIXED: dict[str, Any] = {"command": None, "env": {}, "working_dir": "."}  # of all runs, whoever creates them
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 SILENCE_S = 75  # two signs of life of a flow run and a bit; pyproject.toml says how often it gives one
 
@@ -51,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 def deploy(*, restarted: bool = False) -> None:
-    """Brings the server up to date with prefect.yaml. A work pool that is there keeps its settings.
+    """Brings the server up to date with prefect.yaml.
 
     A server that was `restarted` has no worker that runs what is unfinished.
     """
@@ -84,13 +86,20 @@ def _close_left_behind(client: SyncPrefectClient) -> None:
 
 
 def _ensure_pool(client: SyncPrefectClient) -> None:
+    """Makes the work pool, or mends one whose runs may name a command; its limit stays as it is."""
+    template = ProcessWorker.get_default_base_job_template()
+    template["job_configuration"] |= FIXED
+    for name in FIXED:
+        del template["variables"]["properties"][name]
     try:
-        client.read_work_pool(POOL)
+        found = client.read_work_pool(POOL)
     except ObjectNotFound:
-        template = ProcessWorker.get_default_base_job_template()
         client.create_work_pool(
             WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=CONCURRENCY_LIMIT)
         )
+    else:
+        if found.base_job_template != template:
+            client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
 
 
 def _ensure_crash_detection(client: SyncPrefectClient) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, chdir, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from http.client import HTTPException
 from importlib.metadata import distributions, version
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -32,7 +33,7 @@ from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
-from flows.operation.serving import require_free, require_server, served_version
+from flows.operation.serving import ANSWER_S, require_free, require_server
 from flows.processes import HOST, prefect_server, process_group
 
 CODE = Path(__file__).parents[2]
@@ -177,18 +178,21 @@ def aside() -> Finding:
 
 def ports() -> Finding:
     """Looks for the ports of `make serve`: each is free, or its own server answers there."""
-    for name, variable, default, page in (
-        ("prefect", "PREFECT_PORT", 4200, "api/admin/version"),
-        ("mlflow", "MLFLOW_PORT", 5000, "version"),
+    for variable, default, page, expected in (
+        ("PREFECT_PORT", 4200, "api/health", "true"),
+        ("MLFLOW_PORT", 5000, "version", version("mlflow")),
     ):
         port = int(os.environ.get(variable, default))
         try:
             require_free(port, variable)
         except ValueError as taken:
-            found = ""
-            with suppress(OSError, ValueError):
-                found = served_version(f"http://{HOST}:{port}/{page}")
-            if found != version(name):
+            found = b""
+            with (
+                suppress(OSError, HTTPException),
+                urllib.request.urlopen(f"http://{HOST}:{port}/{page}", timeout=ANSWER_S) as answer,
+            ):
+                found = answer.read(100)
+            if found != expected.encode():
                 wrong, _, remedy = str(taken).partition("; ")
                 return Finding(WARNING, wrong, remedy)
     return Finding(OK, "free, or answered by their own servers")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import secrets
 import socket
+import stat
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
@@ -28,6 +29,8 @@ from flows.processes import (
 
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set for the worker: where a browser finds MLflow
 POOL = "agent_r1"  # the work pool of prefect.yaml
+OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
+PASSWORD = "password"  # the file beside Prefect's logs
 ANSWER_S = 10.0  # for a server on this machine, or near it
 GRACE_S = 40.0  # for the worker's runs to end their stages and to say so
 STEADY_S = 20.0  # a worker that died sooner would only die again
@@ -39,24 +42,31 @@ logger = logging.getLogger(__name__)
 Running = tuple[Part, subprocess.Popen[str]]
 
 
-def serve(prefect_port: int, mlflow_port: int) -> None:
+def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) -> None:
     """Runs a Prefect server with the deployments, a worker and the MLflow UI, until interrupted or a part dies.
+
+    The server asks for the password of `own_password`, because whoever may create a run has commands run as this user.
 
     With `PREFECT_API_URL` that server is used and none is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI.
     A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
     """
-    remote = os.environ.get("PREFECT_API_URL")
+    remote, environment = os.environ.get("PREFECT_API_URL"), prefect_environment(api_on(prefect_port))
+    servers_to_start = _mlflow_servers(mlflow_port)
     if remote:
         require_server(remote)
+        environment["PREFECT_API_URL"] = remote
     else:
         require_free(prefect_port, "PREFECT_PORT")
-    environment = prefect_environment(remote or api_on(prefect_port))
-    parts = [] if remote else [server_part(prefect_port)]
-    with _running([*parts, *_mlflow_servers(mlflow_port)]) as servers:
+        password = own_password() if with_password else ""
+        environment[OF_CLIENTS] = password
+        servers_to_start.insert(0, server_part(prefect_port, password))
+    with _running(servers_to_start) as servers:
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
         page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
+        if not remote:
+            _say_who_may_enter(password)
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
         worker = Part(
             name="worker",
@@ -65,6 +75,24 @@ def serve(prefect_port: int, mlflow_port: int) -> None:
             log=log_path("worker"),
         )
         _keep_working(worker, servers)
+
+
+def own_password() -> str:
+    """The password of this clone's Prefect server, made once; a ValueError says that others may know it."""
+    path = log_path("server").with_name(PASSWORD)
+    with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+        new.write(secrets.token_urlsafe(18))
+    found, password = path.lstat(), path.read_text().strip()
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077 or not password:
+        raise ValueError(f"others may know or have written what is in {path}; remove it, and a new password is made")
+    return password
+
+
+def _say_who_may_enter(password: str) -> None:
+    if password:
+        logger.info("Prefect asks each browser once for the password %s, and commands for %s", password, OF_CLIENTS)
+    else:
+        logger.warning("without a password everybody who can log in to this machine can run commands as you here")
 
 
 def show_mlflow(port: int) -> None:
@@ -83,7 +111,8 @@ def _mlflow_servers(port: int) -> list[Part]:
     require_free(port, "MLFLOW_PORT")
     open_store()  # a UI and a training that make it at the same time can break each other
     store = f"sqlite:///{store_file()}"
-    command = ["mlflow", "ui", "--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", store]
+    own = ["--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", store]
+    command = ["mlflow", "ui", *own, "--no-serve-artifacts"]  # it would write what anybody sends into the clone
     return [
         Part(
             name="MLflow UI",
@@ -168,11 +197,26 @@ def require_free(port: int, variable: str) -> None:
 def require_server(api_url: str) -> None:
     """Checks that a Prefect server answers, and that it is one that this project's Prefect can talk to.
 
-    Raises OSError if nothing answers, and ValueError if it is no Prefect server, or of another version.
+    The server's own password or key is found as Prefect finds it, in `PREFECT_API_AUTH_STRING` or `PREFECT_API_KEY`.
+    Raises OSError if nothing answers, and ValueError if it wants another password, is no Prefect server, or is of
+    another version.
     """
+    from httpx import HTTPError, HTTPStatusError
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
     try:
-        found = served_version(f"{api_url}/admin/version")
-    except OSError as fault:
+        with (
+            temporary_settings({PREFECT_API_URL: api_url}),
+            get_client(httpx_settings={"timeout": ANSWER_S}, sync_client=True) as client,
+        ):
+            found = str(client.api_version())
+    except HTTPStatusError as fault:
+        if fault.response.status_code in (401, 403):
+            remedy = f"set {OF_CLIENTS} to its password, or PREFECT_API_KEY to a key of yours"
+            raise ValueError(f"the Prefect server at {api_url} wants to know who asks; {remedy}") from fault
+        raise ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api") from fault
+    except (HTTPError, OSError) as fault:
         raise OSError(
             f"no Prefect server answers at PREFECT_API_URL {api_url} ({fault}); start it there, correct the address, "
             "or unset PREFECT_API_URL for a server on this machine"
@@ -187,25 +231,14 @@ def require_server(api_url: str) -> None:
         )
 
 
-def served_version(url: str) -> str:
-    """What the version page of a Prefect or MLflow server says.
-
-    Raises OSError if nothing answers, or with an error, and ValueError if the answer is no version.
-    """
-    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
-        text = answer.read(100).decode().strip().strip('"')
-    if not text[:1].isdigit():
-        raise ValueError(f"{url} says {text!r}, which is no version")
-    return str(text)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serves deployments, a worker and the MLflow UI on this machine.")
     parser.add_argument("--prefect-port", type=int, default=4200, help="of the Prefect server, without PREFECT_API_URL")
     parser.add_argument("--mlflow-port", type=int, default=5000)
     parser.add_argument("--only-mlflow", action="store_true", help="the MLflow UI alone")
+    parser.add_argument("--auth", choices=["on", "off"], default="on", help="whether Prefect asks for a password")
     arguments = parser.parse_args()
     if arguments.only_mlflow:
         show_mlflow(arguments.mlflow_port)
     else:
-        serve(arguments.prefect_port, arguments.mlflow_port)
+        serve(arguments.prefect_port, arguments.mlflow_port, with_password=arguments.auth == "on")

@@ -40,7 +40,7 @@ def test_a_deployment_is_a_flow_with_its_parameters(monkeypatch: pytest.MonkeyPa
 
 def test_deployments_run_in_the_pool_where_the_worker_was_started() -> None:
     for deployment in DEPLOYMENTS.values():
-        assert deployment["work_pool"] == {"name": POOL, "job_variables": {"working_dir": "."}}
+        assert deployment["work_pool"] == {"name": POOL}
     assert CONTENT["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
 
 

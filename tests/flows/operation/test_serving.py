@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from flows.operation.deploy import SILENCE_S
+from flows.operation.serving import own_password
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 400.0
@@ -82,10 +85,13 @@ class Served:
     folder: Path
     process: subprocess.Popen[str]
     client: SyncPrefectClient
+    mlflow: str
 
-    def trigger(self, **parameters: Any) -> FlowRun:
+    def trigger(self, *, job_variables: dict[str, Any] | None = None, **parameters: Any) -> FlowRun:
         training = self.client.read_deployment_by_name("training/training")
-        return self.client.create_flow_run_from_deployment(training.id, parameters=parameters)
+        return self.client.create_flow_run_from_deployment(
+            training.id, parameters=parameters, job_variables=job_variables
+        )
 
     def state(self, run: FlowRun) -> str:
         return str(self.client.read_flow_run(run.id).state_name)
@@ -152,10 +158,16 @@ def served(project: Path, prefect_api: str) -> Iterator[Served]:
         assert said
         assert process.poll() is None, (project / "said").read_text()
         with (
-            temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{prefect_port}/api"}),
+            temporary_settings(
+                {
+                    PREFECT_API_URL: f"http://127.0.0.1:{prefect_port}/api",
+                    PREFECT_API_AUTH_STRING: (project / ".tracking/prefect/password").read_text(),
+                }
+            ),
             get_client(sync_client=True) as client,
         ):
-            yield Served(folder=project, process=process, client=client)
+            mlflow = f"http://127.0.0.1:{mlflow_port}"
+            yield Served(folder=project, process=process, client=client, mlflow=mlflow)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()
@@ -169,12 +181,49 @@ def test_the_version_that_a_training_registered_is_evaluated_though_its_page_has
     assert 2 * int((served.folder / "heartbeat_s").read_text()) < SILENCE_S
 
 
-def test_an_unknown_run_fails_with_the_nearest_name(served: Served) -> None:
-    run = served.trigger(run="pppo")
+def test_only_the_operator_gets_an_answer(served: Served) -> None:
+    """Not a neighbour without the password, nor a page in the operator's browser, which knows it."""
+    url = PREFECT_API_URL.value()
+    told = base64.b64encode((served.folder / ".tracking/prefect/password").read_bytes()).decode()
+    known, evil = {"Authorization": f"Basic {told}"}, {"Origin": "https://evil.example"}
+    assert httpx.get(f"{url}/admin/version", headers=known).status_code == 200
+    assert httpx.get(f"{url}/admin/version").status_code == 401
+    assert httpx.get(f"{url}/csrf-token", params={"client": "neighbour"}).status_code == 401
+    assert httpx.post(f"{url}/flow_runs/filter", json={}, headers=known | evil).status_code == 403  # without a token
+    preflight = httpx.options(url, headers=known | evil | {"Access-Control-Request-Method": "GET"})
+    assert (preflight.status_code, "Access-Control-Allow-Origin" in preflight.headers) == (400, False)
+    rebound = {"Host": "evil.example"}  # a name that was made to mean this machine
+    assert httpx.get(f"{url}/admin/version", headers=known | rebound).status_code == 400
+
+
+def test_the_password_is_its_owners_alone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = served.folder / ".tracking/prefect/password"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() in (served.folder / "said").read_text()
+    monkeypatch.chdir(served.folder)
+    assert own_password() == file.read_text()
+    file.chmod(0o640)
+    with pytest.raises(ValueError, match=r"others may know .*password; remove it, and a new password is made"):
+        own_password()
+    file.chmod(0o600)
+
+
+def test_a_run_with_a_command_of_its_own_runs_the_flow_and_an_unknown_name_is_told(served: Served) -> None:
+    """In a work pool that an earlier version of the project left, too."""
+    mark = served.folder / "ran"
+    chosen = {"command": f"touch {mark}", "env": {"PATH": ""}, "working_dir": "/"}
+    run = served.trigger(run="pppo", job_variables=chosen)
     wait_for(lambda: served.state(run) == "Failed")
     state = served.client.read_flow_run(run.id).state
     assert state is not None
     assert "there is no run 'pppo' under runs:; did you mean 'ppo'?" in str(state.message)
+    assert not mark.exists()
+
+
+def test_nobody_leaves_files_through_mlflow(served: Served) -> None:
+    answer = httpx.put(f"{served.mlflow}/api/2.0/mlflow-artifacts/artifacts/left", content=b"behind")
+    assert answer.is_error
+    assert not (served.folder / "mlartifacts").exists()
 
 
 def test_a_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) -> None:
@@ -199,11 +248,12 @@ def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None
 
 def test_a_cron_schedule_fires(served: Served) -> None:
     """One with seconds, as a sixth field: nobody waits for three in the morning."""
-    path = served.folder / "prefect.yaml"
+    path, own = served.folder / "prefect.yaml", (served.folder / ".tracking/prefect/password").read_text()
     nightly = path.read_text()
     assert '"0 3 * * *"' in nightly
     path.write_text(nightly.replace("0 3 * * *", "* * * * * */10"))
-    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value(), "PYTHONPATH": str(ROOT)}
+    told = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_API_AUTH_STRING": own}
+    environment = {**os.environ, **told, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "flows", "deploy"], check=True, cwd=served.folder, env=environment)
     wait_for(lambda: served.runs_of("evaluation/nightly"))
     assert all(run.auto_scheduled for run in served.runs_of("evaluation/nightly"))
