@@ -8,12 +8,13 @@ import functools
 import logging
 import os
 import platform
+import pwd
 import signal
+import stat
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
@@ -30,6 +31,7 @@ R = TypeVar("R")
 
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
+LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, where homes are shared by machines without locks
 OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
 INTERRUPTED = 128 + signal.SIGINT
@@ -132,10 +134,25 @@ def accelerator() -> Iterator[None]:
     The kernel frees the lock when the process ends, however it ends.
     """
     # One per machine and user, so that two clones of the project queue up as well.
-    path = Path(tempfile.gettempdir()) / f"agent_r1-{os.getuid()}.lock"
+    path = own_folder() / f"accelerator-{platform.node()}.lock"
     with locked(path, lambda: logger.info("waiting for the accelerator, held by process %s", path.read_text())):
         path.write_text(str(os.getpid()))
         yield
+
+
+def own_folder() -> Path:
+    """The folder of this user's locks, the same from a terminal, cron or a service; nobody else may write there.
+
+    Raises ValueError if somebody else may, or has put something of their own in its place.
+    """
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ValueError(f"{folder} is no folder that you alone may write to; `chmod 700` it, or set {LOCKS} to one")
+    return folder
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:

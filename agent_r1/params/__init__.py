@@ -251,7 +251,13 @@ def load(path: Path = Path(PARAMS)) -> Params:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path.absolute()} does not exist; run from the project's root")
-    content = yaml.safe_load(path.read_text())
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+        mark = getattr(fault, "problem_mark", None)
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = str(getattr(fault, "problem", None) or fault).splitlines()[0]
+        raise ValueError(f"{path} cannot be read as YAML{where}: {problem}") from fault
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a mapping of sections, found {type(content).__name__}")
     return validated(Params, content, str(path))

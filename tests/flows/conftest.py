@@ -106,10 +106,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start_process(*arguments: str, stdin: int | None = None, **environment: str) -> subprocess.Popen[str]:
         inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+        own = dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(tmp_path))
         process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=tmp_path,
-            env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **environment},
+            env={**inherited, "PYTHONPATH": str(ROOT), **own, **environment},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,7 +155,8 @@ def inside(lay_store: Callable[[Path], None]) -> Inside:
         lay_store(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            patch.setattr(tempfile, "tempdir", str(folder))  # where the accelerator's lock is
+            patch.setattr(tempfile, "tempdir", str(folder))
+            patch.setenv("AGENT_R1_LOCKS", str(folder))
             for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
                 patch.delenv(name, raising=False)
             yield

@@ -45,7 +45,7 @@ def run_offline(folder: Path, code: str) -> int:
     done = subprocess.run(
         ["unshare", "--map-root-user", "--net", "sh", "-c", f'"$@" && cat {counted}', "sh", sys.executable, "-c", code],
         cwd=folder,
-        env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        env={**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "AGENT_R1_LOCKS": str(folder)},
         capture_output=True,
         text=True,
         check=False,
