@@ -17,6 +17,7 @@ from agent_r1.files import sha256
 from agent_r1.params import load, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
+from agent_r1.tracking.store import open_store
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
@@ -149,6 +150,22 @@ def test_a_push_that_fails_is_a_warning_with_the_remedy(
     assert registry.versions()
 
 
+def test_a_tag_of_the_registry_names_no_file_that_is_written(
+    project: Path, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a Makefile says that runs at the next `make`, in place of DVC's hash of the copy."""
+    reference = register().reference
+    write_policy(POLICY, "second")
+    store, _ = open_store()
+    store.set_model_version_tag(registry.MODEL, "1", "dvc_hash", "x\nall:\n\tid\n")
+    for file in ("GNUmakefile", "../.profile", "flows/train.dvc"):
+        store.set_model_version_tag(registry.MODEL, "1", "dvc_file", file)
+        with pytest.raises(ValueError, match="the registry is empty"):
+            folder_of(registry.find(reference))
+        assert not Path(file).exists()
+    assert f"{reference} is skipped: dvc_hash: " in caplog.text
+
+
 def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
     version = register()
     shutil.rmtree(".dvc/cache")
@@ -227,7 +244,7 @@ def test_another_store_is_given_the_version_that_the_file_names(
     with pytest.raises(ValueError, match=r"MLflow's store has no run .*; start the training again, which logs it"):
         register_stage.register("ppo")
     file, policy = Path("outputs/register/ppo.json"), sha256(POLICY)
-    origin = {"git_commit": "c0ffee", "data_hash": "d", "code": "0-2 abc"}
+    origin = {"git_commit": "c0ffee", "data_hash": "d" * 32, "code": "0-2 abc"}
     file.parent.mkdir()
     file.write_text(json.dumps({"version": "models:/agent_r1/7", "policy": policy, **origin}))
     for _ in range(2):
