@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_r1.files import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import load, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import open_store
+from flows.dvc_files import require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
@@ -132,6 +134,56 @@ def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
     assert sha256(folder_of(registry.find("models:/agent_r1/1"))) == model.policy_hash
     dvc("pull", str(training))
     assert sha256(training.with_suffix("") / "checkpoint" / "policy") == model.policy_hash
+
+
+@pytest.mark.parametrize("held_by", ["remote", "cache"])
+def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it(
+    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory, held_by: str
+) -> None:
+    """The attack as DVC itself takes it, with `verify`: the same listing under the same name."""
+    version = register()
+    md5 = version.descriptor.dvc_hash
+    name, remote = f"files/md5/{md5[:2]}/{md5[2:]}", tmp_path_factory.mktemp("remote")
+    dvc("remote", "add", "--default", "elsewhere", str(remote))
+    dvc("remote", "modify", "elsewhere", "verify", "true")
+    dvc("push")
+    write_policy(POLICY, "second")
+    file = Path(version.descriptor.dvc_file)
+    file.unlink()
+    [weights] = {each["md5"] for each in json.loads((remote / name).read_text()) if "model" in each["relpath"]}
+    for path in (remote / name, Path(".dvc/cache") / name):
+        path.chmod(0o600)
+        path.write_text(json.dumps([{"md5": weights, "relpath": "../../../GNUmakefile"}]))
+    if held_by == "remote":
+        shutil.rmtree(".dvc/cache")
+    message = f"the listing {md5} is another one than its name says, in DVC's {held_by}; "
+    with pytest.raises(ValueError, match=message):
+        folder_of(version)
+    assert not any(path.exists() for path in (Path("../GNUmakefile"), file, file.with_suffix("")))
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        [{"md5": "0" * 32, "relpath": "../GNUmakefile"}],
+        [{"md5": "0" * 32, "relpath": "ok"}, {"md5": "0" * 32, "relpath": "below/../../GNUmakefile"}],
+        [{"md5": "0" * 32, "relpath": "/etc/profile"}],
+        [{"md5": "0" * 32, "relpath": "below//x"}],
+        [{"md5": "../../../../x", "relpath": "x"}],
+        [{"md5": f"{'0' * 32}.dir", "relpath": "x"}],  # a listing of its own
+        [{"md5": "0" * 32, "relpath": "x", "isexec": True}],
+        [{"md5": "0" * 32, "relpath": ["..", "x"]}],
+        ["../x"],
+        {"md5": "0" * 32, "relpath": "x"},
+    ],
+)
+def test_a_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path, listing: object) -> None:
+    """Whoever writes registry and remote both gives the hash as well."""
+    text = json.dumps(listing)
+    md5 = f"{hashlib.md5(text.encode()).hexdigest()}.dir"
+    write_text(Path(".dvc/cache/files/md5") / md5[:2] / md5[2:], text)
+    with pytest.raises(ValueError, match=rf"the listing {md5} names .*, no file of its folder, in DVC's cache; remove"):
+        require_listing(md5)
 
 
 def test_a_push_that_fails_is_a_warning_with_the_remedy(
