@@ -13,7 +13,8 @@ VENV := .venv
 PYTEST := pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
 
-# `dvc repro` runs `python`: the one of the environment.
+# `dvc repro` runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the
+# doctor looks at first.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
@@ -28,12 +29,14 @@ help:  ## say what can be made
 
 repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date; at another scale with OVERLAY=NAME
 	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
+	python -m flows doctor parameters
 	dvc repro
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
 	python -m flows pipeline
 
 ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations with every seed
+	python -m flows doctor parameters
 	dvc repro ablations/dvc.yaml
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)

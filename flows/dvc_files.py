@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from agent_r1.files import write_text
+
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
+LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
+_MD5 = re.compile("[0-9a-f]{32}")
+# Gets one object of the default remote: `dvc fetch` follows what is listed in it, `dvc get-url` what lies below it.
+_READ_OBJECT = """
+import sys
+from dvc.repo import Repo
+try:
+    remote = Repo().cloud.get_remote_odb()
+    with remote.fs.open(remote.oid_to_path(sys.argv[1]), "rb") as stored:
+        sys.stdout.buffer.write(stored.read(int(sys.argv[2])))
+except Exception as fault:
+    sys.exit(str(fault) or repr(fault))
+"""
 
 
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -39,6 +58,48 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     said = (done.stderr or done.stdout).strip().splitlines()
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
     return [*errors[-1:], *said, f"exit code {done.returncode}"][0]
+
+
+def require_listing(md5: str) -> str:
+    """Looks at the listing of a folder, before DVC follows it, in DVC's cache or else in the default remote.
+
+    Returns "", or why there is none. What the remote has is put into the cache, where DVC takes it from. DVC itself
+    looks neither at the hash of a listing nor at the names in it, whatever `verify` says.
+
+    Raises ValueError if it is another listing than its name says, or names what is no file of its folder.
+    """
+    cached = Path(ask_dvc("cache", "dir").stdout.strip()) / "files" / "md5" / md5[:2] / md5[2:]
+    if cached.exists():
+        _require_inside(cached.read_bytes(), md5, f"DVC's cache; remove {cached}")
+        return ""
+    command = [sys.executable, "-c", _READ_OBJECT, md5, str(LISTING_BYTES)]
+    found = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    if found.returncode:
+        return complaint(found)
+    remedy = f"DVC's remote; delete files/md5/{md5[:2]}/{md5[2:]} there, and `dvc push` it from a clone that has it"
+    _require_inside(found.stdout.encode(), md5, remedy)
+    write_text(cached, found.stdout)
+    return ""
+
+
+def _require_inside(listing: bytes, md5: str, where: str) -> None:
+    if hashlib.md5(listing, usedforsecurity=False).hexdigest() != md5.removesuffix(".dir"):
+        raise ValueError(f"the listing {md5} is another one than its name says, in {where}")
+    try:
+        entries = json.loads(listing)
+    except (ValueError, RecursionError):
+        raise ValueError(f"the listing {md5} is no JSON, in {where}") from None
+    outside = [entry for entry in entries if not _is_inside(entry)] if isinstance(entries, list) else [entries]
+    if outside:
+        raise ValueError(f"the listing {md5} names {outside[0]!r:.200}, no file of its folder, in {where}")
+
+
+def _is_inside(entry: Any) -> bool:
+    """Whether an entry of a listing is the hash of a file and a name below the folder, and nothing else."""
+    match entry:
+        case {"md5": str(md5), "relpath": str(name), **others}:
+            return not others and bool(_MD5.fullmatch(md5)) and not {"", ".", ".."} & set(name.split("/"))
+    return False
 
 
 def kept(dvc_file: Path) -> str:

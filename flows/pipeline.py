@@ -147,7 +147,11 @@ def ablations() -> None:
 
 
 def stages(file: str) -> list[str]:
-    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies."""
+    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies.
+
+    Raises ValueError if params.yaml, whose names DVC puts into commands, or the graph is not valid.
+    """
+    params.load()
     drawn = ask_dvc("dag", "--dot", file)
     if drawn.returncode:
         raise ValueError(f"dvc dag failed: {drawn.stderr.strip()}")

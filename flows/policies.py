@@ -13,7 +13,7 @@ from agent_r1.params.sections import nearest
 from agent_r1.policy import checkpoint
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
-from flows.dvc_files import kept, run_dvc
+from flows.dvc_files import kept, require_listing, run_dvc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,13 +124,16 @@ def _holds(folder: Path, descriptor: Descriptor) -> bool:
 
 
 def _bring_back(descriptor: Descriptor) -> str:
-    """Has DVC restore its copy, from the cache or else from a remote; "" or why it cannot."""
+    """Has DVC restore its copy, from the cache or else from a remote; "" or why it cannot.
+
+    Raises ValueError if what DVC would follow leads out of the copy's folder.
+    """
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"
-    file = Path(descriptor.dvc_file)
+    file, lacking = Path(descriptor.dvc_file), require_listing(descriptor.dvc_hash)
     if kept(file) != descriptor.dvc_hash:
         out = {"md5": descriptor.dvc_hash, "hash": "md5", "path": file.stem}
         write_text(file, yaml.safe_dump({"outs": [out]}, sort_keys=False))
-    if failed := run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file)):
+    if failed := lacking or (run_dvc("checkout", "--force", str(file)) and run_dvc("pull", "--force", str(file))):
         return f"DVC has no copy ({failed})"
     return "" if _holds(file.with_suffix(""), descriptor) else "DVC's copy is another one"

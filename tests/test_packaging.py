@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -58,3 +62,39 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     (folder / ".venv").mkdir()
     (folder / ".venv/.installed").touch()
     assert planned() == "python -m flows serving --prefect-port 4200 --mlflow-port 5000\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "section", "value"),
+    [
+        ("repro", "repro_runs", ["ppo; touch hacked; true"]),
+        ("repro", "repro_baselines", ["$(touch hacked)"]),
+        ("ablations", "ablations", {"runs": ["ppo"], "seeds": ["0; touch hacked"], "iterations": 12}),
+    ],
+)
+def test_names_of_params_reach_no_shell_before_they_are_checked(
+    tmp_path: Path, target: str, section: str, value: object
+) -> None:
+    """The graph in small: what the project's own puts into its commands."""
+    for file in ("Makefile", "pyproject.toml", "requirements/cpu.txt", ".dvc/config"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    (tmp_path / ".dvc" / "config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path}/site\n")
+    stages = {
+        name: {"foreach": f"${{{name}}}", "do": {"cmd": "echo ${item}"}} for name in ("repro_runs", "repro_baselines")
+    }
+    sweep = {"seeds": {"foreach": "${ablations.seeds}", "do": {"wdir": "..", "cmd": "echo ${item}"}}}
+    (tmp_path / "ablations").mkdir()
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    (tmp_path / "ablations/dvc.yaml").write_text(yaml.safe_dump({"vars": ["../params.yaml"], "stages": sweep}))
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({**content, section: value}))
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.installed").touch()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "300"}
+    done = subprocess.run(["make", target], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert not (tmp_path / "hacked").exists()
+    assert done.returncode
+    assert f"{section}" in done.stdout
+    assert "touch hacked" in done.stdout

@@ -177,7 +177,7 @@ class AblationsParams(Section):
     """The sweep: every run with every seed."""
 
     runs: Annotated[list[str], Field(min_length=1)]
-    seeds: Annotated[list[Natural], Field(min_length=1)]
+    seeds: Annotated[list[Annotated[Natural, Field(strict=True)]], Field(min_length=1)]  # as they go into commands
     iterations: Count
 
     def objections(self) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """MLflow's model registry: one registered model, one version for every policy that a training finished with.
 
 A version holds no weights. It is a descriptor, the fields of `Descriptor`: the artifact `descriptor.json` of the
-training's MLflow run, which is the version's source, and the version's tags, which are what is read back.
+training's MLflow run, which is the version's source, and the version's tags, which are what is read back. Others may
+write tags, and tags become paths: a version with one that no training writes is left out, with a warning.
 
 One alias, `champion`, points at one version or at none. `promote` moves it only from where the caller saw it.
 Registering and promoting hold a lock of this clone, so that of two promotions from one clone one wins and the other is
@@ -13,13 +14,18 @@ moving another clone's promotion may come. The alias points at one version then 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import logging
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
+from agent_r1.params import SWEEP, Folder, RunId, policy_in, registered_policy
+from agent_r1.params.sections import Natural
 from agent_r1.tracking.store import locked, open_store
 
 if TYPE_CHECKING:
@@ -34,6 +40,12 @@ VERSION_TAG = "model_version"  # of a training's MLflow run: the version that it
 REFERENCE = re.compile(rf"{SCHEME}{MODEL}(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
 
 _LOCK = "registry.lock"
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]*(\+changes)?$")]
+DvcFolder = Annotated[str, Field(pattern=r"^([0-9a-f]{32}\.dir)?$")]  # DVC's md5 of a folder, "" for none
+DvcHashes = Annotated[str, Field(pattern=r"^([0-9a-f]{32}(\.dir)?(\+|$))*$")]  # several, joined
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,24 +53,31 @@ class Descriptor:
     """A policy, where it came from, and where it can be found."""
 
     label: str  # of the training: `ppo`, `ppo-seed3`
-    run: str  # a name under runs:
-    seed: int
-    sweep: str  # of which the training is a member, "" of none
-    mlflow_run_id: str  # of the training, the latest one where several gave the same policy
-    policy: str  # folder that the training wrote it to, relative to the project's root
-    policy_hash: str  # sha256 of that folder
-    policy_version: int  # updates since the warm start
+    run: Annotated[str, Field(pattern="^[A-Za-z0-9_]+$")]  # a name under runs:
+    seed: Natural
+    sweep: Annotated[str, Field(pattern=f"^({SWEEP})?$")]  # of which the training is a member, "" of none
+    mlflow_run_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]  # of the training, the latest of those that gave it
+    policy: Annotated[Folder, Field(pattern=f"/{policy_in(Path())}$")]  # where the training wrote it, in the project
+    policy_hash: Sha256  # sha256 of that folder
+    policy_version: Natural  # updates since the warm start
     dvc_file: str  # DVC's file of the copy that outlives the folder, "" outside a DVC project
-    dvc_hash: str  # DVC's md5 of that copy, "" outside a DVC project
-    git_commit: str  # of the code, with `+changes` where files differed from it
-    data_hash: str  # DVC's md5 of the prepared data, "" where it was not known
-    questions: str  # sha256 of the prepared questions
-    passages: str  # sha256 of the passages
-    index: str  # hash of the index over them
-    prompt: str  # hash of system message, tools and chat template
-    config: str  # fingerprint of the run's configuration and its inputs
+    dvc_hash: DvcFolder  # DVC's md5 of that copy, "" outside a DVC project
+    git_commit: Commit  # of the code, with `+changes` where files differed from it
+    data_hash: DvcHashes  # DVC's md5 of the prepared data, "" where it was not known
+    questions: Sha256  # sha256 of the prepared questions
+    passages: Sha256  # sha256 of the passages
+    index: str  # hash of the index over them, which may be the word of a search server
+    prompt: Sha256  # hash of system message, tools and chat template
+    config: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]  # fingerprint of the run's configuration and its inputs
     code: str = ""  # which code trained which iterations, by short hashes; "" where it was not noted
-    dvc_training_hash: str = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
+    dvc_training_hash: DvcFolder = ""  # DVC's md5 of the training's folder as it ended, "" where DVC does not keep it
+
+    def __post_init__(self) -> None:
+        RunId.parse(self.label)
+        is_kept = self.dvc_hash or self.dvc_training_hash
+        expected = registered_policy(self.label, self.policy_hash).as_posix() if is_kept else ""
+        if self.dvc_file != expected:
+            raise ValueError(f"dvc_file is {self.dvc_file!r}, and of this policy {expected!r}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,20 +131,16 @@ def register(descriptor: Descriptor) -> Version:
 
 
 def versions() -> list[Version]:
-    """All versions, in the order of their numbers; those that somebody registered by hand have no descriptor."""
+    """All versions that trainings registered, in the order of their numbers; one with bad tags is warned of."""
     client, _ = open_store()
     models = client.search_registered_models(f"name = '{MODEL}'")  # one, or none yet
     aliases = [(alias, int(number)) for model in models for alias, number in sorted(model.aliases.items())]
     registered = client.search_model_versions(f"name = '{MODEL}'")
     described = {int(each.version): each.tags for each in registered if "policy_hash" in each.tags}
-    read = TypeAdapter(Descriptor).validate_python  # what people tagged besides is not looked at
     return [
-        Version(
-            number=number,
-            descriptor=read(described[number]),
-            aliases=tuple(alias for alias, of in aliases if of == number),
-        )
+        Version(number=number, descriptor=descriptor, aliases=tuple(alias for alias, of in aliases if of == number))
         for number in sorted(described)
+        if (descriptor := _read(number, described[number]))
     ]
 
 
@@ -174,6 +189,26 @@ def promote(version: Version, *, expected: Version | None) -> Version:
             )
         client.set_registered_model_alias(MODEL, CHAMPION, str(version.number))
         return find(version.reference)
+
+
+def _read(number: int, tags: dict[str, str]) -> Descriptor | None:
+    """The descriptor of a version; None, and a warning, where its tags are none. Further tags are not looked at."""
+    try:
+        return TypeAdapter(Descriptor).validate_python(tags)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        wrong = problem["msg"].removeprefix("Value error, ")
+        if problem["loc"]:
+            got = "" if problem["type"] == "missing" else f"; got {problem['input']!r}"
+            wrong = f"{problem['loc'][0]}: {wrong}{got}"
+        _warn(f"{SCHEME}{MODEL}/{number} is skipped: {wrong}; correct its tags in MLflow, or delete the version")
+        return None
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Says it once in a process, however often the registry is read."""
+    logger.warning("%s", message)
 
 
 def _missing(alias: str | None, known: list[Version]) -> str:

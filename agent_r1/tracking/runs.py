@@ -175,8 +175,11 @@ def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str], *, recu
 
 
 def resume(run_id: str) -> Run | None:
-    """The run of that id, to go on with; None where this store has no such run, or has it in the trash."""
-    client, _ = open_store()
+    """The run of that id, to go on with; None where the project's experiment has no such run, or has it in the trash.
+
+    Whoever made another experiment has said where what is logged to its runs is written.
+    """
+    client, experiment = open_store()
     from mlflow.exceptions import MlflowException
 
     try:
@@ -185,7 +188,7 @@ def resume(run_id: str) -> Run | None:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
         return None
-    if found.info.lifecycle_stage != "active":
+    if found.info.lifecycle_stage != "active" or found.info.experiment_id != experiment:
         return None
     stepped = [name for name in found.data.metrics if not name.startswith("final/")]
     points = [point for name in stepped for point in client.get_metric_history(run_id, name)]

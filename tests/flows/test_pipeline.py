@@ -198,6 +198,13 @@ def test_files_that_dvc_refuses_are_a_users_fault(project: Path) -> None:
         stages("dvc.yaml")
 
 
+def test_parameters_are_checked_before_dvc_reads_them(project: Path, write_params: Callable[..., None]) -> None:
+    (project / "dvc.yaml").write_text('stages: {train: {foreach: "${repro_runs}", do: {cmd: "echo ${item}"}}}')
+    write_params(project, {"repro_runs": ["ppo; touch hacked"]})
+    with pytest.raises(ValueError, match="repro_runs names 'ppo; touch hacked', which runs: does not define"):
+        stages("dvc.yaml")
+
+
 def test_a_stage_comes_after_all_it_depends_on() -> None:
     """c needs a and b, b needs a, d stands alone: only a, b, c in this order."""
     dot = 'strict digraph {\n"c";\n"d";\n"a" -> "c";\n"b" -> "c";\n"a" -> "b";\n}\n'

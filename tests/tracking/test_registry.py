@@ -15,10 +15,13 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
+from agent_r1.params import registered_policy
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
 
 ROOT = Path(__file__).parents[2]
+A, B, C = (letter * 64 for letter in "abc")
+COPY = f"{'1' * 32}.dir"
 Describe = Callable[..., Descriptor]
 
 
@@ -46,15 +49,15 @@ def describe(client: MlflowClient) -> Describe:
             policy="outputs/train/ppo-seed3/checkpoint/policy",
             policy_hash=policy_hash,
             policy_version=7,
-            dvc_file="models/ppo-seed3-aaaa.dvc",
-            dvc_hash="12ab.dir",
+            dvc_file=registered_policy(label, policy_hash).as_posix(),
+            dvc_hash=COPY,
             git_commit="c0ffee",
-            data_hash="34cd",
-            questions="q",
-            passages="p",
-            index="i",
-            prompt="t",
-            config="f",
+            data_hash=f"{'3' * 32}+{'4' * 32}.dir",
+            questions="5" * 64,
+            passages="6" * 64,
+            index="7" * 64,
+            prompt="8" * 64,
+            config="9" * 16,
         )
         return dataclasses.replace(plain, **changes)
 
@@ -62,7 +65,7 @@ def describe(client: MlflowClient) -> Describe:
 
 
 def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -> None:
-    descriptor = describe("aaaa")
+    descriptor = describe(A)
     version = registry.register(descriptor)
     assert version == Version(number=1, descriptor=descriptor)
     assert registry.versions() == [version] == [registry.find("models:/agent_r1/1")]
@@ -73,22 +76,22 @@ def test_a_version_is_its_descriptor(client: MlflowClient, describe: Describe) -
 
 
 def test_the_same_policy_is_registered_once_and_learns_where_it_is(client: MlflowClient, describe: Describe) -> None:
-    first = registry.register(describe("aaaa"))
+    first = registry.register(describe(A))
     registry.promote(first, expected=None)
-    assert registry.register(describe("bbbb")).number == 2
-    again = describe("aaaa", label="ppo", policy="outputs/train/ppo/checkpoint/policy", dvc_file="", dvc_hash="")
+    assert registry.register(describe(B)).number == 2
+    again = describe(A, label="ppo", policy="outputs/train/ppo/checkpoint/policy", dvc_file="", dvc_hash="")
     moved = registry.register(again)
     assert (moved.number, moved.is_champion, len(registry.versions())) == (1, True, 2)
     assert moved == registry.find("models:/agent_r1@champion")
     found = moved.descriptor
     assert (found.label, found.policy) == ("ppo-seed3", "outputs/train/ppo/checkpoint/policy")
     assert found.mlflow_run_id == again.mlflow_run_id != first.descriptor.mlflow_run_id
-    assert (found.dvc_file, found.dvc_hash) == ("models/ppo-seed3-aaaa.dvc", "12ab.dir")  # no newer copy
+    assert (found.dvc_file, found.dvc_hash) == ("models/ppo-seed3-aaaaaaaa.dvc", COPY)  # no newer copy
     assert client.get_run(again.mlflow_run_id).data.tags["model_version"] == "1"
 
 
 def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowClient, describe: Describe) -> None:
-    descriptor = describe("aaaa")
+    descriptor = describe(A)
     registry.register(descriptor)
     client.delete_tag(descriptor.mlflow_run_id, "model_version")
     assert registry.register(descriptor).number == 1
@@ -97,7 +100,7 @@ def test_a_registration_killed_before_its_last_line_is_completed(client: MlflowC
 
 def test_a_version_without_the_tags_of_a_training_has_none(client: MlflowClient, describe: Describe) -> None:
     """As one has that was registered before DVC kept trainings; registered again it learns."""
-    descriptor = describe("aaaa", dvc_training_hash="56ef.dir")
+    descriptor = describe(A, dvc_training_hash=COPY)
     registry.register(descriptor)
     client.delete_model_version_tag("agent_r1", "1", "dvc_training_hash")
     [version] = registry.versions()
@@ -107,15 +110,70 @@ def test_a_version_without_the_tags_of_a_training_has_none(client: MlflowClient,
 
 
 def test_what_people_add_by_hand_is_left_alone(client: MlflowClient, describe: Describe) -> None:
-    registry.register(describe("aaaa"))
+    registry.register(describe(A))
     client.set_model_version_tag("agent_r1", "1", "mood", "good")
     client.create_model_version("agent_r1", "/somewhere/else")
     assert [version.number for version in registry.versions()] == [1]
-    assert registry.register(describe("bbbb")).number == 3
+    assert registry.register(describe(B)).number == 3
+
+
+HOSTILE = [
+    ("dvc_file", "GNUmakefile"),
+    ("dvc_file", "../.profile"),
+    ("dvc_file", "/tmp/models/ppo-seed3-bbbbbbbb.dvc"),
+    ("dvc_file", "models/ppo-seed3-aaaaaaaa.dvc"),  # another version's
+    ("dvc_file", ""),
+    ("dvc_hash", f"../{'1' * 29}.dir"),
+    ("dvc_hash", "1" * 31),
+    ("dvc_hash", f"{COPY}\n"),
+    ("dvc_training_hash", "../../../evil.dir"),
+    ("policy", "/outputs/train/ppo/checkpoint/policy"),
+    ("policy", "../other/train/ppo/checkpoint/policy"),
+    ("policy", "policy"),
+    ("policy_hash", "b" * 63 + "/"),
+    ("label", "../../ppo"),
+    ("label", "ppo --help"),
+    ("run", "ppo; id"),
+    ("seed", "three"),
+    ("sweep", "../.."),
+    ("mlflow_run_id", "../models"),
+    ("git_commit", "$(id)"),
+    ("data_hash", "\x1b]52;c;aWQ=\a"),
+    ("questions", "?"),
+    ("config", "../../x"),
+]
+
+
+def test_a_version_with_a_tag_that_no_training_writes_is_skipped_and_named_once(
+    client: MlflowClient, describe: Describe, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, tampered = registry.register(describe(A)), registry.register(describe(B))
+    honest = client.get_model_version("agent_r1", "2").tags
+    for tag, value in HOSTILE:
+        caplog.clear()
+        client.set_model_version_tag("agent_r1", "2", tag, value)
+        assert registry.versions() == [good] == registry.versions(), (tag, value)
+        [said] = caplog.messages
+        assert said.startswith("models:/agent_r1/2 is skipped: "), said
+        assert said.endswith("; correct its tags in MLflow, or delete the version"), said
+        assert tag in said
+        assert said.isprintable()
+        client.set_model_version_tag("agent_r1", "2", tag, honest[tag])
+    assert registry.versions() == [good, tampered]
+
+
+def test_a_policy_whose_version_is_skipped_can_be_registered_again(
+    client: MlflowClient, describe: Describe, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.promote(registry.register(describe(A)), expected=None)
+    client.delete_model_version_tag("agent_r1", "1", "policy")
+    assert registry.champion() is None
+    assert "models:/agent_r1/1 is skipped: policy: Field required; correct its tags in MLflow, or " in caplog.text
+    assert registry.register(describe(A)).number == 2
 
 
 def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: Describe) -> None:
-    a, b, c = (registry.register(describe(name)) for name in ("aaaa", "bbbb", "cccc"))
+    a, b, c = (registry.register(describe(policy)) for policy in (A, B, C))
     assert registry.champion() is None
     assert registry.promote(a, expected=None).aliases == ("champion",)
     assert registry.promote(b, expected=a).number == 2
@@ -130,8 +188,8 @@ def test_a_champion_takes_the_place_of_the_one_it_was_compared_with(describe: De
 
 
 def test_of_two_promotions_at_the_same_time_one_wins(describe: Describe, tmp_path: Path) -> None:
-    for name in ("aaaa", "bbbb", "cccc"):
-        registry.register(describe(name))
+    for policy in (A, B, C):
+        registry.register(describe(policy))
     registry.promote(registry.find("models:/agent_r1/1"), expected=None)
     code = """
 import sys
@@ -170,7 +228,7 @@ def test_an_empty_registry_and_unknown_versions_are_explained(describe: Describe
             registry.find(reference)
     with pytest.raises(ValueError, match="models:/agent_r1@champion: the registry is empty; a training that finishes"):
         registry.find("models:/agent_r1@champion")
-    version = registry.register(describe("aaaa"))
+    version = registry.register(describe(A))
     message = "no champion; the first becomes one only by `python -m flows promote models:/agent_r1/1 --first`"
     with pytest.raises(ValueError, match=message):
         registry.find("models:/agent_r1@champion")

@@ -80,6 +80,13 @@ def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:
     assert [(point.step, point.value) for point in history] == [(0, 0.25), (1, 0.5)]
 
 
+def test_a_run_of_an_experiment_that_is_not_the_projects_is_none_of_its_own(project: Path) -> None:
+    """Whoever makes an experiment says where its artifacts go: to any folder of whoever logs them."""
+    store = client(project)
+    elsewhere = store.create_experiment("elsewhere", (project / "anywhere").as_uri())
+    assert tracking.resume(store.create_run(elsewhere).info.run_id) is None
+
+
 def test_a_resumed_run_logs_no_iteration_twice(project: Path) -> None:
     first = tracking.start("resumed-seed0", {"variant": "resumed"}, TAGS)
     first.log({"rollout/em": 0.1}, step=0)

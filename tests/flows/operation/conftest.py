@@ -32,11 +32,11 @@ def register_descriptor() -> Register:
             "dvc_hash": "",
             "git_commit": "c0ffee",
             "data_hash": "",
-            "questions": "q",
-            "passages": "p",
-            "index": "i",
-            "prompt": "t",
-            "config": "f",
+            "questions": "5" * 64,
+            "passages": "6" * 64,
+            "index": "7" * 64,
+            "prompt": "8" * 64,
+            "config": "9" * 16,
         }
         return registry.register(Descriptor(**{**fields, **changes}))
 

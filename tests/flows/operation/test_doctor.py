@@ -245,12 +245,12 @@ def test_a_store_that_cannot_be_written_to(project: Path) -> None:
 
 def test_versions_that_the_store_lacks(project: Path, register_descriptor: Callable[..., Any]) -> None:
     assert registered().status is Status.OK
-    for file, policy in (("register/ppo.json", "aaaa"), ("ablations/register/ppo-seed3.json", "bbbb")):
+    for file, policy in (("register/ppo.json", "a" * 64), ("ablations/register/ppo-seed3.json", "b" * 64)):
         (project / "outputs" / file).parent.mkdir(parents=True)
         (project / "outputs" / file).write_text(json.dumps({"version": "models:/agent_r1/1", "policy": policy}))
     found = registered()
     assert "lacks the versions of outputs/register/ppo.json, outputs/ablations/register/ppo-seed3.json" in found.message
-    register_descriptor("aaaa")
+    register_descriptor("a" * 64)
     assert registered().remedy == "python -m flows register --run ppo --seed 3 --sweep ablations"
 
 

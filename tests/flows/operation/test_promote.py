@@ -41,7 +41,8 @@ def project(tmp_path: Path, write_params: WriteParams, inside: Inside) -> Iterat
 @pytest.fixture
 def register(register_descriptor: Callable[..., Version]) -> Register:
     """Registers a run's policy by its hash; its folder has gone."""
-    return lambda policy_hash: register_descriptor(policy_hash, f"run_{policy_hash}", policy="outputs/gone/policy")
+    policy = "outputs/gone/checkpoint/policy"
+    return lambda letter: register_descriptor(letter * 64, f"run_{letter}", policy=policy)
 
 
 def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) -> None:
@@ -82,12 +83,12 @@ class Evaluations:
 
 @pytest.fixture
 def champion(register: Register) -> Version:
-    return registry.promote(register("aaaa"), expected=None)
+    return registry.promote(register("a"), expected=None)
 
 
 @pytest.fixture
 def challenger(champion: Version, register: Register) -> Version:
-    return register("bbbb")
+    return register("b")
 
 
 def current() -> int:
@@ -149,8 +150,8 @@ def test_only_what_is_missing_is_evaluated(champion: Version, challenger: Versio
 
 
 def test_the_evaluation_of_the_run_serves_where_it_is_of_this_policy(champion: Version, challenger: Version) -> None:
-    write_evaluation(Path("outputs/evaluate/run_bbbb"), challenger, BETTER)
-    write_evaluation(Path("outputs/evaluate/run_aaaa"), champion, EQUAL, policy="of a later training")
+    write_evaluation(Path("outputs/evaluate/run_b"), challenger, BETTER)
+    write_evaluation(Path("outputs/evaluate/run_a"), champion, EQUAL, policy="of a later training")
     evaluations = Evaluations({1: EQUAL})
     decision = gate(challenger.reference, evaluations)
     assert decision
@@ -172,7 +173,7 @@ def test_what_was_measured_under_an_older_configuration_is_evaluated_again(
 def test_a_champion_that_was_replaced_meanwhile_is_not_replaced_by_what_it_was_not_compared_with(
     champion: Version, challenger: Version, project: Path, register: Register
 ) -> None:
-    other = register("cccc")
+    other = register("c")
     evaluations = Evaluations({1: EQUAL, 2: BETTER})
 
     def slow(arguments: Sequence[str]) -> None:
@@ -215,13 +216,13 @@ def test_the_champion_itself_is_not_decided(champion: Version) -> None:
 def test_the_first_champion_is_named_by_an_explicit_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], register: Register
 ) -> None:
-    version = register("aaaa")
+    version = register("a")
     with pytest.raises(ValueError, match=r"no champion; .* only by `python -m flows promote models:/agent_r1/1 --f"):
         gate(version.reference, Evaluations({}))
     monkeypatch.setattr(sys, "argv", ["promote", version.reference, "--first"])
     main()
     assert capsys.readouterr().out == "models:/agent_r1/1 is the champion\n"
-    register("bbbb")
+    register("b")
     with pytest.raises(
         ValueError, match="models:/agent_r1/1 is the champion; leave out --first to have models:/agent_r1/2"
     ):

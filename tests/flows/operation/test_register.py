@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent_r1.files import sha256
+from agent_r1.files import sha256, write_text
 from agent_r1.params import load, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
+from agent_r1.tracking.store import open_store
+from flows.dvc_files import require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
@@ -133,6 +136,56 @@ def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
     assert sha256(training.with_suffix("") / "checkpoint" / "policy") == model.policy_hash
 
 
+@pytest.mark.parametrize("held_by", ["remote", "cache"])
+def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it(
+    project: Path, register: Register, tmp_path_factory: pytest.TempPathFactory, held_by: str
+) -> None:
+    """The attack as DVC itself takes it, with `verify`: the same listing under the same name."""
+    version = register()
+    md5 = version.descriptor.dvc_hash
+    name, remote = f"files/md5/{md5[:2]}/{md5[2:]}", tmp_path_factory.mktemp("remote")
+    dvc("remote", "add", "--default", "elsewhere", str(remote))
+    dvc("remote", "modify", "elsewhere", "verify", "true")
+    dvc("push")
+    write_policy(POLICY, "second")
+    file = Path(version.descriptor.dvc_file)
+    file.unlink()
+    [weights] = {each["md5"] for each in json.loads((remote / name).read_text()) if "model" in each["relpath"]}
+    for path in (remote / name, Path(".dvc/cache") / name):
+        path.chmod(0o600)
+        path.write_text(json.dumps([{"md5": weights, "relpath": "../../../GNUmakefile"}]))
+    if held_by == "remote":
+        shutil.rmtree(".dvc/cache")
+    message = f"the listing {md5} is another one than its name says, in DVC's {held_by}; "
+    with pytest.raises(ValueError, match=message):
+        folder_of(version)
+    assert not any(path.exists() for path in (Path("../GNUmakefile"), file, file.with_suffix("")))
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        [{"md5": "0" * 32, "relpath": "../GNUmakefile"}],
+        [{"md5": "0" * 32, "relpath": "ok"}, {"md5": "0" * 32, "relpath": "below/../../GNUmakefile"}],
+        [{"md5": "0" * 32, "relpath": "/etc/profile"}],
+        [{"md5": "0" * 32, "relpath": "below//x"}],
+        [{"md5": "../../../../x", "relpath": "x"}],
+        [{"md5": f"{'0' * 32}.dir", "relpath": "x"}],  # a listing of its own
+        [{"md5": "0" * 32, "relpath": "x", "isexec": True}],
+        [{"md5": "0" * 32, "relpath": ["..", "x"]}],
+        ["../x"],
+        {"md5": "0" * 32, "relpath": "x"},
+    ],
+)
+def test_a_listing_of_its_very_name_holds_files_of_its_folder_alone(project: Path, listing: object) -> None:
+    """Whoever writes registry and remote both gives the hash as well."""
+    text = json.dumps(listing)
+    md5 = f"{hashlib.md5(text.encode()).hexdigest()}.dir"
+    write_text(Path(".dvc/cache/files/md5") / md5[:2] / md5[2:], text)
+    with pytest.raises(ValueError, match=rf"the listing {md5} names .*, no file of its folder, in DVC's cache; remove"):
+        require_listing(md5)
+
+
 def test_a_push_that_fails_is_a_warning_with_the_remedy(
     project: Path, register: Register, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +200,22 @@ def test_a_push_that_fails_is_a_warning_with_the_remedy(
     assert "support" not in caplog.text
     assert f"mend that and run `dvc push {model.dvc_file}`" in caplog.text
     assert registry.versions()
+
+
+def test_a_tag_of_the_registry_names_no_file_that_is_written(
+    project: Path, register: Register, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a Makefile says that runs at the next `make`, in place of DVC's hash of the copy."""
+    reference = register().reference
+    write_policy(POLICY, "second")
+    store, _ = open_store()
+    store.set_model_version_tag(registry.MODEL, "1", "dvc_hash", "x\nall:\n\tid\n")
+    for file in ("GNUmakefile", "../.profile", "flows/train.dvc"):
+        store.set_model_version_tag(registry.MODEL, "1", "dvc_file", file)
+        with pytest.raises(ValueError, match="the registry is empty"):
+            folder_of(registry.find(reference))
+        assert not Path(file).exists()
+    assert f"{reference} is skipped: dvc_hash: " in caplog.text
 
 
 def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
@@ -227,7 +296,7 @@ def test_another_store_is_given_the_version_that_the_file_names(
     with pytest.raises(ValueError, match=r"MLflow's store has no run .*; start the training again, which logs it"):
         register_stage.register("ppo")
     file, policy = Path("outputs/register/ppo.json"), sha256(POLICY)
-    origin = {"git_commit": "c0ffee", "data_hash": "d", "code": "0-2 abc"}
+    origin = {"git_commit": "c0ffee", "data_hash": "d" * 32, "code": "0-2 abc"}
     file.parent.mkdir()
     file.write_text(json.dumps({"version": "models:/agent_r1/7", "policy": policy, **origin}))
     for _ in range(2):
