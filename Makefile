@@ -10,7 +10,7 @@ AUTH ?= on
 
 VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
-PYTEST := pytest --numprocesses auto --maxprocesses 4 --dist loadfile --max-worker-restart 0 $(if $(CI),--durations=40)
+PYTEST := pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
 
 # `dvc repro` runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the

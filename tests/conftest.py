@@ -89,13 +89,25 @@ os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, since servers and processes are waited for; four at most."""
+    return min(4, len(os.sched_getaffinity(0)) + 1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what takes long, by what it is made of."""
+    """Marks what takes long, by what it is made of, and puts its files first: what is short fills the gaps at the end.
+
+    Engines are the very first, because the other long ones wait for the small project.
+    """
+    first, long = set[Path](), set[Path]()
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("walk"):
             continue
-        if SLOW & set(item.fixturenames) or "VllmEngine" in vars(item.module):
+        of_engines = "VllmEngine" in vars(item.module)
+        if SLOW & set(item.fixturenames) or of_engines:
             item.add_marker(pytest.mark.slow)
+            (first if of_engines else long).add(item.path)
+    items.sort(key=lambda item: (item.path not in first, item.path not in long))
 
 
 @pytest.fixture(scope="session")

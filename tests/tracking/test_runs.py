@@ -33,15 +33,15 @@ with tracking.start(f"race-seed{sys.argv[1]}", {"seed": sys.argv[1]}, {}) as run
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project whose store three processes created at the same time, one run in each."""
+    """A project whose store two processes created at the same time, one run in each."""
     project = tmp_path_factory.mktemp("project")
     shutil.copy(ROOT / "params.yaml", project)
     elsewhere = {"DVC_ROOT", "MLFLOW_TRACKING_URI"}
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
     racers = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=environment) for number in range(3)
+        subprocess.Popen([sys.executable, "-c", RACE, str(number)], cwd=project, env=environment) for number in range(2)
     ]
-    assert [racer.wait(timeout=240) for racer in racers] == [0, 0, 0]
+    assert [racer.wait(timeout=240) for racer in racers] == [0, 0]
     return project
 
 
@@ -61,7 +61,7 @@ def test_parallel_creation_makes_one_experiment_and_every_run(project: Path) -> 
     (experiment,) = [e for e in client(project).search_experiments() if e.name != "Default"]
     assert experiment.name == "agent_r1"
     runs = client(project).search_runs([experiment.experiment_id], "attributes.run_name LIKE 'race-%'")
-    assert sorted(run.info.run_name or "" for run in runs) == ["race-seed0", "race-seed1", "race-seed2"]
+    assert sorted(run.info.run_name or "" for run in runs) == ["race-seed0", "race-seed1"]
 
 
 def test_a_run_holds_its_name_params_tags_and_metrics(project: Path) -> None:

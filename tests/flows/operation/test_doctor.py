@@ -189,7 +189,7 @@ def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyP
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("MLFLOW_PORT", str(port))
-        monkeypatch.setattr("flows.operation.serving.ANSWER_S", 0.5)
+        monkeypatch.setattr("flows.operation.doctor.ANSWER_S", 0.5)
         found = ports()
     assert found.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
     assert f"make serve MLFLOW_PORT={port + 1}" in found.remedy
