@@ -61,7 +61,7 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     assert "-m venv .venv\n" in planned()
     (folder / ".venv").mkdir()
     (folder / ".venv/.installed").touch()
-    assert planned() == "python -m flows serving --prefect-port 4200 --mlflow-port 5000\n"
+    assert planned() == "python -m flows serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from prefect.states import Running
 
 from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
 from flows.operation.deployments import REGISTERED
+from flows.operation.doctor import Finding, Status, prefect
 from flows.operation.promote import PROMOTION
-from flows.operation.serving import POOL
+from flows.operation.serving import POOL, require_server
 
 ROOT = Path(__file__).parents[3]
 CONTENT = yaml.safe_load((ROOT / "prefect.yaml").read_text())
@@ -57,6 +58,12 @@ def test_triggers_follow_events_that_are_sent() -> None:
         for event in trigger["expect"]
     }
     assert followed == {("after-training", REGISTERED)}
+
+
+def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    require_server(prefect_api)
+    assert prefect() == Finding(Status.OK, f"a flow went through {prefect_api}")
 
 
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:

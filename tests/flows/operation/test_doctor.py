@@ -204,11 +204,6 @@ def test_no_prefect_server(project: Path, free_port: Callable[[], int], monkeypa
     assert found.remedy.startswith("start it there")
 
 
-def test_a_flow_goes_through_a_server(project: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    assert prefect() == Finding(Status.OK, f"a flow went through {prefect_api}")
-
-
 @pytest.fixture
 def database(project: Path) -> Path:
     """A store that this process has not opened yet: MLflow looks at a schema once."""

@@ -51,10 +51,6 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
     require_free(port, "MLFLOW_PORT")
 
 
-def test_the_tests_own_prefect_server_is_accepted(prefect_api: str) -> None:
-    require_server(prefect_api)
-
-
 def test_a_patch_release_is_accepted() -> None:
     major, minor, _ = version("prefect").split(".")
     with answering(json.dumps(f"{major}.{minor}.999")) as url:

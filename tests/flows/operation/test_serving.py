@@ -139,8 +139,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[...
 
 
 @pytest.fixture(scope="module")
-def served(project: Path, prefect_api: str) -> Iterator[Served]:
-    """The tests' own server is there first: settings that are undone later are undone in order."""
+def served(project: Path) -> Iterator[Served]:
     prefect_port, mlflow_port = free_ports()
     gone = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
     inherited = {name: value for name, value in os.environ.items() if name not in gone}
@@ -271,14 +270,13 @@ def test_an_interrupt_ends_everything(served: Served) -> None:
     assert not (served.folder / "mlflow.db").exists()  # its state is under .tracking
 
 
-def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, start: Any, prefect_api: str) -> None:
-    """With a server elsewhere, so that only MLflow's port is needed."""
+def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, start: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         command = f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()"
-        refused = start("-c", command, "serving", "--mlflow-port", str(port), PREFECT_API_URL=prefect_api)
+        refused = start("-c", command, "serving", "--mlflow-port", str(port))
         _, errors = refused.communicate()
     assert refused.returncode == 1
     assert f"port {port} of 127.0.0.1 cannot be used" in errors

@@ -1,19 +1,16 @@
-"""The training flow: refuses unknown runs first, shows its scores, and a cancel leaves nothing that is in the way.
+"""The training flow shows its scores, and what it trains has a lineage, though no dvc.lock knows of it.
 
-What it trains has a lineage, though no dvc.lock knows of it.
+A cancel is tested where the flow is served, and with the pipeline.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -40,7 +37,7 @@ from flows.operation.deployments import training
 configure_logging()  # shows the stages' lines
 training('ppo', 7)
 """
-ITERATIONS = 4
+ITERATIONS = 2
 
 
 @pytest.fixture
@@ -52,18 +49,6 @@ def project(tmp_path: Path, small_project: Path, write_params: Callable[..., Non
     (folder / "dvc.yaml").write_text(DONE)
     subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)
     return folder
-
-
-def processes_of(folder: Path) -> list[str]:
-    """The command lines of processes that work in a folder."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").resolve().is_relative_to(folder):
-                found.append((process / "cmdline").read_text())
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            continue
-    return [line for line in found if line]
 
 
 def artifacts(prefix: str) -> dict[str, str]:
@@ -93,27 +78,14 @@ def trajectories_by_lineage(label: str) -> Path:
     return Path(command[-1])
 
 
-def test_a_cancel_leaves_nothing_and_the_next_training_goes_on_to_a_model_that_leads_to_its_trajectories(
+def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
     folder = project / load(project / "params.yaml").places.training(RunId("ppo", 7))
     command = TRAIN.format(folder=str(project))
-    cancelled = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent))
-    while (found := checkpoint.progress(folder / "checkpoint")) is None:
-        assert cancelled.poll() is None, cancelled.communicate()
-        time.sleep(0.05)
-    cancelled.send_signal(signal.SIGTERM)  # what a worker sends when a run is cancelled
-    cancelled.communicate()
-
-    assert processes_of(project) == []
-    assert found.iterations < ITERATIONS
-    assert [path.name for path in folder.rglob(".*")] == []
-
     out, errors = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent)).communicate()
-    assert "waiting for the accelerator" not in out + errors
-    assert re.search(r"ppo-seed7: going on after [1-9]\d* finished iterations", out + errors)
     finished = checkpoint.progress(folder / "checkpoint")
-    assert finished is not None
+    assert finished is not None, out + errors
     assert finished.iterations == ITERATIONS
     rows = json.loads(artifacts("scores-ppo-seed7")["scores-ppo-seed7"])
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
