@@ -228,7 +228,7 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
     raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
     """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
     folder = tmp_path_factory.mktemp("engine_server")
