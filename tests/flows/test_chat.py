@@ -184,10 +184,9 @@ def test_one_question_of_a_trained_run(
     inside: Inside,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["chat", "--run", "ppo", "--question", asked[0]])
-    with inside(project), caplog.at_level("INFO", logger="agent_r1"):  # which a chat makes quiet
+    with inside(project):
         main()
     assert len(FOOTER.findall(capsys.readouterr().out)) == 1
 

@@ -27,7 +27,7 @@ WriteParams = Callable[[Path, dict[str, Any]], None]
 
 def test_it_reports_size_and_time(small_project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
     before = describe(small_project / PLACES.index)
-    with inside(small_project), caplog.at_level(logging.INFO):
+    with inside(small_project), caplog.at_level(logging.INFO, logger="flows"):
         index()
     assert describe(small_project / PLACES.index) == before
     assert f"built the bm25 index of {before.size} passages: 0." in caplog.text

@@ -297,7 +297,10 @@ def test_what_cannot_fit_is_refused_and_replaces_nothing(
 ) -> None:
     before = contents(finished / PPO)
     write_params(finished, {"train": {"update": {"max_tokens_per_microbatch": 10**9}}})
-    with caplog.at_level("INFO"), pytest.raises(ValueError, match=r"this run needs about .* GiB and the device has"):
+    with (
+        caplog.at_level("INFO", logger="agent_r1"),
+        pytest.raises(ValueError, match=r"this run needs about .* GiB and the device has"),
+    ):
         train("ppo")
     assert contents(finished / PPO) == before
     assert "memory at the peak, estimated:" in caplog.text

@@ -312,7 +312,7 @@ def test_the_largest_micro_batch_is_measured(
         seen.append(tuple(named["input_ids"].shape))
 
     learner.policy.register_forward_pre_hook(see, with_kwargs=True)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="agent_r1"):
         measure(learner, LIMITS)
     assert seen == [shape] * 4
     assert f"GiB for micro-batches of {shape[0] * shape[1]} tokens" in caplog.text
