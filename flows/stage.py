@@ -149,10 +149,18 @@ def own_folder() -> Path:
     folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not is_own(folder, stat.S_IFDIR, closed=0o022):
         raise ValueError(f"{folder} is no folder that you alone may write to; `chmod 700` it, or set {LOCKS} to one")
     return folder
+
+
+def is_own(path: Path, kind: int, *, closed: int) -> bool:
+    """Whether this is a file of this kind and of this user, with none of the permissions that are to be closed.
+
+    A link is of another kind, wherever it leads.
+    """
+    found = path.lstat()
+    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:

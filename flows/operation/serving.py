@@ -26,6 +26,7 @@ from flows.processes import (
     process_group,
     server_part,
 )
+from flows.stage import is_own
 
 MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set for the worker: where a browser finds MLflow
 POOL = "agent_r1"  # the work pool of prefect.yaml
@@ -50,23 +51,21 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
     With `PREFECT_API_URL` that server is used and none is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI.
     A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
     """
-    remote, environment = os.environ.get("PREFECT_API_URL"), prefect_environment(api_on(prefect_port))
-    servers_to_start = _mlflow_servers(mlflow_port)
+    remote = os.environ.get("PREFECT_API_URL")
+    environment, of_prefect = prefect_environment(remote or api_on(prefect_port)), list[Part]()
     if remote:
         require_server(remote)
-        environment["PREFECT_API_URL"] = remote
     else:
         require_free(prefect_port, "PREFECT_PORT")
-        password = own_password() if with_password else ""
-        environment[OF_CLIENTS] = password
-        servers_to_start.insert(0, server_part(prefect_port, password))
-    with _running(servers_to_start) as servers:
+        environment[OF_CLIENTS] = own_password() if with_password else ""
+        of_prefect.append(server_part(prefect_port, environment[OF_CLIENTS]))
+    with _running([*of_prefect, *_mlflow_servers(mlflow_port)]) as servers:
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
         page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
         if not remote:
-            _say_who_may_enter(password)
+            _say_who_may_enter(environment[OF_CLIENTS])
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
         worker = Part(
             name="worker",
@@ -82,8 +81,8 @@ def own_password() -> str:
     path = log_path("server").with_name(PASSWORD)
     with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
         new.write(secrets.token_urlsafe(18))
-    found, password = path.lstat(), path.read_text().strip()
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077 or not password:
+    password = path.read_text().strip() if is_own(path, stat.S_IFREG, closed=0o077) else ""
+    if not password:
         raise ValueError(f"others may know or have written what is in {path}; remove it, and a new password is made")
     return password
 
@@ -205,6 +204,7 @@ def require_server(api_url: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
+    none = ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api")
     try:
         with (
             temporary_settings({PREFECT_API_URL: api_url}),
@@ -215,14 +215,14 @@ def require_server(api_url: str) -> None:
         if fault.response.status_code in (401, 403):
             remedy = f"set {OF_CLIENTS} to its password, or PREFECT_API_KEY to a key of yours"
             raise ValueError(f"the Prefect server at {api_url} wants to know who asks; {remedy}") from fault
-        raise ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api") from fault
+        raise none from fault
     except (HTTPError, OSError) as fault:
         raise OSError(
             f"no Prefect server answers at PREFECT_API_URL {api_url} ({fault}); start it there, correct the address, "
             "or unset PREFECT_API_URL for a server on this machine"
         ) from fault
     except ValueError as fault:
-        raise ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api") from fault
+        raise none from fault
     ours = version("prefect")
     if found.split(".")[:2] != ours.split(".")[:2]:
         raise ValueError(

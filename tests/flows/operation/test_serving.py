@@ -93,6 +93,10 @@ class Served:
             training.id, parameters=parameters, job_variables=job_variables
         )
 
+    @property
+    def password(self) -> str:
+        return (self.folder / ".tracking/prefect/password").read_text()
+
     def state(self, run: FlowRun) -> str:
         return str(self.client.read_flow_run(run.id).state_name)
 
@@ -184,7 +188,7 @@ def test_the_version_that_a_training_registered_is_evaluated_though_its_page_has
 def test_only_the_operator_gets_an_answer(served: Served) -> None:
     """Not a neighbour without the password, nor a page in the operator's browser, which knows it."""
     url = PREFECT_API_URL.value()
-    told = base64.b64encode((served.folder / ".tracking/prefect/password").read_bytes()).decode()
+    told = base64.b64encode(served.password.encode()).decode()
     known, evil = {"Authorization": f"Basic {told}"}, {"Origin": "https://evil.example"}
     assert httpx.get(f"{url}/admin/version", headers=known).status_code == 200
     assert httpx.get(f"{url}/admin/version").status_code == 401
@@ -248,11 +252,11 @@ def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None
 
 def test_a_cron_schedule_fires(served: Served) -> None:
     """One with seconds, as a sixth field: nobody waits for three in the morning."""
-    path, own = served.folder / "prefect.yaml", (served.folder / ".tracking/prefect/password").read_text()
+    path = served.folder / "prefect.yaml"
     nightly = path.read_text()
     assert '"0 3 * * *"' in nightly
     path.write_text(nightly.replace("0 3 * * *", "* * * * * */10"))
-    told = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_API_AUTH_STRING": own}
+    told = {"PREFECT_API_URL": PREFECT_API_URL.value(), "PREFECT_API_AUTH_STRING": served.password}
     environment = {**os.environ, **told, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "flows", "deploy"], check=True, cwd=served.folder, env=environment)
     wait_for(lambda: served.runs_of("evaluation/nightly"))
