@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 from prefect.server.api.server import create_app
+from prefect.server.events.models import automations
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
+
+_scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
 
 
 def create() -> ASGIApp:
@@ -12,4 +19,13 @@ def create() -> ASGIApp:
 
     Around the app and not in it: what Prefect asks of itself comes under a name of its own.
     """
+    # Prefect 3.7 stops its event loop here until a lock is free that the same loop may hold, and answers nobody any
+    # more: issue 23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
+    automations.run_coro_as_sync = _schedule  # type: ignore[attr-defined, assignment]
     return TrustedHostMiddleware(create_app(), allowed_hosts=["127.0.0.1", "localhost"])
+
+
+def _schedule(update: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.get_running_loop().create_task(update)
+    _scheduled.add(task)
+    task.add_done_callback(_scheduled.discard)

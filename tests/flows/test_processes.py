@@ -1,16 +1,24 @@
-"""A process group leaves nothing behind, however its block ends."""
+"""A process group leaves nothing behind, however its block ends; the Prefect server does not wait for itself."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from prefect.server.events import triggers
+from prefect.server.events.models import automations
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flows import processes
+from flows import prefect_app, processes
 from flows.processes import process_group
 
 # The leader starts a child that will not end by itself; the child says its process id.
@@ -75,3 +83,23 @@ def test_output_and_errors_are_one_stream() -> None:
         assert process.stdout is not None
         assert process.stdout.read() == "out\nerror\n"
         assert process.wait() == 3
+
+
+def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread of its own, because Prefect 3.7 itself never comes back."""
+    saved: Any = SimpleNamespace(id=uuid4())
+    monkeypatch.setattr(automations, "run_coro_as_sync", automations.run_coro_as_sync)  # which `create` replaces
+    prefect_app.create()
+
+    async def save() -> None:
+        engine = create_async_engine("sqlite+aiosqlite://")
+        async with triggers._automations_lock(), AsyncSession(engine) as session:
+            await automations._notify(session, saved, "created")
+            await session.execute(text("select 1"))
+            await session.commit()
+        await engine.dispose()
+
+    thread = threading.Thread(target=asyncio.run, args=(save(),), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
