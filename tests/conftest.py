@@ -110,15 +110,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in first, item.path not in long))
 
 
+def _shared(factory: pytest.TempPathFactory) -> Path:
+    """The folder of what is made once for all processes of the suite."""
+    own = factory.getbasetemp()
+    return (own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own) / "built"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends the servers that the processes of the suite shared, when all of them are through."""
+    if not os.environ.get("PYTEST_XDIST_WORKER"):
+        for pid in _shared(session.config._tmp_path_factory).glob("*/pid"):  # type: ignore[attr-defined]
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(pid.read_text()), signal.SIGKILL)
+
+
 @pytest.fixture(scope="session")
 def build_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """Fills a folder once for all processes of the suite; they only read it."""
-    shared = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        shared = shared.parent
+    shared = _shared(tmp_path_factory)
 
     def build(name: str, fill: Callable[[Path], None]) -> Path:
-        folder = shared / "built" / name
+        folder = shared / name
         done = folder.with_suffix(".done")
         folder.parent.mkdir(exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):

@@ -20,11 +20,11 @@ import httpx
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from agent_r1.params import RunId, load
 from flows.index import index
 from flows.prepare import prepare
+from flows.processes import api_on, await_health, server_part
 from flows.train import train
 from flows.warm_start import warm_start
 
@@ -90,13 +90,30 @@ SMALL = {
 
 
 @pytest.fixture(scope="session")
-def prefect_api() -> Iterator[str]:
-    """The API URL of a Prefect server of the tests' own."""
-    with (
-        prefect_test_harness(server_startup_timeout=120),
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-    ):
-        yield PREFECT_API_URL.value()
+def prefect_api(build_once: BuildOnce, free_port: Callable[[], int]) -> Iterator[str]:
+    """The API URL of a Prefect server that all processes of the suite share."""
+
+    def build(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            part = server_part(port := free_port())
+        with (folder / part.log).open("w") as log:
+            server = subprocess.Popen(
+                part.command,
+                cwd=folder,
+                env=part.environment,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        (folder / "pid").write_text(str(server.pid))  # the session ends it
+        await_health(server, part)
+        (folder / "url").write_text(api_on(port))
+
+    url = (build_once("prefect", build) / "url").read_text()
+    with temporary_settings({PREFECT_API_URL: url, PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield url
 
 
 @pytest.fixture
