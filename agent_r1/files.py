@@ -14,6 +14,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+REMINDER_S = 300.0  # between two calls that say for whom a lock is waited for
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -76,15 +78,16 @@ def finish_swap(folder: Path) -> None:
 def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds a lock file; the kernel frees it when the process ends, however it ends.
 
-    Where another process holds it, `when_held` is called first, which may raise; then its end is waited for.
+    Where another process holds it, `when_held` is called, which may raise, and again every `REMINDER_S` of waiting.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        when_held()
-        lock.acquire()
+    lock, patience_s = FileLock(path), 0.0
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=patience_s)
+        except Timeout:
+            when_held()
+            patience_s = REMINDER_S
     try:
         yield
     finally:

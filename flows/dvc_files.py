@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from agent_r1.files import write_text
+from agent_r1.shown import without_password
 
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
@@ -57,7 +58,7 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         return ""
     said = (done.stderr or done.stdout).strip().splitlines()
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR: ")]
-    return [*errors[-1:], *said, f"exit code {done.returncode}"][0]
+    return without_password([*errors[-1:], *said, f"exit code {done.returncode}"][0])
 
 
 def require_listing(md5: str) -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from agent_r1.shown import without_password
+
 GRACE_S = 10.0
 WATCH_S = 0.5
 HOST = "127.0.0.1"
@@ -96,12 +98,15 @@ def server_answers() -> bool:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return False
+    import httpx  # which takes what an address says of user and password
+
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (OSError, ValueError) as fault:
-        logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", url, fault)
+        httpx.get(f"{url}/health", timeout=5).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as fault:
+        shown = without_password(url), without_password(str(fault))
+        logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", *shown)
         return False
+    return True
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from rich.logging import RichHandler
 from agent_r1 import params
 from agent_r1.files import locked
 from agent_r1.params import SWEEP, project_root
+from agent_r1.shown import without_password
 from flows.processes import end_with_parent, server_answers
 
 P = ParamSpec("P")
@@ -87,6 +89,7 @@ def clean_end() -> Iterator[None]:
     130, a termination as 143; any other fault keeps its traceback.
     """
     configure_logging()
+    sys.excepthook = _show_traceback
     # Neither raises a KeyboardInterrupt, which would end an interpreter that meets it late by the signal itself.
     signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
@@ -188,11 +191,20 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return without_password(super().format(record))
+
+
+def _show_traceback(_: type[BaseException], fault: BaseException, __: TracebackType | None) -> None:
+    sys.stderr.write(without_password("".join(traceback.format_exception(fault))))
+
+
 def configure_logging() -> None:
     """INFO from the project, WARNING from the libraries; rich on a terminal, plain lines elsewhere."""
     handler: logging.Handler = RichHandler(show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
     pattern = "%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(logging.Formatter(pattern, datefmt="%H:%M:%S"))
+    handler.setFormatter(_Shown(pattern, datefmt="%H:%M:%S"))
     # Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours.
     handler.addFilter(lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

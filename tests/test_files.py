@@ -113,3 +113,17 @@ def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
     with locked(tmp_path / "below/lock", refuse):
         write_text(tmp_path / "turn", "after")
+
+
+def test_who_waits_is_told_again_and_again_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "REMINDER_S", 0.01)
+    with locked(tmp_path / "lock"):
+        told = list[int]()
+
+        def remind() -> None:
+            told.append(len(told))
+            if len(told) == 3:
+                raise ValueError("held")
+
+        with pytest.raises(ValueError, match="held"), locked(tmp_path / "lock", remind):
+            pass

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agent_r1.shown import without_password
+
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -93,7 +95,7 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
         return f"{where}: key {key!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
-    return f"{where}: {key + ': ' if key else ''}{message}{given}"
+    return without_password(f"{where}: {key + ': ' if key else ''}{message}{given}")
 
 
 def _keys_at(kind: Any, location: list[str]) -> list[str]:

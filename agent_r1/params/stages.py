@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, field_validator
 
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
+from agent_r1.shown import without_password
 
 BUILT_IN = "atlas"
 
@@ -118,8 +119,17 @@ class HybridParams(Section):
     candidates: Count
 
 
+def _public(url: str) -> str:
+    if without_password(url) != url:
+        raise ValueError(
+            "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY or "
+            "AGENT_R1_ENGINE_KEY, which is sent to the server as a bearer token"
+        )
+    return url
+
+
 class RemoteParams(Section):
-    url: str
+    url: Annotated[str, AfterValidator(_public)]
     timeout_s: Positive
     retries: Natural
     backoff_s: float = Field(ge=0, allow_inf_nan=False)
@@ -207,7 +217,7 @@ class TransformersParams(Section):
 def _address(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise ValueError("a server's address starts with http:// or https://")
-    return url.rstrip("/")
+    return _public(url).rstrip("/")
 
 
 class ServerParams(Section):

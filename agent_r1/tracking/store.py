@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from agent_r1 import files
 from agent_r1.params import tracking_folder
+from agent_r1.shown import without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,8 +63,8 @@ def passing_fault(fault: BaseException) -> ConnectionError | None:
     if not (unanswered or code in PASSING or isinstance(fault, OperationalError)):
         return None
     return ConnectionError(
-        f"MLflow's store {store_uri()} cannot be used for now ({_first_line(fault)}); see that it is up and that "
-        "nothing locks it"
+        f"MLflow's store {without_password(store_uri())} cannot be used for now ({_first_line(fault)}); see that it is "
+        "up and that nothing locks it"
     )
 
 
@@ -97,7 +98,7 @@ def require_store() -> str:
         open_store()
     except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite: whoever meets the damage first
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
-    return server or str(file)
+    return without_password(server) or str(file)
 
 
 def _server() -> str:
@@ -105,12 +106,13 @@ def _server() -> str:
 
 
 def _first_line(fault: BaseException) -> str:
-    return str(fault).strip().splitlines()[0]
+    return without_password(str(fault).strip().splitlines()[0])
 
 
 def _explained(server: str, file: Path, said: str) -> str:
     if server:
-        return f"MLFLOW_TRACKING_URI {server} cannot be used ({said}); start the server there, or unset the variable"
+        meant = f"MLFLOW_TRACKING_URI {without_password(server)}"
+        return f"{meant} cannot be used ({said}); start the server there, or unset the variable"
     if "schema" in said or "revision" in said:
         return (
             f"{file} was written by another version of MLflow ({said.partition(' Take a backup')[0]}); "

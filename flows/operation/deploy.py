@@ -20,6 +20,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
+from agent_r1.shown import without_password
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 
@@ -71,7 +72,7 @@ def deploy(*, restarted: bool = False) -> None:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode:
         raise ValueError(f"prefect deploy refused prefect.yaml:\n{result.stdout}")
-    logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, url)
+    logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, without_password(url))
 
 
 def _close_left_behind(client: SyncPrefectClient) -> None:

@@ -30,6 +30,7 @@ from rich.text import Text
 from agent_r1 import params
 from agent_r1.params import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
+from agent_r1.shown import without_password
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
@@ -122,7 +123,7 @@ def dvc() -> Finding:
     name = config.get("core.remote")
     if name is None:
         return Finding(WARNING, "there is no remote: data and checkpoints are on this disk alone", ADD_REMOTE)
-    url = config.get(f"remote.{name}.url", "")
+    url = without_password(config.get(f"remote.{name}.url", ""))
     if "://" not in url and not (Path(".dvc") / url).is_dir():  # relative to where the configuration is
         remedy = "mount the disk, or make the folder: `dvc push` would make it, here"
         return Finding(WARNING, f"{name} is the folder {url}, which does not exist", remedy)
@@ -220,9 +221,9 @@ def prefect() -> Finding:
         assert run_id
         stored = stack.enter_context(get_client(sync_client=True)).read_flow_run(run_id)
     if stored.state is None or not stored.state.is_completed():
-        message = f"{url} keeps a flow that did nothing as {stored.state_name}"
+        message = f"{without_password(url)} keeps a flow that did nothing as {stored.state_name}"
         return Finding(FAILED, message, "look at the server's log, .tracking/prefect/server.log")
-    return Finding(OK, f"a flow went through {given or 'a temporary server'}")
+    return Finding(OK, f"a flow went through {without_password(given or 'a temporary server')}")
 
 
 def room() -> Finding:

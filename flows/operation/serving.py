@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 
+from agent_r1.shown import without_password
 from agent_r1.tracking.store import open_store, store_file
 from flows.processes import (
     HOST,
@@ -63,7 +64,8 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
-        page, mlflow = environment["PREFECT_API_URL"].removesuffix("/api"), mlflow_ui(mlflow_port)
+        page = without_password(environment["PREFECT_API_URL"]).removesuffix("/api")
+        mlflow = mlflow_ui(mlflow_port)
         if not remote:
             _say_who_may_enter(environment[OF_CLIENTS])
         logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
@@ -176,7 +178,7 @@ def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
 
 def mlflow_ui(port: int = 5000) -> str:
     """Where a browser finds MLflow: what `make serve` says, the tracking server, or else this port of this machine."""
-    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    tracking = without_password(os.environ.get("MLFLOW_TRACKING_URI", ""))
     return os.environ.get(MLFLOW_UI) or (tracking if tracking.startswith("http") else f"http://{HOST}:{port}")
 
 
@@ -204,7 +206,8 @@ def require_server(api_url: str) -> None:
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    none = ValueError(f"PREFECT_API_URL {api_url} is no Prefect server; it should end in /api")
+    shown = without_password(api_url)
+    none = ValueError(f"PREFECT_API_URL {shown} is no Prefect server; it should end in /api")
     try:
         with (
             temporary_settings({PREFECT_API_URL: api_url}),
@@ -214,19 +217,20 @@ def require_server(api_url: str) -> None:
     except HTTPStatusError as fault:
         if fault.response.status_code in (401, 403):
             remedy = f"set {OF_CLIENTS} to its password, or PREFECT_API_KEY to a key of yours"
-            raise ValueError(f"the Prefect server at {api_url} wants to know who asks; {remedy}") from fault
+            raise ValueError(f"the Prefect server at {shown} wants to know who asks; {remedy}") from fault
         raise none from fault
     except (HTTPError, OSError) as fault:
+        said = without_password(str(fault))
         raise OSError(
-            f"no Prefect server answers at PREFECT_API_URL {api_url} ({fault}); start it there, correct the address, "
-            "or unset PREFECT_API_URL for a server on this machine"
+            f"no Prefect server answers at PREFECT_API_URL {shown} ({said}); start it there, correct the address, or "
+            "unset PREFECT_API_URL for a server on this machine"
         ) from fault
     except ValueError as fault:
         raise none from fault
     ours = version("prefect")
     if found.split(".")[:2] != ours.split(".")[:2]:
         raise ValueError(
-            f"the server at PREFECT_API_URL {api_url} is Prefect {found}, and this project has {ours}; run the same "
+            f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}; run the same "
             "minor version on both sides"
         )
 

@@ -176,13 +176,14 @@ def test_a_fault_ends_the_run_as_such(project: Path, fault: type[BaseException],
 
 
 def test_a_server_that_does_not_answer_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(MlflowException) as refusal:
         tracking.start("lost", {}, {})
     passing = passing_fault(refusal.value)
     assert isinstance(passing, ConnectionError)
     assert "MLflow's store http://127.0.0.1:9 cannot be used for now" in str(passing)
+    assert "secret" not in str(passing)
 
 
 def test_a_locked_database_is_a_fault_that_passes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         url = api_on(silent.getsockname()[1])
         with pytest.raises(OSError, match=rf"no Prefect server answers at PREFECT_API_URL {url} .*; start it there"):
-            require_server(url)
+            require_server(url.replace("://", "://me:secret@"))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_answer_is_named() -> None:
     [
         ({}, "http://127.0.0.1:5001"),
         ({"MLFLOW_TRACKING_URI": "sqlite:///x.db"}, "http://127.0.0.1:5001"),
-        ({"MLFLOW_TRACKING_URI": "https://mlflow.example"}, "https://mlflow.example"),
+        ({"MLFLOW_TRACKING_URI": "https://me:secret@mlflow.example"}, "https://mlflow.example"),
         ({"MLFLOW_TRACKING_URI": "http://a", "AGENT_R1_MLFLOW_UI": "http://b"}, "http://b"),
     ],
 )

@@ -26,7 +26,7 @@ from flows.stage import clean_end, run_stage
 logger = logging.getLogger("flows.script")
 
 def refused(run):
-    raise ValueError(f"run {run!r} is not defined; add it to params.yaml")
+    raise ValueError(f"run {run!r} is not defined in http://me:secret@host/; add it to params.yaml")
 
 def unavailable(run):
     raise ConnectionError("no answer")
@@ -39,7 +39,7 @@ def missing(run):
     open("not/there")
 
 def broken(run):
-    assert run == "x", "an invariant of ours"
+    assert run == "x", "an invariant of http://me:secret@ours"
 
 def interrupted(run):
     os.kill(os.getpid(), signal.SIGINT)
@@ -79,16 +79,17 @@ def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> No
 
 
 def test_a_server_that_does_not_answer_is_named_and_left_alone(start: Any, script: str) -> None:
-    code, errors = ending(start(script, "plain", PREFECT_API_URL="http://127.0.0.1:9/api"))
+    code, errors = ending(start(script, "plain", PREFECT_API_URL="http://me:secret@127.0.0.1:9/api"))
     assert code == 0
     assert "http://127.0.0.1:9/api does not answer" in errors
+    assert "secret" not in errors
     assert "prefect imported: False" in errors
 
 
 def test_a_users_fault_is_one_message(start: Any, script: str) -> None:
     code, errors = ending(start(script, "refused"))
     assert code == 1
-    assert "run 'ppo' is not defined; add it to params.yaml" in errors
+    assert "run 'ppo' is not defined in http://host/; add it to params.yaml" in errors
     assert "raised at script.py:8;" in errors  # the raise is the script's eighth line
     assert "Traceback" not in errors
 
@@ -119,7 +120,7 @@ def test_our_fault_keeps_its_traceback(start: Any, script: str) -> None:
     code, errors = ending(start(script, "broken"))
     assert code == 1
     assert "Traceback" in errors
-    assert "AssertionError: an invariant of ours" in errors
+    assert "AssertionError: an invariant of http://ours" in errors
 
 
 def test_an_interrupt_ends_with_130(start: Any, script: str) -> None:
