@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from agent_r1.client import Answer, Client
 from agent_r1.params import Params, load
 from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, Request
@@ -21,16 +22,24 @@ from agent_r1.rollout.serve import command, environment
 from agent_r1.rollout.server_engine import VllmServer
 from agent_r1.rollout.vllm_engine import read_shape
 
-Answer = tuple[int, dict[str, Any]]
+Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
+DESCRIPTION = {
+    "model_type": "qwen2",
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "max_tokens": 512,
+    "dtype": "float32",
+}
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
 
 @contextmanager
-def serving(answer: Callable[[str, dict[str, Any]], Answer]) -> Iterator[str]:
+def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
     """The URL of a server on loopback that answers a path and a body by a status and a body."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -61,7 +70,7 @@ class Echo:
         self.loaded: list[str] = []
         self.asked: list[int] = []
 
-    def __call__(self, path: str, body: dict[str, Any]) -> Answer:
+    def __call__(self, path: str, body: dict[str, Any]) -> Reply:
         if path == "/inference/v1/generate":
             self.asked.append(body["token_ids"][0])
             return 200, {"choices": [self._choice(body["token_ids"][0])]}
@@ -157,7 +166,7 @@ def test_a_server_that_is_down_is_told(opened: Open, tiny_model: Path) -> None:
 def test_a_server_that_says_nothing_is_given_up() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         server = connected(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
-        with pytest.raises(EngineError, match=r"did not answer .*ReadTimeout.*engine\.server\.timeout_s"):
+        with pytest.raises(EngineError, match=r"did not answer .*took longer than 0.1 s.*engine\.server\.timeout_s"):
             server.describe()
 
 
@@ -166,9 +175,9 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(server_engine.time, "sleep", waits.append)
     statuses = [503, 503, 200, 503, 503, 503]
-    with serving(lambda *_: (statuses.pop(0), {"results": [{"vocab_size": 1}]})) as url:
+    with serving(lambda *_: (statuses.pop(0), {"results": [DESCRIPTION]})) as url:
         server = connected(url, retries=2)
-        assert server.describe() == {"vocab_size": 1}
+        assert server.describe() == DESCRIPTION
         assert waits == [1.0, 2.0]
         with pytest.raises(EngineError, match=r"in 3 attempts \(status 503\)"):
             server.describe()
@@ -182,7 +191,7 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     asked: list[str] = []
 
-    def answer(path: str, body: dict[str, Any]) -> Answer:
+    def answer(path: str, body: dict[str, Any]) -> Reply:
         asked.append(path)
         return status, {"error": "dead"}
 
@@ -191,10 +200,48 @@ def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     assert len(asked) == 1
 
 
+CHOICE = {
+    "token_ids": [5, 9],
+    "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -0.5}]},
+    "weight_versions": [{"version": "own"}],
+}
+SAMPLING = {"max_tokens": 2, "stop_token_ids": [9]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([], "Input should be an object"),
+        ({"choices": []}, "choices: List should have at least 1 item"),
+        ({"choices": [CHOICE, CHOICE]}, "choices: List should have at most 1 item"),
+        ({"choices": [None]}, r"choices\.0: Input should be an object"),
+        ({"choices": [{**CHOICE, "token_ids": "ab"}]}, "token_ids: Input should be a valid (array|list)"),
+        ({"choices": [{**CHOICE, "token_ids": [5, -9]}]}, r"token_ids\.1: .* greater than or equal to 0"),
+        ({"choices": [{**CHOICE, "token_ids": [512, 9]}]}, "token 512, of a vocabulary of 512"),
+        ({"choices": [{**CHOICE, "token_ids": [9, 9]}]}, "tokens after 9, which ends an action"),
+        ({"choices": [{**CHOICE, "token_ids": []}]}, "0 tokens and 2 logprobs, of 1 to 2 of each"),
+        ({"choices": [{**CHOICE, "token_ids": [5, 6, 7]}]}, "3 tokens and 2 logprobs"),
+        ({"choices": [{**CHOICE, "logprobs": None}]}, "logprobs: Input should be an object"),
+        ({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": float("nan")}] * 2}}]}, "finite number"),
+        ({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": 3}] * 2}}]}, "less than or equal to 0.001"),
+        ({"choices": [{**CHOICE, "weight_versions": 1}]}, "weight_versions: Input should be a valid (array|list)"),
+    ],
+)
+def test_an_answer_that_vllm_does_not_give_is_named(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
+) -> None:
+    bodies = [{"results": [{**DESCRIPTION, "vocab_size": 512}]}, answer]
+    monkeypatch.setattr(Client, "ask", lambda *_: Answer(200, json.dumps(bodies.pop(0)).encode()))
+    server = connected("http://there:1")
+    server.describe()
+    with pytest.raises(EngineError, match=rf"http://there:1 answered /inference/v1/generate with .*: .*{message}"):
+        server.generate([1], SAMPLING, "own")
+
+
 def test_one_failed_request_fails_the_call(opened: Open, tiny_model: Path) -> None:
     echo = Echo(tiny_model)
 
-    def failing(path: str, body: dict[str, Any]) -> Answer:
+    def failing(path: str, body: dict[str, Any]) -> Reply:
         return (500, {"error": "out of memory"}) if body.get("token_ids", [0])[0] == 101 else echo(path, body)
 
     with (
@@ -208,7 +255,7 @@ def test_one_failed_request_fails_the_call(opened: Open, tiny_model: Path) -> No
 def test_a_cache_that_cannot_be_dropped_is_told(opened: Open, tiny_model: Path) -> None:
     echo = Echo(tiny_model)
 
-    def busy(path: str, body: dict[str, Any]) -> Answer:
+    def busy(path: str, body: dict[str, Any]) -> Reply:
         return (200, {"success": False}) if path == "/reset_prefix_cache" else echo(path, body)
 
     with serving(busy) as url, pytest.raises(EngineError, match="is answering others"):
