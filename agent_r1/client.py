@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 MAX_ANSWER_BYTES = 1 << 25
 _CONNECT_TIMEOUT_S = 10.0
 _EXCERPT = 500  # characters of a server's own words in a message

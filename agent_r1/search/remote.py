@@ -14,11 +14,13 @@ from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
 
+MAX_QUERY = 8192  # characters
+
 
 class SearchRequest(BaseModel):
     """POST /search"""
 
-    queries: Annotated[list[str], Field(max_length=1024)]
+    queries: Annotated[list[Annotated[str, Field(max_length=MAX_QUERY)]], Field(max_length=1024), FailFast()]
     k: Annotated[int, Field(ge=1, le=1000)]
 
 
@@ -60,12 +62,13 @@ class Remote(Search):
         self._down = False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """For each query its best passages.
+        """For each query, of which MAX_QUERY characters are looked at, its best passages.
 
         Raises SearchTimeout if the server took too long, every time, SearchUnavailable if it does not answer, or with
         nonsense, every time, and ValueError if it refuses the request, or serves another index.
         """
-        batches = [list(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)]
+        cut = [query[:MAX_QUERY] for query in queries]
+        batches = [cut[start : start + BATCH] for start in range(0, len(queries), BATCH)]
         return [found for batch in batches for found in self._persistently(SearchRequest(queries=batch, k=k))]
 
     def health(self) -> Health:
