@@ -18,12 +18,12 @@ from transformers import AutoConfig
 from agent_r1.client import Answer, BadAnswerError, Client, Shape
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
-from agent_r1.rollout.vllm_engine import read_shape, sampling_options
+from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape, sampling_options, server_key
 
 log = logging.getLogger(__name__)
 
 _BUSY = {429, 502, 503, 504}  # the server, or what stands before it, asks to come again
-_NOT_FOUND = 404
+_UNAUTHORIZED, _NOT_FOUND = 401, 404
 _Id = Annotated[int, Field(ge=0)]
 _Logprob = Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts that of a sure token above 0
 
@@ -83,13 +83,19 @@ class _Anything(BaseModel):
     """An answer of which nothing is read."""
 
 
+def connect(url: str, timeout_s: float) -> Client:
+    """A client that sends the key of the engine servers, where there is one."""
+    key = server_key()
+    return Client(url, timeout_s, {"authorization": f"Bearer {key}"} if key else None)
+
+
 class VllmServer:
     """One server that `python -m agent_r1.rollout.serve` started. Its methods may run in several threads at once."""
 
     def __init__(self, url: str, settings: ServerParams) -> None:
         self.url = url
         self._retries = settings.retries
-        self._client = Client(url, settings.timeout_s)
+        self._client = connect(url, settings.timeout_s)
         self._vocab_size = 0  # until it describes itself
 
     def describe(self) -> dict[str, Any]:
@@ -162,6 +168,8 @@ class VllmServer:
                 f"the engine server {self.url} has no {path}: it was not started with "
                 "`python -m agent_r1.rollout.serve`, which opens what trainings need"
             )
+        if answer.status == _UNAUTHORIZED:
+            raise EngineError(f"the engine server {self.url} has another key; set {SERVER_KEY} to what it is there")
         if answer.status != 200:
             raise EngineError(f"the engine server {self.url} refused {path}: {answer.excerpt}")
 

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 
 log = logging.getLogger(__name__)
+
+SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # what a server asks for, and its clients send
 
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for; a smaller one fits as well
@@ -84,6 +87,14 @@ def read_shape(config: Any) -> dict[str, Any]:
     """The fields of a Hugging Face text configuration that size a model, and tell it from another one."""
     fields = config.to_dict()
     return {name: fields.get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")}
+
+
+def server_key() -> str:
+    """The key of the engine servers, "" where there is none; raises ValueError if no header can carry it."""
+    key = os.environ.get(SERVER_KEY, "")
+    if not re.fullmatch("[!-~]*", key):
+        raise ValueError(f"{SERVER_KEY} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")
+    return key
 
 
 def claim_scratch() -> tuple[Path, int]:

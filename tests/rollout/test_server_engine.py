@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
 from transformers import AutoConfig
 
 from agent_r1.client import Answer, Client
 from agent_r1.params import Params, load
 from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, Request
-from agent_r1.rollout.serve import command, environment
+from agent_r1.rollout.serve import Guard, command, environment, main
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.vllm_engine import read_shape
+from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -186,7 +189,12 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(404, "has no /collective_rpc: it was not started with"), (500, "refused /collective_rpc: .*dead"), (400, "dead")],
+    [
+        (404, "has no /collective_rpc: it was not started with"),
+        (500, "refused /collective_rpc: .*dead"),
+        (400, "dead"),
+        (401, "has another key; set AGENT"),
+    ],
 )
 def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     asked: list[str] = []
@@ -286,6 +294,7 @@ def test_a_cpu_server_has_the_options_of_the_engine(settings: Params) -> None:
         "--no-enable-chunked-prefill": "",
         "--no-async-scheduling": "",
         "--generation-config": "vllm",
+        "--middleware": "agent_r1.rollout.serve.Guard",
         "--worker-extension-cls": "agent_r1.rollout.vllm_engine.WorkerExtension",
     }
     assert expected.items() <= found.items()
@@ -302,3 +311,68 @@ def test_the_environment_opens_the_endpoints_for_weights(settings: Params) -> No
     opened = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     assert environment(settings, cuda=True) == opened
     assert environment(settings, cuda=False) == {**opened, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+
+ROUTES = ("/inference/v1/generate", "/collective_rpc", "/update_weights", "/health", "/openapi.json", "/")
+
+
+def asked(path: str, headers: dict[str, str | bytes], host: str = "127.0.0.1:8001") -> int:
+    """The status of the guard before an app that answers every path."""
+    client = TestClient(Guard(PlainTextResponse("inside")), base_url=f"http://{host}")
+    return client.post(path, headers=headers).status_code
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_route_asks_for_the_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv(SERVER_KEY, "s3cret")
+    assert asked(path, {"authorization": "Bearer s3cret"}, "node-3:8001") == 200
+    for wrong in (b"Bearer s3cre", b"Bearer s3cret2", b"s3cret", b"Bearer", b"Bearer s3cr\xe9t"):
+        assert asked(path, {"authorization": wrong}) == 401
+    assert asked(path, {}) == 401
+    with pytest.raises(WebSocketDenialResponse), TestClient(Guard(PlainTextResponse("inside"))).websocket_connect(path):
+        pass
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_without_a_key_no_web_page_is_answered(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.delenv(SERVER_KEY, raising=False)
+    assert asked(path, {}) == 200
+    assert asked(path, {"origin": "http://evil.example"}) == 403
+    assert asked(path, {"host": "evil.example:8001"}) == 400
+
+
+def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["authorization"])
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv(SERVER_KEY, "s3cret")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(EngineError, match=f"has another key; set {SERVER_KEY}"):
+            connected(f"http://127.0.0.1:{server.server_port}").describe()
+    assert seen == ["Bearer s3cret"]
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "message"),
+    [
+        ("", ["--host", "0.0.0.0"], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY whoever reaches this"),
+        ("", ["--ho=node-3"], "--host node-3: without"),
+        ("two words", [], "AGENT_R1_ENGINE_KEY holds a blank"),
+    ],
+)
+def test_a_server_for_everybody_is_not_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setenv(SERVER_KEY, key)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("was started"))
+    with pytest.raises((SystemExit, ValueError)) as fault:
+        main(["model", *arguments])
+    assert message in f"{fault.value}{capsys.readouterr().err}"
