@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from agent_r1.harmless import harmless
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 MAX_ANSWER_BYTES = 1 << 25
 _CONNECT_TIMEOUT_S = 10.0
@@ -30,7 +32,7 @@ class Answer(NamedTuple):
     @property
     def excerpt(self) -> str:
         """Its first words."""
-        return self.body[:_EXCERPT].decode(errors="replace")
+        return harmless(self.body[:_EXCERPT].decode(errors="replace"))
 
     def parse(self, kind: type[Shape]) -> Shape:
         """The body, of the shape of a model; raises BadAnswerError, which names the first field that is not."""
@@ -62,7 +64,7 @@ class Client:
         except (TimeoutError, httpx.TimeoutException):
             raise TimeoutError(f"took longer than {self._timeout_s} s") from None
         except httpx.HTTPError as fault:
-            raise ConnectionError(f"{type(fault).__name__}: {fault}"[:_EXCERPT].rstrip(": ")) from fault
+            raise ConnectionError(harmless(f"{type(fault).__name__}: {fault}"[:_EXCERPT].rstrip(": "))) from fault
         except httpx.InvalidURL as fault:
             raise ValueError(f"{self._url} is no address of a server: {fault}") from None
 

@@ -19,7 +19,8 @@ GROUND = {
     "agent_r1.seeds": set[str](),
     "agent_r1.answers": set[str](),
     "agent_r1.files": set[str](),
-    "agent_r1.client": set[str](),
+    "agent_r1.harmless": set[str](),
+    "agent_r1.client": {"agent_r1.harmless"},
     "agent_r1.tables": {"agent_r1.records", "agent_r1.files"},
     "agent_r1.tracking": {"agent_r1.records", "agent_r1.params", "agent_r1.files", "agent_r1.tables"},
 }

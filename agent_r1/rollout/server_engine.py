@@ -16,6 +16,7 @@ from pydantic import BaseModel, FailFast, Field
 from transformers import AutoConfig
 
 from agent_r1.client import Answer, BadAnswerError, Client, Shape
+from agent_r1.harmless import harmless
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape, sampling_options, server_key
@@ -23,6 +24,7 @@ from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape, sampling_option
 log = logging.getLogger(__name__)
 
 _BUSY = {429, 502, 503, 504}  # the server, or what stands before it, asks to come again
+_SHOWN = 100  # characters of what a server calls its weights
 _UNAUTHORIZED, _NOT_FOUND = 401, 404
 _Id = Annotated[int, Field(ge=0)]
 _Logprob = Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts that of a sure token above 0
@@ -114,8 +116,9 @@ class VllmServer:
         [choice] = self._post(_Generated, path, {"token_ids": list(ids), "sampling_params": sampling}).choices
         found = {span.version for span in choice.weight_versions}
         if found != {weights}:
+            others = harmless(", ".join(sorted(found)))[:_SHOWN]
             raise EngineError(
-                f"the engine server {self.url} has other weights than it was given ({', '.join(sorted(found))}, not "
+                f"the engine server {self.url} has other weights than it was given ({others}, not "
                 f"{weights}): it was restarted, or another training uses it too; give every training its own servers"
             )
         sampled, logprobs = choice.token_ids, [token.logprob for token in choice.logprobs.content]
@@ -263,7 +266,7 @@ def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:
             "lower env.max_tokens"
         )
     elif actor.dtype not in ("auto", found["dtype"]):
-        problem = f"runs {found['dtype']}, and model.dtype is {actor.dtype}"
+        problem = f"runs {harmless(found['dtype'])}, and model.dtype is {actor.dtype}"
     else:
         return
     raise EngineError(f"the engine server {server.url} {problem}")

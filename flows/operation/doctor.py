@@ -27,6 +27,7 @@ from rich.text import Text
 
 from agent_r1 import params
 from agent_r1.client import BadAnswerError, Client
+from agent_r1.harmless import harmless_lines
 from agent_r1.params import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
@@ -316,9 +317,9 @@ def table(findings: Mapping[str, Finding]) -> Table:
     for column in ("", "check", "finding"):
         shown.add_column(column, no_wrap=column != "finding", overflow="fold")
     for check, found in findings.items():
-        shown.add_row(Text(found.status, style=COLOURS[found.status]), check, Text(found.message))
+        shown.add_row(Text(found.status, style=COLOURS[found.status]), check, Text(harmless_lines(found.message)))
         if found.remedy:
-            shown.add_row("", "", Text(f"-> {found.remedy}", style="bold"))
+            shown.add_row("", "", Text(harmless_lines(f"-> {found.remedy}"), style="bold"))
     return shown
 
 
