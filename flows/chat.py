@@ -13,6 +13,7 @@ import os
 import sys
 
 from agent_r1 import params
+from agent_r1.harmless import harmless_lines
 from agent_r1.inspection.chat import chat
 from agent_r1.params import RunId
 from agent_r1.rollout.sampling import EngineError
@@ -45,7 +46,7 @@ def main() -> None:
     except (ValueError, OSError, EngineError) as fault:
         if os.environ.get(SHOW_TRACEBACK):
             raise
-        sys.exit(str(fault))
+        sys.exit(harmless_lines(str(fault)))
 
 
 def _arguments() -> argparse.Namespace:

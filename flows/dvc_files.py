@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from agent_r1.files import write_text
-from agent_r1.shown import without_password
+from agent_r1.harmless import without_password
 
 DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file

@@ -11,6 +11,8 @@ from prefect.server.events.models import automations
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
+from agent_r1.client import LOOPBACK
+
 _scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
 
 
@@ -22,7 +24,7 @@ def create() -> ASGIApp:
     # Prefect 3.7 stops its event loop here until a lock is free that the same loop may hold, and answers nobody any
     # more: issue 23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
     automations.run_coro_as_sync = _schedule  # type: ignore[attr-defined, assignment]
-    return TrustedHostMiddleware(create_app(), allowed_hosts=["127.0.0.1", "localhost"])
+    return TrustedHostMiddleware(create_app(), allowed_hosts=LOOPBACK)
 
 
 def _schedule(update: Coroutine[Any, Any, None]) -> None:

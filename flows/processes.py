@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from agent_r1.shown import without_password
+from agent_r1.harmless import without_password
 
 GRACE_S = 10.0
 WATCH_S = 0.5

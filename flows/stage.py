@@ -24,8 +24,8 @@ from rich.logging import RichHandler
 
 from agent_r1 import params
 from agent_r1.files import locked
+from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params import SWEEP, project_root
-from agent_r1.shown import without_password
 from flows.processes import end_with_parent, server_answers
 
 P = ParamSpec("P")
@@ -191,20 +191,22 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Shown(logging.Formatter):
+class HarmlessFormatter(logging.Formatter):
+    """Lines that show what servers, data and policies said, and do nothing to the terminal."""
+
     def format(self, record: logging.LogRecord) -> str:
-        return without_password(super().format(record))
+        return harmless_lines(without_password(super().format(record)))
 
 
 def _show_traceback(_: type[BaseException], fault: BaseException, __: TracebackType | None) -> None:
-    sys.stderr.write(without_password("".join(traceback.format_exception(fault))))
+    sys.stderr.write(harmless_lines(without_password("".join(traceback.format_exception(fault)))) + "\n")
 
 
 def configure_logging() -> None:
     """INFO from the project, WARNING from the libraries; rich on a terminal, plain lines elsewhere."""
     handler: logging.Handler = RichHandler(show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
     pattern = "%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(_Shown(pattern, datefmt="%H:%M:%S"))
+    handler.setFormatter(HarmlessFormatter(pattern, datefmt="%H:%M:%S"))
     # Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours.
     handler.addFilter(lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -15,13 +15,20 @@ ROOT = Path(__file__).parents[1]
 # What each module of the ground floor may import of the house.
 GROUND = {
     "agent_r1.records": set[str](),
-    "agent_r1.params": {"agent_r1.shown"},
-    "agent_r1.shown": set[str](),
+    "agent_r1.params": {"agent_r1.harmless"},
     "agent_r1.seeds": set[str](),
     "agent_r1.answers": set[str](),
     "agent_r1.files": set[str](),
+    "agent_r1.harmless": set[str](),
+    "agent_r1.client": {"agent_r1.harmless"},
     "agent_r1.tables": {"agent_r1.records", "agent_r1.files"},
-    "agent_r1.tracking": {"agent_r1.records", "agent_r1.params", "agent_r1.files", "agent_r1.shown", "agent_r1.tables"},
+    "agent_r1.tracking": {
+        "agent_r1.records",
+        "agent_r1.params",
+        "agent_r1.files",
+        "agent_r1.harmless",
+        "agent_r1.tables",
+    },
 }
 # Which other rooms each room may import. Acting and learning meet only in records, and in training.
 ROOMS = {

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from agent_r1.data.sources import Row
 from agent_r1.records import Question
 
+MOST_HOPS = 1000
+
 
 class Format(NamedTuple):
     """How to read the rows of a data set."""
@@ -101,8 +103,8 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
     if not answers:
         raise row.fault("answers", "must hold at least one text that is not empty")
     hops = row.fields["hops"] if row.has("hops") else max(1, len(titles))
-    if type(hops) is not int or hops < 1:
-        raise row.fault("hops", "must be a number from 1 on")
+    if type(hops) is not int or not 1 <= hops <= MOST_HOPS:
+        raise row.fault("hops", f"must be a number from 1 to {MOST_HOPS}")
     return Question(
         question_id=row.id(named) if row.has(named) else f"{dataset}-{split}-{row.path.name}-{row.number}",
         dataset=dataset,

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
-from agent_r1.data.sources import ROWS, Row, count, data_files, open_text, progress, read, suffix
+from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
 from agent_r1.params.stages import BUILT_IN, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
@@ -145,9 +145,20 @@ def _passage(row: Row) -> Passage:
 def _read_paragraphs(path: Path) -> Iterator[tuple[str, Passage]]:
     title = path.name.removesuffix(".gz").removesuffix(TEXT)
     with open_text(path) as lines:
-        paragraphs = (group for blank, group in groupby(lines, key=lambda line: not line.strip()) if not blank)
+        paragraphs = (group for blank, group in groupby(pieces(lines), key=lambda line: not line.strip()) if not blank)
         for number, paragraph in enumerate(paragraphs, start=1):
-            yield f"{path}, paragraph {number}", named_by_content(title, "".join(paragraph).strip())
+            where = f"{path}, paragraph {number}"
+            yield where, named_by_content(title, _joined(paragraph, where).strip())
+
+
+def _joined(paragraph: Iterable[str], where: str) -> str:
+    """The text of a paragraph; raises ValueError if it is longer than LONGEST_ROW."""
+    text = ""
+    for line in paragraph:
+        text += line
+        if len(text) > LONGEST_ROW:
+            raise ValueError(f"{where}: longer than {LONGEST_ROW} characters; part it by blank lines")
+    return text
 
 
 class Distinct:

@@ -1,6 +1,7 @@
 """Data files row by row: a JSON list, JSON lines or Parquet, plain or gzipped, never a whole file in memory.
 
-A row checks its fields; every fault names file, row, field and what was expected there.
+A row checks its fields; every fault names file, row, field and what was expected there. What is small on disk stays
+small in memory: rows have a longest length, and what is packed unpacks to a multiple of its size.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import gzip
 import json
 import logging
 import re
+import reprlib
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -27,10 +32,20 @@ T = TypeVar("T")
 
 LINE_EVERY = 100_000  # items
 ROWS = (".json", ".jsonl", ".parquet")  # with or without .gz behind
+LONGEST_ROW = 1 << 23  # characters, or bytes in Parquet; also of a paragraph
 _CHUNK = 1 << 20  # characters
-_LONGEST_ROW = 1 << 26  # characters; a row that does not end before is a broken one
-_BATCH = 1024  # rows of a Parquet file
+_BATCH, _BATCH_BYTES = 1024, 1 << 26  # rows of a Parquet file, and what they come to
+_UNPACKED = 64  # times the size of a packed file, or _UNPACKED_BYTES where that is more
+_UNPACKED_BYTES = 1 << 26
+_DECODING = 4  # times what is unpacked: the memory to do it in
+_OBJECT_BYTES = 16  # that a value takes besides its content
+_LONGEST_NUMBER = 4300  # digits that Python reads
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond the first 65,536, as JSON may write it
 _BLANK, _COMMA, _END = re.compile(r"\s*"), re.compile(r"\s*,\s*"), re.compile(r"\s*\]")
+
+
+class BrokenRowError(ValueError):
+    """A row that cannot be taken; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +108,8 @@ class Row:
         objects of title and `second`, or the release's lists as JSON in a text.
         """
         value = self.fields.get(field)
-        with contextlib.suppress(json.JSONDecodeError):
-            value = json.loads(value) if isinstance(value, str) else value
+        with contextlib.suppress(ValueError, RecursionError):
+            value = _decode(value) if isinstance(value, str) else value
         found = _pairs(value, second)
         if not found or not all(isinstance(title, str) for title, _ in found):
             raise self.fault(field, f"must hold [title, {second}] pairs")
@@ -102,7 +117,7 @@ class Row:
 
     def fault(self, field: str, expected: str) -> ValueError:
         """The exception for a field that is not what it should be."""
-        found = repr(self.fields[field])[:80] if field in self.fields else "no such field"
+        found = reprlib.repr(self.fields[field])[:80] if field in self.fields else "no such field"
         return ValueError(f"{self}: field {field!r} {expected}, found {found}")
 
 
@@ -170,16 +185,42 @@ def count(location: Path) -> int:
 def open_text(path: Path) -> Iterator[TextIO]:
     """A file as text, unzipped where its name ends in .gz.
 
-    Raises ValueError if it is not UTF-8, or not a whole gzip file.
+    Raises ValueError if it is not UTF-8, or not a whole gzip file, or one that unpacks to too much.
     """
-    open_binary = gzip.open if path.suffix == ".gz" else open
     try:
-        with open_binary(path, "rb") as file, TextIOWrapper(file, encoding="utf-8-sig") as text:
+        with (
+            _Unzipped(path) if path.suffix == ".gz" else path.open("rb") as file,
+            TextIOWrapper(file, encoding="utf-8-sig") as text,
+        ):
             yield text
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{path}: not a whole gzip file ({error}); download it again") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a text in UTF-8 ({error}); download it again or convert it") from None
+
+
+class _Unzipped(gzip.GzipFile):
+    """A gzip file that is read up to the size of an honest one."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._room = _room(path)
+
+    def read1(self, size: int = -1) -> bytes:
+        piece = super().read1(size)
+        if self.tell() > self._room:
+            raise ValueError(f"{self.name}: unpacks to more than {self._room >> 20} MiB; if it should, unpack it")
+        return piece
+
+
+def _room(path: Path) -> int:
+    """The bytes that a packed file may come to."""
+    return max(_UNPACKED * path.stat().st_size, _UNPACKED_BYTES)
+
+
+def pieces(text: TextIO) -> Iterator[str]:
+    """The lines of a text; one that is longer than LONGEST_ROW in pieces of that length."""
+    return iter(partial(text.readline, LONGEST_ROW), "")
 
 
 @contextmanager
@@ -196,8 +237,11 @@ def _read_file(path: Path) -> Iterator[Row]:
     try:
         for number, fields in enumerate(_values(path), start=1):
             if not isinstance(fields, dict):
-                raise ValueError(f"{path}, row {number}: expected an object with named fields, found {fields!r:.80}")
+                found = reprlib.repr(fields)
+                raise ValueError(f"{path}, row {number}: expected an object with named fields, found {found}")
             yield Row(fields, path, number)
+    except BrokenRowError as error:
+        raise ValueError(f"{path}, row {number + 1}: {error}") from None
     except (json.JSONDecodeError, RecursionError) as error:
         problem = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise ValueError(
@@ -208,19 +252,105 @@ def _read_file(path: Path) -> Iterator[Row]:
 
 def _values(path: Path) -> Iterator[Any]:
     if suffix(path) == ".parquet":
-        with _open_parquet(path) as file:
-            for batch in file.iter_batches(batch_size=_BATCH):
-                yield from batch.to_pylist()
+        yield from _parquet_rows(path)
         return
     with open_text(path) as text:
         is_list = text.read(_CHUNK).lstrip().startswith("[")
         text.seek(0)
-        yield from _list_items(text) if is_list else (json.loads(line) for line in text if line.strip())
+        yield from _list_items(text) if is_list else (_decode(line) for line in pieces(text) if line.strip())
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    room, taken = _room(path), 0
+    with _open_parquet(path) as file:
+        rows = _batch_size(file.metadata)
+        _try(path, _DECODING * room >> 20, rows)
+        for batch in file.iter_batches(rows, use_threads=False):
+            taken += (weight := sum(map(_weight, batch.columns)))
+            if taken > room:
+                raise BrokenRowError(f"the file unpacks to more than {room >> 20} MiB; write it as JSON lines instead")
+            yield from _fields(batch, weight)
+
+
+def _try(path: Path, mebibytes: int, rows: int) -> None:
+    """Raises ValueError if the rows of a file, so many at a time, cannot be decoded in so much memory."""
+    command = [sys.executable, "-m", "agent_r1.data.trial", str(path.absolute()), str(mebibytes), str(rows)]
+    trial = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    if trial.returncode:
+        row = int((trial.stdout.splitlines() or ["0"])[-1]) + 1
+        raise ValueError(
+            f"{path}, row {row}: cannot be decoded in {mebibytes} MiB of memory, with those read with it; write it as "
+            "JSON lines instead"
+        )
+
+
+def _weight(column: pa.Array[Any]) -> int:
+    """About the bytes that a column takes as Python's objects, however few it has in Arrow."""
+    match column:
+        case pa.StructArray():
+            inner = sum(map(_weight, column.flatten()))
+        case pa.ListArray() | pa.LargeListArray() | pa.FixedSizeListArray():
+            inner = _weight(column.flatten())
+        case pa.DictionaryArray():
+            inner = len(column) * column.dictionary.nbytes // max(1, len(column.dictionary))
+        case _:
+            inner = column.nbytes
+    return inner + _OBJECT_BYTES * len(column)
+
+
+def _batch_size(metadata: pq.FileMetaData) -> int:
+    """Rows that come to _BATCH_BYTES by what the file says of itself."""
+    claimed = sum(metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups))
+    return max(1, min(_BATCH, _BATCH_BYTES * metadata.num_rows // max(1, claimed)))
+
+
+def _fields(batch: pa.RecordBatch, weight: int) -> Iterable[Any]:
+    """The rows of a batch; one by one where one of them is too long or broken, so that its number is known."""
+    if weight <= LONGEST_ROW:
+        with contextlib.suppress(ValueError, OverflowError):
+            return batch.to_pylist()
+    return (_alone(batch.slice(at, 1)) for at in range(batch.num_rows))
+
+
+def _alone(row: pa.RecordBatch) -> Any:
+    if sum(map(_weight, row.columns)) > LONGEST_ROW:
+        raise BrokenRowError(f"longer than {LONGEST_ROW} bytes")
+    try:
+        return row.to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        raise BrokenRowError(f"a value cannot be read ({error})") from None
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise BrokenRowError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_whole_number)
+
+
+def _decode(line: str) -> Any:
+    """The value of one JSON text."""
+    if len(line) >= LONGEST_ROW:
+        raise BrokenRowError(f"longer than {LONGEST_ROW} characters")
+    value = _DECODER.decode(line)
+    _refuse_halves(value, line, 0, len(line))
+    return value
+
+
+def _refuse_halves(value: Any, text: str, start: int, stop: int) -> None:
+    """Raises BrokenRowError if a value of this part of a JSON text is none that UTF-8 can write."""
+    if not _HALF.search(text, start, stop):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise BrokenRowError(f"holds half of a character ({error.object[error.start]!a})") from None
 
 
 def _list_items(text: TextIO) -> Iterator[Any]:
     """The values of a JSON list, out of a window of its text that grows until the next value in it is whole."""
-    decoder = json.JSONDecoder()
     held = text.read(_CHUNK)
     at, lead = held.index("[") + 1, _BLANK
     while not (end := _END.match(held, at)):
@@ -228,14 +358,16 @@ def _list_items(text: TextIO) -> Iterator[Any]:
             start = lead.match(held, at)
             if not start:
                 raise json.JSONDecodeError("Expecting ',' or ']'", held, at)
-            value, at = decoder.raw_decode(held, start.end())
+            value, at = _DECODER.raw_decode(held, start.end())
         except json.JSONDecodeError:
             rest = held[at:]  # read twice as much each time: a long value is decoded few times
-            more = text.read(max(_CHUNK, len(rest))) if len(rest) <= _LONGEST_ROW else ""
-            if not more:
+            if len(rest) > LONGEST_ROW:
+                raise BrokenRowError(f"broken, or longer than {LONGEST_ROW} characters") from None
+            if not (more := text.read(max(_CHUNK, len(rest)))):
                 raise
             held, at = rest + more, 0
         else:
+            _refuse_halves(value, held, start.start(), at)
             lead = _COMMA
             yield value
     rest = held[end.end() :].lstrip()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from agent_r1.evaluation.scores import MEASURES, measured
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
+from agent_r1.harmless import in_markdown
 from agent_r1.params import Places, fingerprint
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
@@ -189,7 +190,7 @@ def difference_cell(found: Interval) -> str:
 def warning(evaluations: Sequence[Evaluation]) -> list[str]:
     """A paragraph that names the settings in which the agents differ; none where they were measured alike."""
     differing = differences_of_setting(evaluations).items()
-    lines = [f"> - {key}: {' / '.join(map(_listed, groups))}" for key, groups in differing]
+    lines = [f"> - {in_markdown(key)}: {' / '.join(map(_listed, groups))}" for key, groups in differing]
     heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
     return ["\n".join([heading, ">", *lines])] if lines else []
 

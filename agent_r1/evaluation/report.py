@@ -19,6 +19,7 @@ from agent_r1.evaluation.scores import score
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
 from agent_r1.files import write_text
+from agent_r1.harmless import in_markdown
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Question
 
@@ -112,7 +113,7 @@ def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
 
 def _stratum_title(stratum: str) -> str:
     what, _, value = stratum.partition("_")
-    return value if what != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
+    return in_markdown(value) if what != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
 
 
 def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> str:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.answers import exact_match
 from agent_r1.envs.base import split_action
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
+from agent_r1.harmless import harmless_lines
 from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
 
 PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
@@ -67,7 +68,8 @@ def _decoded(trajectory: Trajectory, span: slice, source: Source, decode: PlainT
 
 def _field(label: str, text: str) -> list[str]:
     """A label with its text beside it, wrapped, every line of the text kept apart."""
-    wrapped = [row for line in text.splitlines() or [""] for row in textwrap.wrap(line, WIDTH - LABEL) or [""]]
+    lines = harmless_lines(text).split("\n")
+    wrapped = [row for line in lines for row in textwrap.wrap(line, WIDTH - LABEL) or [""]]
     return [f"{'' if place else label:<{LABEL}}{row}".rstrip() for place, row in enumerate(wrapped)]
 
 

@@ -27,6 +27,7 @@ from agent_r1.evaluation.comparison import (
     paired,
 )
 from agent_r1.evaluation.statistics import Interval, paired_difference
+from agent_r1.harmless import harmless, in_markdown
 from agent_r1.params.stages import EvaluateParams, PromoteParams
 from agent_r1.records import Question
 
@@ -83,7 +84,7 @@ def explain(found: Drift, shown: int | None = None) -> str:
     ]
     for question, now, before in found.changed[:shown]:
         answers = f"{before.answer or '(none)'!r} -> {now.answer or '(none)'!r}"
-        lines.append(f"  {question.question_id}: {answers}, em {before.em:g} -> {now.em:g}")
+        lines.append(f"  {harmless(question.question_id)}: {answers}, em {before.em:g} -> {now.em:g}")
     further = len(found.changed) - len(lines) + 1
     return "\n".join([*lines, f"  and {further} more"] if further else lines)
 
@@ -163,7 +164,7 @@ def _verdict(
 def decision_table(decision: Decision) -> str:
     """The decision in Markdown: a sentence, and the numbers behind it."""
     verdict = "is promoted" if decision.promoted else "is refused"
-    sentence = f"{decision.challenger} {verdict} against {decision.champion}: {decision.reason}."
+    sentence = f"{decision.challenger} {verdict} against {decision.champion}: {in_markdown(decision.reason)}."
     found = decision.difference
     if found is None:
         return f"{sentence}\n"

@@ -10,7 +10,6 @@ import contextlib
 import signal
 import sys
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,6 +20,7 @@ from rich.text import Text
 from agent_r1.envs.base import parse_action
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
+from agent_r1.harmless import harmless
 from agent_r1.params import Params
 from agent_r1.params.stages import EnvParams
 from agent_r1.policy.model import load_tokenizer
@@ -206,18 +206,3 @@ def _why(last: StepView, limits: EnvParams) -> str:
         case Outcome.MALFORMED:
             return f"the last of {limits.max_steps} steps is neither a tool call nor an answer (env.max_steps)"
     return f"the episode ended as {last.outcome}"
-
-
-def harmless(text: str) -> str:
-    """Text in which nothing moves, colours or reorders what a terminal shows.
-
-    Line breaks and other white space become a space, format characters go, and control characters, whatever their
-    sequence says, become U+FFFD.
-    """
-    return "".join(char if char.isprintable() else _replacement(char) for char in text)
-
-
-def _replacement(char: str) -> str:
-    if char.isspace():
-        return " "
-    return "" if unicodedata.category(char) == "Cf" else "\N{REPLACEMENT CHARACTER}"

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agent_r1.evaluation.comparison import Comparison, Pair, compare, read_evaluation
 from agent_r1.evaluation.statistics import Interval
+from agent_r1.harmless import harmless
 from agent_r1.params import Params, Places
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
@@ -48,7 +49,7 @@ def rendered(found: Comparison) -> Group:
         f"Of {len(found.pairs)} questions {one} are right in {found.a} alone, {other} in {found.b} alone, {right} in "
         f"both and {len(found.pairs) - one - other - right} in neither."
     )
-    warning = Text(f"Not measured alike: {', '.join(found.differing)} differ.", style="bold red")
+    warning = Text(harmless(f"Not measured alike: {', '.join(found.differing)} differ."), style="bold red")
     return Group(
         *([warning] if found.differing else []),
         _scores(found),
@@ -83,5 +84,5 @@ def _examples(name: str, pairs: Sequence[Pair], found: Comparison) -> list[Table
     table = Table(*headings, title=title, title_justify="left", show_lines=True)
     for question, one, other in shown:
         cells = (question.text, " | ".join(question.answers), one.answer, other.answer)
-        table.add_row(*(Text(cell or "(none)") for cell in cells))
+        table.add_row(*(Text(harmless(cell) or "(none)") for cell in cells))
     return [table] if shown else []

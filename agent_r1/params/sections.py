@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agent_r1.shown import without_password
+from agent_r1.harmless import without_password
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]

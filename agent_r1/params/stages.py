@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator
 
+from agent_r1.harmless import without_password
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
-from agent_r1.shown import without_password
 
 BUILT_IN = "atlas"
 

@@ -29,6 +29,8 @@ from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Reques
 
 log = logging.getLogger(__name__)
 
+SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # what a server asks for, and its clients send
+
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
 _ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for; a smaller one fits as well
 _CLOSE_TIMEOUT_S = 10.0

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field
 
+from agent_r1.client import BadAnswerError, Client, Shape, read_key
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
+
+MAX_QUERY = 8192  # characters
 
 
 class SearchRequest(BaseModel):
     """POST /search"""
 
-    queries: Annotated[list[str], Field(max_length=1024)]
+    queries: Annotated[list[Annotated[str, Field(max_length=MAX_QUERY)]], Field(max_length=1024), FailFast()]
     k: Annotated[int, Field(ge=1, le=1000)]
 
 
@@ -27,7 +28,7 @@ class SearchReply(BaseModel):
     """The answer to it."""
 
     index_hash: str
-    results: list[list[Passage]]  # for each query, best first
+    results: Annotated[list[Annotated[list[Passage], FailFast()]], FailFast()]  # for each query, best first
 
 
 class Health(BaseModel):
@@ -39,10 +40,9 @@ class Health(BaseModel):
     size: int  # passages
 
 
+SEARCH_KEY = "AGENT_R1_SEARCH_KEY"  # for whatever stands before the server and asks for one
 BATCH = 32  # queries of a request: every one has its own time limit, however many are asked at once
 BUSY = {408, 429}  # besides 5xx: the server, or what stands before it, asks to come again
-
-Reply = TypeVar("Reply", Health, SearchReply)
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +59,22 @@ class Remote(Search):
         """A client; where a hash is given, results of another index are refused."""
         self._params = params
         self._index_hash = index_hash
-        self._tls = httpx.create_ssl_context()  # takes longer than a search
+        self._client = Client(params.url, params.timeout_s, read_key(SEARCH_KEY))
         self._down = False
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """For each query its best passages.
+        """For each query, of which MAX_QUERY characters are looked at, its best passages.
 
         Raises SearchTimeout if the server took too long, every time, SearchUnavailable if it does not answer, or with
         nonsense, every time, and ValueError if it refuses the request, or serves another index.
         """
-        batches = [list(queries[start : start + BATCH]) for start in range(0, len(queries), BATCH)]
+        cut = [query[:MAX_QUERY] for query in queries]
+        batches = [cut[start : start + BATCH] for start in range(0, len(queries), BATCH)]
         return [found for batch in batches for found in self._persistently(SearchRequest(queries=batch, k=k))]
 
     def health(self) -> Health:
         """What the server says about its index; one attempt."""
-        return _parse(Health, self._fetch("GET", "/health"), self._params.url)
+        return self._fetch(Health, "GET", "/health")
 
     def _persistently(self, request: SearchRequest) -> list[list[Passage]]:
         attempts = 1 if self._down else 1 + self._params.retries
@@ -93,7 +94,7 @@ class Remote(Search):
 
     def _attempt(self, request: SearchRequest) -> list[list[Passage]]:
         url = self._params.url
-        reply = _parse(SearchReply, self._fetch("POST", "/search", request.model_dump_json()), url)
+        reply = self._fetch(SearchReply, "POST", "/search", request.model_dump_json())
         if self._index_hash and reply.index_hash != self._index_hash:
             raise ValueError(
                 f"the search server at {url} serves index {reply.index_hash[:12]} now, not {self._index_hash[:12]}; "
@@ -106,37 +107,21 @@ class Remote(Search):
             )
         return reply.results
 
-    def _fetch(self, method: str, path: str, content: str | None = None) -> bytes:
-        """The body of an answer that came whole within the timeout."""
-        url = self._params.url
+    def _fetch(self, kind: type[Shape], method: str, path: str, content: str | None = None) -> Shape:
+        """An answer that came whole within the timeout, and is of its kind."""
+        server = f"the search server at {self._params.url}"
         try:
-            response = asyncio.run(self._answer(method, path, content))
+            answer = self._client.ask(method, path, content)
+            if answer.status >= 500 or answer.status in BUSY:
+                raise SearchUnavailable(f"{server} answered with status {answer.status}")
+            if answer.status != 200:
+                raise ValueError(
+                    f"{server} refused the search with status {answer.status}: {answer.excerpt}; check remote.url"
+                )
+            return answer.parse(kind)
         except TimeoutError as fault:
-            raise SearchTimeout(f"the search server at {url} took longer than {self._params.timeout_s} s") from fault
-        except httpx.HTTPError as fault:
-            raise SearchUnavailable(f"the search server at {url} does not answer: {fault}") from fault
-        if response.status_code >= 500 or response.status_code in BUSY:
-            raise SearchUnavailable(f"the search server at {url} answered with status {response.status_code}")
-        if response.status_code != 200:
-            excerpt = response.content[:200].decode(errors="replace")
-            raise ValueError(
-                f"{url} refused the search with status {response.status_code}: {excerpt}; check remote.url"
-            )
-        return response.content
-
-    async def _answer(self, method: str, path: str, content: str | None) -> httpx.Response:
-        """Asynchronous, because only so a limit holds for an attempt as a whole, however slowly its bytes drip."""
-        headers = {"content-type": "application/json"}
-        async with (
-            asyncio.timeout(self._params.timeout_s),
-            httpx.AsyncClient(base_url=self._params.url, verify=self._tls, timeout=None) as client,
-        ):
-            return await client.request(method, path, content=content, headers=headers)
-
-
-def _parse(kind: type[Reply], body: bytes, url: str) -> Reply:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as fault:
-        problem = fault.errors(include_url=False, include_input=False)[0]["msg"]
-        raise SearchUnavailable(f"{url} answered with something else than search results: {problem}") from None
+            raise SearchTimeout(f"{server} {fault}") from fault
+        except ConnectionError as fault:
+            raise SearchUnavailable(f"{server} does not answer: {fault}") from fault
+        except BadAnswerError as fault:
+            raise SearchUnavailable(f"{server} answered with something else than search results: {fault}") from None

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import socket
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 
+import psutil
 import uvicorn
-from fastapi import FastAPI
+from anyio import CapacityLimiter, to_thread
+from fastapi import FastAPI, HTTPException, Request
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from agent_r1.client import LOOPBACK, Answer, BadAnswerError
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
 from agent_r1.search.remote import Health, SearchReply, SearchRequest
 
+MAX_BODY_BYTES = 1 << 21  # more than `BATCH` of the longest queries take
+MAX_CONNECTIONS = 512
+CONNECTION_S = 60.0  # that a request with its answer may take
+
 logger = logging.getLogger(__name__)
 
 
-def create_app(index: Search, health: Health) -> FastAPI:
-    """The server's two routes: POST /search and GET /health."""
+def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -> FastAPI:
+    """The server's two routes: POST /search and GET /health, under one of its names only.
+
+    A page in a browser whose name was made to lead here sends its own name, and gets 400.
+    """
     app = FastAPI(title="agent_r1 search")
-    one_at_a_time = Lock()  # tokenizers are not made for threads
+    names = [f"[{name}]" if ":" in name else name for name in hosts]  # as a URL has an IPv6 address
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names)
+    one_at_a_time = CapacityLimiter(1)  # tokenizers are not made for threads; query by query, so that all have a turn
 
     @app.post("/search")
-    def search(request: SearchRequest) -> SearchReply:
-        with one_at_a_time:
-            return SearchReply(index_hash=health.index_hash, results=index.search(request.queries, request.k))
+    async def search(request: Request) -> SearchReply:
+        asked = _parse(await _read(request))
+        results = []
+        for query in asked.queries:
+            if await request.is_disconnected():
+                break
+            results += await to_thread.run_sync(index.search, [query], asked.k, limiter=one_at_a_time)
+        return SearchReply(index_hash=health.index_hash, results=results)
 
     @app.get("/health")
     async def report() -> Health:
@@ -34,21 +55,69 @@ def create_app(index: Search, health: Health) -> FastAPI:
     return app
 
 
+async def _read(request: Request) -> bytes:
+    """The body of a request; refused with 413 where it is longer than any that the client sends."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"a request has {MAX_BODY_BYTES} bytes at most; ask fewer queries at a time")
+    return bytes(body)
+
+
+def _parse(body: bytes) -> SearchRequest:
+    try:
+        return Answer(200, body).parse(SearchRequest)
+    except BadAnswerError as fault:
+        raise HTTPException(422, str(fault)) from None
+
+
+class Bounded(H11Protocol):
+    """A connection that ends after CONNECTION_S, however slowly it is used; one beyond MAX_CONNECTIONS ends at once."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        spare = len(self.connections) <= MAX_CONNECTIONS
+        self._end = self.loop.call_later(CONNECTION_S if spare else 0, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
+        super().connection_lost(exc)
+
+
+def own_names(host: str) -> list[str]:
+    """The names and addresses of this machine under which a server at `host` is asked."""
+    if host in LOOPBACK:
+        return [*LOOPBACK]
+    addresses = [each.address for card in psutil.net_if_addrs().values() for each in card]
+    return [*LOOPBACK, host, socket.gethostname(), socket.getfqdn(), *addresses]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serves an index that the index stage has built.")
     parser.add_argument("--index", type=Path, default=Path("data/index"), help="the index's folder")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8700)
+    named = "a further name that clients ask for, such as a proxy's; may be repeated"
+    parser.add_argument("--name", action="append", default=[], help=named)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         health = describe(arguments.index)
-        app = create_app(open_local(arguments.index), health)
+        app = create_app(open_local(arguments.index), health, [*own_names(arguments.host), *arguments.name])
     except (ValueError, OSError) as fault:
         parser.exit(1, f"{fault}\n")
     logger.info("serving the %s index of %d passages at port %d", health.kind, health.size, arguments.port)
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning")
+    uvicorn.run(
+        app,
+        host=arguments.host,
+        port=arguments.port,
+        http=Bounded,
+        ws="none",
+        headers=[("connection", "close")],
+        log_level="warning",
+    )
 
 
 if __name__ == "__main__":

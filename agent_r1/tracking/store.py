@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1 import files
+from agent_r1.harmless import without_password
 from agent_r1.params import tracking_folder
-from agent_r1.shown import without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
-from agent_r1.shown import without_password
+from agent_r1.harmless import without_password
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 

@@ -9,12 +9,10 @@ import os
 import shutil
 import sys
 import tomllib
-import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, chdir, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from http.client import HTTPException
 from importlib.metadata import distributions, version
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -28,9 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1 import params
+from agent_r1.client import BadAnswerError, Client
+from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
-from agent_r1.shown import without_password
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file
 from flows.dvc_files import ask_dvc, complaint
@@ -188,11 +187,8 @@ def ports() -> Finding:
             require_free(port, variable)
         except ValueError as taken:
             found = b""
-            with (
-                suppress(OSError, HTTPException),
-                urllib.request.urlopen(f"http://{HOST}:{port}/{page}", timeout=ANSWER_S) as answer,
-            ):
-                found = answer.read(100)
+            with suppress(OSError, BadAnswerError):
+                found = Client(f"http://{HOST}:{port}", ANSWER_S, key="").ask("GET", f"/{page}").body
             if found != expected.encode():
                 wrong, _, remedy = str(taken).partition("; ")
                 return Finding(WARNING, wrong, remedy)
@@ -266,11 +262,15 @@ def engine() -> Finding:
     """
     settings = params.load().engine
     if settings.kind == "server":  # it holds what a training has given it, so it gets no tiny model
+        from agent_r1.rollout.server_engine import connect
+        from agent_r1.rollout.vllm_engine import SERVER_KEY
+
         for url in settings.server.urls:
             try:
-                urllib.request.urlopen(f"{url}/health", timeout=10).close()
-            except OSError as fault:
-                remedy = "start it: python -m agent_r1.rollout.serve MODEL --port PORT"
+                if (status := connect(url, ANSWER_S).ask("GET", "/health").status) != 200:
+                    raise OSError(f"status {status}")
+            except (OSError, ValueError) as fault:
+                remedy = f"start it: python -m agent_r1.rollout.serve MODEL --port PORT; 401: its key is {SERVER_KEY}"
                 return Finding(FAILED, f"the engine server {url} does not answer: {fault}", remedy)
         return Finding(OK, f"{len(settings.server.urls)} servers answer")
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
@@ -317,9 +317,9 @@ def table(findings: Mapping[str, Finding]) -> Table:
     for column in ("", "check", "finding"):
         shown.add_column(column, no_wrap=column != "finding", overflow="fold")
     for check, found in findings.items():
-        shown.add_row(Text(found.status, style=COLOURS[found.status]), check, Text(found.message))
+        shown.add_row(Text(found.status, style=COLOURS[found.status]), check, Text(harmless_lines(found.message)))
         if found.remedy:
-            shown.add_row("", "", Text(f"-> {found.remedy}", style="bold"))
+            shown.add_row("", "", Text(harmless_lines(f"-> {found.remedy}"), style="bold"))
     return shown
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 
-from agent_r1.shown import without_password
+from agent_r1.harmless import without_password
 from agent_r1.tracking.store import open_store, store_file
 from flows.processes import (
     HOST,

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_r1.data import prepare as prepare_module
+from agent_r1.data import sources
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import Distinct, Portion, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.questions import make_plans
@@ -93,6 +95,15 @@ def test_rows_keep_their_ids_or_are_named_by_their_content(tmp_path: Path) -> No
     assert where == tuple(f"{tmp_path}/corpus.jsonl.gz, row {number}" for number in (1, 2))
     assert found[0] == Passage(passage_id="5", title="A", text="x")
     assert found[1] == Passage(passage_id=content_id("B", "y"), title="B", text="y")
+
+
+def test_a_paragraph_that_is_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sources, prepare_module):
+        monkeypatch.setattr(module, "LONGEST_ROW", 10)
+    for text in ("Fine.\n\n" + "x" * 11, "Fine.\n\n" + "xx\n" * 4):
+        (tmp_path / "Kiss.txt").write_text(text)
+        with pytest.raises(ValueError, match=r"Kiss\.txt, paragraph 2: longer than 10 characters; part it by blank"):
+            list(read_passages(tmp_path / "Kiss.txt"))
 
 
 def test_every_paragraph_of_a_text_is_a_passage_of_its_files_name(tmp_path: Path) -> None:

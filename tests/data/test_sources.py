@@ -116,9 +116,9 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: bytes, messa
 
 def test_a_broken_row_does_not_make_the_whole_file_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_CHUNK", 10)
-    monkeypatch.setattr(sources, "_LONGEST_ROW", 100)
+    monkeypatch.setattr(sources, "LONGEST_ROW", 100)
     text = io.StringIO('[{"a": oops}' + "x" * 10_000)
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(ValueError, match="broken, or longer than 100 characters"):
         list(sources._list_items(text))
     assert text.tell() < 400
 
@@ -129,3 +129,68 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, content: str) -> None:
     assert fields(tmp_path / "x.json") == []
     with pytest.raises(ValueError, match=r"x\.json holds no rows"):
         count(tmp_path / "x.json")
+
+
+def packed(values: list[str], rows: int) -> pa.Array:
+    """A column that is small on disk, however long its value is."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(values))
+
+
+def test_what_is_small_on_disk_stays_small_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
+    monkeypatch.setattr(sources, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(sources, "_DECODING", 32)
+    nulls = pa.ListArray.from_arrays(pa.array([0, 1 << 25], pa.int32()), pa.nulls(1 << 25))
+    tables = {
+        "1: cannot be decoded in 32 MiB of memory, with those": {"text": packed(["x" * 100_000], 1500)},
+        "1: cannot be decoded in 32 MiB": {"text": nulls},
+        "2: longer than 1000 bytes": {"text": pa.array(["x", "x" * 1001])},
+        "3073: the file unpacks to more than 1 MiB": {"text": packed(["x" * 300], 10_000)},
+    }
+    for message, columns in tables.items():
+        pq.write_table(pa.table(columns), tmp_path / "x.parquet", compression="zstd", store_schema=False)
+        with pytest.raises(ValueError, match=rf"x\.parquet, row {message}"):
+            list(read(tmp_path / "x.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", b'{}\n{"a": "%s"}' % (b"x" * 1000), "row 2: longer than 1000 characters"),
+        ("x.json", b'[{}, {"a": "%s"}]' % (b"x" * 10_000), "row 2: broken, or longer than 1000 characters"),
+        ("x.jsonl.gz", gzip.compress(b"{}\n" + b" " * (1 << 21)), "x.jsonl.gz: unpacks to more than 1 MiB; if"),
+        ("x.jsonl", rb'{"a": "\ud83d\ude00"}' + b"\n" + rb'{"a": "\ud800"}', r"row 2: holds half of a character"),
+        ("x.json", rb'[{"a": "\uD83D\uDE00"}, {"a": "\uDC00"}]', r"row 2: holds half of a character"),
+    ],
+)
+def test_a_row_beyond_the_limits_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, message: str
+) -> None:
+    monkeypatch.setattr(sources, "LONGEST_ROW", 1000)
+    monkeypatch.setattr(sources, "_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(sources, "_CHUNK", 1000)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        list(read(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1%s}' % (b"0" * 5000), "row 1: a number has 5001 digits"),
+        (b'{"context": "%s"}' % (b"[" * 100_000), r"row 1: field 'context' must hold .title, x. pairs, found '\[\[\["),
+        (b'{"context": %s1%s}' % (b"[" * 900, b"]" * 900), r"row 1: field 'context' must hold .title, x. pairs"),
+        (rb'{"context": "[[\"\\ud800\", 1]]"}', r"row 1: field 'context' must hold .title, x. pairs"),
+    ],
+)
+def test_a_field_that_no_row_has_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        [row.pairs("context", "x") for row in read(tmp_path / "x.jsonl")]
+
+
+def test_a_value_of_a_parquet_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    text = pa.array([b"good", b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"text": text}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"x\.parquet, row 2: a value cannot be read .'utf-8' codec"):
+        list(read(tmp_path / "x.parquet"))

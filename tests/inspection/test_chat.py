@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import io
-import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from agent_r1.inspection.chat import Screen, harmless, passage
+from agent_r1.inspection.chat import Screen, passage
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
@@ -167,22 +164,6 @@ def test_escape_sequences_do_not_reach_the_terminal(terminal: bool) -> None:
     assert not set("\x07\x08\r\x9b\u202e") & set(text)
     assert "\x1b[31m" not in text
     assert terminal or "\x1b" not in text
-
-
-@given(st.text())
-def test_harmless_text_is_printable_whatever_comes(text: str) -> None:
-    found = harmless(text)
-    assert found.isprintable()
-    assert harmless(found) == found
-    kept = [char for char in text if char.isprintable()]
-    assert [char for char in found if char not in " \ufffd"] == [char for char in kept if char not in " \ufffd"]
-
-
-def test_harmless_by_hand() -> None:
-    assert harmless("a\tb\nc\u00a0d") == "a b c d"
-    assert harmless("soft\u00adhyphen e\u0301 \U0001f600") == "softhyphen e\u0301 \U0001f600"
-    assert unicodedata.category("\ud800") == "Cs"
-    assert harmless("\ud800") == "\ufffd"
 
 
 def test_only_a_title_is_bold() -> None:

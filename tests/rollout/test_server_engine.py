@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient, WebSocketDenialResponse
 from transformers import AutoConfig
 
+from agent_r1.client import Answer, Client
 from agent_r1.params import Params, load
 from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, Request
-from agent_r1.rollout.serve import command, environment
+from agent_r1.rollout.serve import Guard, command, environment, main
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.vllm_engine import read_shape
+from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape
 
-Answer = tuple[int, dict[str, Any]]
+Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
+DESCRIPTION = {
+    "model_type": "qwen2",
+    "vocab_size": 1,
+    "hidden_size": 1,
+    "num_hidden_layers": 1,
+    "max_tokens": 512,
+    "dtype": "float32",
+}
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
 
 @contextmanager
-def serving(answer: Callable[[str, dict[str, Any]], Answer]) -> Iterator[str]:
+def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
     """The URL of a server on loopback that answers a path and a body by a status and a body."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -61,7 +73,7 @@ class Echo:
         self.loaded: list[str] = []
         self.asked: list[int] = []
 
-    def __call__(self, path: str, body: dict[str, Any]) -> Answer:
+    def __call__(self, path: str, body: dict[str, Any]) -> Reply:
         if path == "/inference/v1/generate":
             self.asked.append(body["token_ids"][0])
             return 200, {"choices": [self._choice(body["token_ids"][0])]}
@@ -157,7 +169,7 @@ def test_a_server_that_is_down_is_told(opened: Open, tiny_model: Path) -> None:
 def test_a_server_that_says_nothing_is_given_up() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
         server = connected(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
-        with pytest.raises(EngineError, match=r"did not answer .*ReadTimeout.*engine\.server\.timeout_s"):
+        with pytest.raises(EngineError, match=r"did not answer .*took longer than 0.1 s.*engine\.server\.timeout_s"):
             server.describe()
 
 
@@ -166,9 +178,9 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(server_engine.time, "sleep", waits.append)
     statuses = [503, 503, 200, 503, 503, 503]
-    with serving(lambda *_: (statuses.pop(0), {"results": [{"vocab_size": 1}]})) as url:
+    with serving(lambda *_: (statuses.pop(0), {"results": [DESCRIPTION]})) as url:
         server = connected(url, retries=2)
-        assert server.describe() == {"vocab_size": 1}
+        assert server.describe() == DESCRIPTION
         assert waits == [1.0, 2.0]
         with pytest.raises(EngineError, match=r"in 3 attempts \(status 503\)"):
             server.describe()
@@ -177,12 +189,17 @@ def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(404, "has no /collective_rpc: it was not started with"), (500, "refused /collective_rpc: .*dead"), (400, "dead")],
+    [
+        (404, "has no /collective_rpc: it was not started with"),
+        (500, "refused /collective_rpc: .*dead"),
+        (400, "dead"),
+        (401, "has another key; set AGENT"),
+    ],
 )
 def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     asked: list[str] = []
 
-    def answer(path: str, body: dict[str, Any]) -> Answer:
+    def answer(path: str, body: dict[str, Any]) -> Reply:
         asked.append(path)
         return status, {"error": "dead"}
 
@@ -191,10 +208,48 @@ def test_an_error_is_not_asked_for_twice(status: int, message: str) -> None:
     assert len(asked) == 1
 
 
+CHOICE = {
+    "token_ids": [5, 9],
+    "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -0.5}]},
+    "weight_versions": [{"version": "own"}],
+}
+SAMPLING = {"max_tokens": 2, "stop_token_ids": [9]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([], "Input should be an object"),
+        ({"choices": []}, "choices: List should have at least 1 item"),
+        ({"choices": [CHOICE, CHOICE]}, "choices: List should have at most 1 item"),
+        ({"choices": [None]}, r"choices\.0: Input should be an object"),
+        ({"choices": [{**CHOICE, "token_ids": "ab"}]}, "token_ids: Input should be a valid (array|list)"),
+        ({"choices": [{**CHOICE, "token_ids": [5, -9]}]}, r"token_ids\.1: .* greater than or equal to 0"),
+        ({"choices": [{**CHOICE, "token_ids": [512, 9]}]}, "token 512, of a vocabulary of 512"),
+        ({"choices": [{**CHOICE, "token_ids": [9, 9]}]}, "tokens after 9, which ends an action"),
+        ({"choices": [{**CHOICE, "token_ids": []}]}, "0 tokens and 2 logprobs, of 1 to 2 of each"),
+        ({"choices": [{**CHOICE, "token_ids": [5, 6, 7]}]}, "3 tokens and 2 logprobs"),
+        ({"choices": [{**CHOICE, "logprobs": None}]}, "logprobs: Input should be an object"),
+        ({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": float("nan")}] * 2}}]}, "finite number"),
+        ({"choices": [{**CHOICE, "logprobs": {"content": [{"logprob": 3}] * 2}}]}, "less than or equal to 0.001"),
+        ({"choices": [{**CHOICE, "weight_versions": 1}]}, "weight_versions: Input should be a valid (array|list)"),
+    ],
+)
+def test_an_answer_that_vllm_does_not_give_is_named(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], message: str
+) -> None:
+    bodies = [{"results": [{**DESCRIPTION, "vocab_size": 512}]}, answer]
+    monkeypatch.setattr(Client, "ask", lambda *_: Answer(200, json.dumps(bodies.pop(0)).encode()))
+    server = connected("http://there:1")
+    server.describe()
+    with pytest.raises(EngineError, match=rf"http://there:1 answered /inference/v1/generate with .*: .*{message}"):
+        server.generate([1], SAMPLING, "own")
+
+
 def test_one_failed_request_fails_the_call(opened: Open, tiny_model: Path) -> None:
     echo = Echo(tiny_model)
 
-    def failing(path: str, body: dict[str, Any]) -> Answer:
+    def failing(path: str, body: dict[str, Any]) -> Reply:
         return (500, {"error": "out of memory"}) if body.get("token_ids", [0])[0] == 101 else echo(path, body)
 
     with (
@@ -208,7 +263,7 @@ def test_one_failed_request_fails_the_call(opened: Open, tiny_model: Path) -> No
 def test_a_cache_that_cannot_be_dropped_is_told(opened: Open, tiny_model: Path) -> None:
     echo = Echo(tiny_model)
 
-    def busy(path: str, body: dict[str, Any]) -> Answer:
+    def busy(path: str, body: dict[str, Any]) -> Reply:
         return (200, {"success": False}) if path == "/reset_prefix_cache" else echo(path, body)
 
     with serving(busy) as url, pytest.raises(EngineError, match="is answering others"):
@@ -239,6 +294,7 @@ def test_a_cpu_server_has_the_options_of_the_engine(settings: Params) -> None:
         "--no-enable-chunked-prefill": "",
         "--no-async-scheduling": "",
         "--generation-config": "vllm",
+        "--middleware": "agent_r1.rollout.serve.Guard",
         "--worker-extension-cls": "agent_r1.rollout.vllm_engine.WorkerExtension",
     }
     assert expected.items() <= found.items()
@@ -255,3 +311,68 @@ def test_the_environment_opens_the_endpoints_for_weights(settings: Params) -> No
     opened = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     assert environment(settings, cuda=True) == opened
     assert environment(settings, cuda=False) == {**opened, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+
+
+ROUTES = ("/inference/v1/generate", "/collective_rpc", "/update_weights", "/health", "/openapi.json", "/")
+
+
+def asked(path: str, headers: dict[str, str | bytes], host: str = "127.0.0.1:8001") -> int:
+    """The status of the guard before an app that answers every path."""
+    client = TestClient(Guard(PlainTextResponse("inside")), base_url=f"http://{host}")
+    return client.post(path, headers=headers).status_code
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_route_asks_for_the_key(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv(SERVER_KEY, "s3cret")
+    assert asked(path, {"authorization": "Bearer s3cret"}, "node-3:8001") == 200
+    for wrong in (b"Bearer s3cre", b"Bearer s3cret2", b"s3cret", b"Bearer", b"Bearer s3cr\xe9t"):
+        assert asked(path, {"authorization": wrong}) == 401
+    assert asked(path, {}) == 401
+    with pytest.raises(WebSocketDenialResponse), TestClient(Guard(PlainTextResponse("inside"))).websocket_connect(path):
+        pass
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_without_a_key_no_web_page_is_answered(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.delenv(SERVER_KEY, raising=False)
+    assert asked(path, {}) == 200
+    assert asked(path, {"origin": "http://evil.example"}) == 403
+    assert asked(path, {"host": "evil.example:8001"}) == 400
+
+
+def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["authorization"])
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv(SERVER_KEY, "s3cret")
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.handle_request).start()
+        with pytest.raises(EngineError, match=f"has another key; set {SERVER_KEY}"):
+            connected(f"http://127.0.0.1:{server.server_port}").describe()
+    assert seen == ["Bearer s3cret"]
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "message"),
+    [
+        ("", ["--host", "0.0.0.0"], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY whoever reaches this"),
+        ("", ["--ho=node-3"], "--host node-3: without"),
+        ("two words", [], "AGENT_R1_ENGINE_KEY holds a blank"),
+    ],
+)
+def test_a_server_for_everybody_is_not_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, arguments: list[str], message: str
+) -> None:
+    monkeypatch.setenv(SERVER_KEY, key)
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("was started"))
+    with pytest.raises((SystemExit, ValueError)) as fault:
+        main(["model", *arguments])
+    assert message in f"{fault.value}{capsys.readouterr().err}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import socket
 import time
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1 import client as client_module
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Passage
 from agent_r1.search import remote as remote_module
@@ -74,6 +77,25 @@ def drip_headers(handler: Handler) -> None:
     """As `drip`, with a header that never ends."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
     _slowly(handler, b"x")
+
+
+def packed(handler: Handler) -> None:
+    """A small answer that unpacked would be a thousand times as large."""
+    body = gzip.compress(bytes(2**20))
+    handler.send_response(200)
+    handler.send_header("content-encoding", "gzip")
+    handler.send_header("content-length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def flood(handler: Handler) -> None:
+    """An answer that has no end."""
+    handler.send_response(200)
+    handler.end_headers()
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(bytes(2**16))
 
 
 def _slowly(handler: Handler, byte: bytes) -> None:
@@ -143,13 +165,18 @@ def test_a_fault_that_passes_is_tried_again() -> None:
         (say(b"busy", 503), "answered with status 503"),
         (say(b"slow down", 429), "answered with status 429"),
         (say(b"<html>"), "answered with something else than search results"),
-        (say({"results": [[PASSAGE]]}), "answered with something else than search results: Field required"),
+        (say({"results": [[PASSAGE]]}), "answered with something else than search results: index_hash: Field required"),
+        (say({"index_hash": "abc", "results": [[7]]}), r"search results: results\.0\.0: Input should be an object"),
+        (say(b"x" * 2**17), "search results: it is larger than 0 MiB"),
+        (packed, r"search results: it is compressed \(gzip\)"),
+        (flood, "search results: it is larger than 0 MiB"),
         (say({"index_hash": "abc", "results": []}), r"answered 1 queries for 1 passages each with \[\]"),
         (say({"index_hash": "abc", "results": [[PASSAGE], []]}), r"answered 1 queries .* with \[1, 0\]"),
         (say({"index_hash": "abc", "results": [[PASSAGE, PASSAGE]]}), r"answered 1 queries .* with \[2\]"),
     ],
 )
-def test_a_server_that_stays_broken_is_given_up(answer: Answer, message: str) -> None:
+def test_a_server_that_stays_broken_is_given_up(monkeypatch: pytest.MonkeyPatch, answer: Answer, message: str) -> None:
+    monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 2**16)
     with serving(answer) as server:
         with pytest.raises(SearchUnavailable, match=message):
             client(server.url).search(["q"], 1)
@@ -208,3 +235,19 @@ def test_for_the_policy_it_is_an_observation(answer: Answer, status: CallStatus)
     assert result.call_status is status
     assert result.text.startswith("the search")
     assert "127.0.0.1" not in result.text, "an address is no business of the policy's"
+
+
+@pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), ("", None)])
+def test_a_key_is_sent_to_what_stands_before_the_server(
+    monkeypatch: pytest.MonkeyPatch, key: str, sent: str | None
+) -> None:
+    monkeypatch.setenv("AGENT_R1_SEARCH_KEY", key)
+    seen = list[str | None]()
+
+    def look(handler: Handler) -> None:
+        seen.append(handler.headers["authorization"])
+        GOOD(handler)
+
+    with serving(look) as server:
+        client(server.url).search(["q"], 1)
+    assert seen == [sent]

@@ -1,22 +1,30 @@
-"""The search server as its users run it: a process on loopback."""
+"""The search server: what it refuses, and as its users run it, a process on loopback."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from agent_r1.files import sha256
 from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage
+from agent_r1.search import server as server_module
 from agent_r1.search.index import build, describe, open_index, open_local
+from agent_r1.search.remote import Health
+from agent_r1.search.server import Bounded, create_app, own_names
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "agent_r1.search.server"]
@@ -86,3 +94,71 @@ def test_without_an_index_it_says_so(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
     assert errors.startswith(f"there is no index at {tmp_path / 'index'}; run the index stage")
+
+
+HEALTH = Health(kind="bm25", index_hash="abc", passages_hash="def", size=1)
+
+
+class Echo:
+    """An index that finds the query itself, once."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [[Passage(passage_id="0", title=query, text="")] for query in queries]
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    return TestClient(create_app(Echo(), HEALTH), base_url="http://localhost")
+
+
+def test_an_honest_request_is_answered(client: TestClient) -> None:
+    reply = client.post("/search", content=b'{"queries": ["Tesk", "Veld"], "k": 1}').json()
+    assert [[passage["title"] for passage in found] for found in reply["results"]] == [["Tesk"], ["Veld"]]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"queries": ["q"], "k": NaN}', 422, "k: Input should be a finite number"),
+        (b'{"queries": ["q"], "k": -1}', 422, "k: Input should be greater than or equal to 1"),
+        (b'{"queries": ["q"], "k": 1001}', 422, "k: Input should be less than or equal to 1000"),
+        (b'{"queries": ["q"], "k": 1%s}' % (b"0" * 5000), 422, "Invalid JSON: number out of range"),
+        (b'{"queries": ["\\ud800"], "k": 1}', 422, "Invalid JSON"),
+        (b'{"queries": ["%s"], "k": 1}' % (b"q" * 8193), 422, "queries.0: String should have at most 8192 characters"),
+        (b'{"queries": [%s"q"], "k": 1}' % (b'"q",' * 1024), 422, "queries: List should have at most 1024 items"),
+        (b"[" * 100_000, 422, "Invalid JSON"),
+        (b" " * (1 << 21) + b"{}", 413, "a request has 2097152 bytes at most; ask fewer queries at a time"),
+    ],
+)
+def test_a_request_beyond_the_limits_is_refused(client: TestClient, body: bytes, status: int, message: str) -> None:
+    reply = client.post("/search", content=body)
+    assert reply.status_code == status
+    assert reply.json()["detail"].startswith(message)
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 400), ("127.0.0.1:8700", 200), ("[::1]:8700", 200)])
+def test_a_request_under_another_name_is_refused(client: TestClient, host: str, status: int) -> None:
+    """A page whose name was made to lead to this machine sends that name."""
+    assert client.get("/health", headers={"host": host}).status_code == status
+    assert not {"evil.example", "*"} & set(own_names("0.0.0.0"))
+
+
+@pytest.mark.parametrize(("limit_s", "connections"), [(0.1, 1), (60.0, 0)])
+def test_a_connection_that_is_slow_or_too_many_ends(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, connections: int
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTION_S", limit_s)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", connections)
+
+    async def attack() -> None:
+        """Sends a header that has no end, and waits for the server to hang up."""
+        config, state = Config(create_app(Echo(), HEALTH)), ServerState()
+        serving = await asyncio.get_running_loop().create_server(lambda: Bounded(config, state, {}), "127.0.0.1", 0)
+        async with asyncio.timeout(30), serving:
+            reader, writer = await asyncio.open_connection(*serving.sockets[0].getsockname())
+            writer.write(b"POST /search HTTP/1.1\r\nx-slow: ")
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(attack())

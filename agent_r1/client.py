@@ -1,0 +1,98 @@
+"""What other servers answer by HTTP: whole, within one limit of time and one of size, and of a known shape."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import NamedTuple, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from agent_r1.harmless import harmless
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
+MAX_ANSWER_BYTES = 1 << 25
+_CONNECT_TIMEOUT_S = 10.0
+_EXCERPT = 500  # characters of a server's own words in a message
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def read_key(variable: str) -> str:
+    """The key in an environment variable, "" where there is none; raises ValueError if no header can carry it."""
+    key = os.environ.get(variable, "")
+    if not re.fullmatch("[!-~]*", key):
+        raise ValueError(f"{variable} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")
+    return key
+
+
+class BadAnswerError(ValueError):
+    """An answer that is larger than any honest one, or of another shape; the message says in what."""
+
+
+class Answer(NamedTuple):
+    """A status and what came with it, whole."""
+
+    status: int
+    body: bytes
+
+    @property
+    def excerpt(self) -> str:
+        """Its first words."""
+        return harmless(self.body[:_EXCERPT].decode(errors="replace"))
+
+    def parse(self, kind: type[Shape]) -> Shape:
+        """The body, of the shape of a model; raises BadAnswerError, which names the first field that is not."""
+        try:
+            return kind.model_validate_json(self.body)
+        except ValidationError as fault:
+            problem = fault.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, problem["loc"]))
+            raise BadAnswerError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+
+
+class Client:
+    """Asks one server; every request has a connection of its own. Safe in several threads at once."""
+
+    def __init__(self, url: str, timeout_s: float, key: str) -> None:
+        """A client of the server at an address, which is sent the key, if that is not ""."""
+        self._url, self._timeout_s = url, timeout_s
+        # Compressed, a small answer could become a large one while it is read.
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._tls = httpx.create_ssl_context()  # takes longer than a search
+
+    def ask(self, method: str, path: str, content: str | None = None) -> Answer:
+        """The answer to a request.
+
+        Raises TimeoutError if it was not whole within the limit, ConnectionError if there was none, and BadAnswerError
+        if it is larger than MAX_ANSWER_BYTES, or compressed, which nobody asked for.
+        """
+        try:
+            return asyncio.run(self._answer(method, path, content))
+        except (TimeoutError, httpx.TimeoutException):
+            raise TimeoutError(f"took longer than {self._timeout_s} s") from None
+        except httpx.HTTPError as fault:
+            raise ConnectionError(harmless(f"{type(fault).__name__}: {fault}"[:_EXCERPT].rstrip(": "))) from fault
+        except httpx.InvalidURL as fault:
+            raise ValueError(f"{self._url} is no address of a server: {fault}") from None
+
+    async def _answer(self, method: str, path: str, content: str | None) -> Answer:
+        """Asynchronous, because only so a limit holds for an attempt as a whole, however slowly its bytes drip."""
+        timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
+        async with (
+            asyncio.timeout(self._timeout_s),
+            httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=timeout) as client,
+            client.stream(method, path, content=content, headers=self._headers) as response,
+        ):
+            if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+                raise BadAnswerError(f"it is compressed ({coding[:20]}), which was not asked for")
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise BadAnswerError(f"it is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+            return Answer(response.status_code, bytes(body))

@@ -1,0 +1,98 @@
+"""What others wrote reaches terminals, logs and reports as text and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agent_r1.client import Answer
+from agent_r1.evaluation.comparison import Comparison, Pair
+from agent_r1.evaluation.report import _table
+from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
+from agent_r1.inspection.side_by_side import rendered
+from agent_r1.records import Prediction, Question
+from flows.stage import HarmlessFormatter
+
+EVIL = "\x1b]52;c;ZXZpbA==\x07\x9b2J \u202edesrever\u2066 \x08\r\x85|<img src=x>`code` [a](b)"
+COMMANDS = set("\x1b\x07\x08\r\x85\x9b\u202e\u2066")
+
+
+@given(st.text())
+def test_harmless_text_is_printable_whatever_comes(text: str) -> None:
+    found = harmless(text)
+    assert found.isprintable()
+    assert harmless(found) == found
+    kept = [char for char in text if char.isprintable()]
+    assert [char for char in found if char not in " \ufffd"] == [char for char in kept if char not in " \ufffd"]
+
+
+def test_harmless_by_hand() -> None:
+    assert harmless("a\tb\nc\u00a0d") == "a b c d"
+    assert harmless("soft\u00adhyphen e\u0301 \U0001f600") == "softhyphen e\u0301 \U0001f600"
+    assert unicodedata.category("\ud800") == "Cs"
+    assert harmless("\ud800") == "\ufffd"
+
+
+def test_lines_stay_lines() -> None:
+    assert harmless_lines("one\n  two\u2028three\x1b[0m") == "one\n  two\nthree\ufffd[0m"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("2hop__bridge_comparison, 3+1", "2hop__bridge_comparison, 3+1"),
+        ("a | b\\| c", r"a \| b\\\| c"),
+        ("<script>x</script>\n| a |", r"\<script>x\</script> \| a \|"),
+        ("`code` ![](http://there)", r"\`code\` !\[](http://there)"),
+    ],
+)
+def test_markup_is_shown_as_it_is(text: str, shown: str) -> None:
+    assert in_markdown(text) == shown
+
+
+def test_a_kind_of_question_stays_in_its_cell() -> None:
+    scores = {"ppo": {"em": 1.0, "em/low": 1.0, "em/high": 1.0, f"questions/kind_{EVIL}": 1.0}}
+    lines = _table(scores, "em", [f"kind_{EVIL}"]).split("\n")
+    assert len(lines) == 3
+    assert lines[0].count("|") - lines[0].count(r"\|") == 4
+    assert not COMMANDS & set("".join(lines))
+
+
+def test_a_log_and_an_excerpt_are_text() -> None:
+    try:
+        raise RuntimeError(EVIL)
+    except RuntimeError:
+        record = logging.LogRecord("agent_r1", logging.ERROR, "", 0, "it said %s", (EVIL,), sys.exc_info())
+    assert not COMMANDS & set(HarmlessFormatter("%(message)s").format(record))
+    assert not COMMANDS & set(Answer(500, EVIL.encode()).excerpt)
+
+
+def test_a_comparison_is_text() -> None:
+    asked = Question(
+        question_id="q", dataset="d", split="test", text=EVIL, answers=[EVIL], gold_titles=[], hops=1, kind="k"
+    )
+    said = Prediction(**{**dict.fromkeys(Prediction.__slots__, 0), "question_id": "q", "answer": EVIL, "em": 1.0})
+    pair = Pair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "em": 0.0}))
+    console = Console(force_terminal=True, color_system=None, width=100)
+    with console.capture() as capture:
+        console.print(rendered(Comparison(a="a", b="b", differing=[EVIL], pairs=[pair], measured=[])))
+    assert not COMMANDS & set(capture.get())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:secret@host:80/a@b", "http://host:80/a@b"),
+        ("no postgresql://me:p@ss@host/db, nor s3://token@bucket", "no postgresql://host/db, nor s3://bucket"),
+        ("http://host, mail me@host", "http://host, mail me@host"),
+        ("http://host/?to=me@host", "http://host/?to=me@host"),
+    ],
+)
+def test_an_address_is_shown_without_its_password(text: str, shown: str) -> None:
+    assert without_password(text) == shown
