@@ -12,7 +12,7 @@ from typing import NamedTuple
 from agent_r1.data.sources import Row
 from agent_r1.records import Question
 
-MOST_HOPS = 1000
+MOST_HOPS = 1_000_000
 
 
 class Format(NamedTuple):
