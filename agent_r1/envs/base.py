@@ -37,8 +37,10 @@ class Transition:
     rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observation finds room
 
     def __post_init__(self) -> None:
-        assert (self.observation is None) == (self.outcome is not None), "an episode ends with an outcome"
-        assert self.observation is not None or not self.rewards_when_read, "nothing is read after the end"
+        if (self.observation is None) == (self.outcome is None):
+            raise ValueError("a transition has either an observation or, where the episode ends, an outcome")
+        if self.observation is None and self.rewards_when_read:
+            raise ValueError("nothing is read after the end of an episode: it takes no rewards_when_read")
 
 
 class Env(Protocol):

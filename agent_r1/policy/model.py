@@ -117,7 +117,8 @@ def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor
     The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only. What
     a model does to its logits afterwards (scales of Granite and Cohere, the soft cap of Gemma) stays the model's own.
     """
-    assert not mask[:, 0].any(), "nothing predicts the first token of a row"
+    if mask[:, 0].any():
+        raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
 
     def select(_: nn.Module, hidden: tuple[Tensor, ...]) -> Tensor:
         return hidden[0][:, :-1][mask[:, 1:]].unsqueeze(0)

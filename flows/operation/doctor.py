@@ -20,6 +20,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory, TemporaryFile
 from types import MappingProxyType
+from typing import cast
+from uuid import UUID
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -65,7 +67,8 @@ class Finding:
     remedy: str = ""  # what to do; never empty unless ok
 
     def __post_init__(self) -> None:
-        assert self.remedy or self.status is OK, f"{self.message}, and no remedy"
+        if not self.remedy and self.status is not OK:
+            raise ValueError(f"{self.message}, and no remedy")
 
 
 def found_by(check: Callable[[], Finding]) -> Finding:
@@ -216,8 +219,7 @@ def prefect() -> Finding:
             stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
         url = given or stack.enter_context(prefect_server())
         stack.enter_context(temporary_settings({PREFECT_API_URL: url}))
-        run_id = nothing(return_state=True).state_details.flow_run_id
-        assert run_id
+        run_id = cast(UUID, nothing(return_state=True).state_details.flow_run_id)
         stored = stack.enter_context(get_client(sync_client=True)).read_flow_run(run_id)
     if stored.state is None or not stored.state.is_completed():
         message = f"{url} keeps a flow that did nothing as {stored.state_name}"
