@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from transformers import AutoConfig
 
+from agent_r1.files import load_pretrained
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.vllm_engine import read_shape, sampling_options
@@ -124,7 +125,7 @@ class ServerEngine(Engine):
         self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
         try:
             try:
-                expected = read_shape(AutoConfig.from_pretrained(actor.model).get_text_config())
+                expected = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
             except (OSError, ValueError) as error:
                 raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
             for server in self._servers:

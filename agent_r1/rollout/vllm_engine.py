@@ -49,6 +49,7 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
     common = {
         "model": model,
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "generation_config": "vllm",  # no sampling defaults from the model's folder
         "max_model_len": max_tokens,
         "max_num_seqs": settings.max_num_seqs,

@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1 import params
+from agent_r1.files import load_pretrained
 from agent_r1.params import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
@@ -237,7 +238,7 @@ def room() -> Finding:
     settings = params.load()
     made = settings.places.warm_start.is_dir()  # before that nothing is known of the model
     runs = [settings.run(RunId(run)) for run in settings.repro_runs]
-    config, device = AutoConfig.from_pretrained(settings.places.warm_start) if made else None, default_device()
+    config, device = load_pretrained(AutoConfig, settings.places.warm_start) if made else None, default_device()
     demands = [memory.demand_of(config, settings, run, device) for run in runs] if config else []
     free = shutil.disk_usage(Path.cwd()).free / memory.GIB
     needs = [sum(memory.estimate(each).values()) for each in demands]
