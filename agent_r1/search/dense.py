@@ -9,7 +9,6 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -19,6 +18,7 @@ from agent_r1.files import load_pretrained, model_hash, replacing, sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.stages import DenseParams
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
+from agent_r1.tables import open_rows
 
 INDEX = "faiss.index"
 SHARD = 1024  # passages
@@ -78,7 +78,8 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
 
     Vectors of other passages or of another encoder that are in it are removed.
     """
-    count = pq.read_metadata(source).num_rows
+    with open_rows(source) as file:
+        count = file.metadata.num_rows
     if count < max(1, params.nlist):
         raise ValueError(f"{count} passages cannot fill nlist {params.nlist} clusters; lower search.dense.nlist")
     identity = (sha256(source), model_hash(params.encoder), params.passage_prefix, params.pooling, params.max_tokens)
