@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -120,6 +121,22 @@ def model_hash(model: str) -> str:
         return Path(snapshot_download(model, allow_patterns="config.json")).name
     except (OSError, ValueError) as fault:
         raise OSError(f"{model!r} is no folder, and no model from the hub: {fault}; correct it") from fault
+
+
+def load_pretrained(kind: Any, model: str | Path, **options: Any) -> Any:
+    """What a class of transformers makes of a Hugging Face folder or hub id, whose own code is never run.
+
+    Raises ValueError if nothing can be loaded without it; other errors are those of `from_pretrained`.
+    """
+    try:
+        return kind.from_pretrained(model, trust_remote_code=False, **options)
+    except ValueError as fault:
+        if "trust_remote_code" not in str(fault):
+            raise
+        raise ValueError(
+            f"{str(model)!r} brings code of its own, and no code from a model's folder is run here; "
+            "choose a model that transformers knows"
+        ) from fault
 
 
 def _sync(path: Path) -> None:

@@ -31,7 +31,8 @@ from agent_r1.records import (
 Row = TypeVar("Row", Question, Passage, Trajectory, Proof, Credit, Prediction)
 
 ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
-
+# How tables are written. Pages have checksums; statistics, which have none, would hide rows from a filter.
+_WRITTEN: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True, "write_statistics": False}
 
 # The Arrow type of a record's field, by its Python type.
 _ARRAYS: dict[Any, pa.DataType] = {
@@ -70,7 +71,7 @@ def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
     """
     table = _table(rows, kind)
     with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, **_WRITTEN)
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
 
     No more than a row group, ROW_GROUP rows, is held in memory.
     """
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], compression="zstd") as file:
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
         waiting: list[Row] = []
 
         def flush() -> None:
@@ -99,17 +100,36 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
 def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -> list[Row]:
     """Reads the rows of one Parquet file: all of them, or those for which `where` holds.
 
-    Raises FileNotFoundError if there is no such file, and ValueError, which names the field, if its schema is not the
-    record's.
+    Raises FileNotFoundError if there is no such file, ValueError if it is not as it was written, and ValueError, which
+    names the field, if its schema is not the record's.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
-    table = pq.read_table(path, filters=where)
+    with _whole(path):
+        table = pq.read_table(path, filters=where, page_checksum_verification=True)
     check_schema(path, table.schema, SCHEMAS[kind])
     build = _BUILDERS.get(kind, kind)
     hints = get_type_hints(kind)
     columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
     return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+
+
+@contextmanager
+def open_rows(path: Path) -> Iterator[pq.ParquetFile]:
+    """One Parquet file, to be read in parts. Raises ValueError if it is not as it was written."""
+    with _whole(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        yield file
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Refuses a file that Parquet cannot read, or whose checksums say that it has changed."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as fault:
+        raise ValueError(
+            f"{path} is damaged ({fault}); delete it, then bring it back (`dvc checkout`) or rerun its stage"
+        ) from fault
 
 
 def _table(rows: Sequence[Row], kind: type[Row]) -> pa.Table:

@@ -108,8 +108,7 @@ def _follow(stage: str, command: Sequence[str]) -> None:
     with TemporaryDirectory() as folder:
         exit_code = Path(folder) / "exit_code"
         with process_group(command, _stage_environment(exit_code)) as process:
-            assert process.stdout is not None
-            for line in filter(str.strip, process.stdout):
+            for line in filter(str.strip, process.stdout or ()):
                 logger.info("%s", line.rstrip())
             code = process.wait()
         if code and exit_code.exists():
@@ -122,7 +121,8 @@ def _follow(stage: str, command: Sequence[str]) -> None:
 def _stage_environment(exit_code: Path) -> dict[str, str]:
     """This process's environment, and where the stage's own flow finds its server and its parent."""
     context = TaskRunContext.get()
-    assert context is not None, "a stage's command runs as a task"
+    if context is None:
+        raise RuntimeError("a stage's command runs as a task, and there is none here")
     return {
         **os.environ,
         "PREFECT_API_URL": PREFECT_API_URL.value(),

@@ -27,13 +27,17 @@ class Policy:
 
     @classmethod
     def of_run(cls, settings: Params, run: RunId) -> Policy:
-        """The latest policy of a run."""
+        """The latest policy of a run.
+
+        Raises FileNotFoundError if there is none, and ValueError if it is not as it was written.
+        """
         settings.run(run)
         folder = policy_in(settings.places.training(run))
         progress = checkpoint.peek(folder.parent)
         if progress is None:
             command = f"python -m flows train {' '.join(run.words)}"
             raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
+        checkpoint.require_whole(folder.parent, checkpoint.POLICY)
         title = f"{run.label} after {progress.iterations} iterations"
         return cls(title=title, path=str(folder), updates=progress.policy_version)
 
@@ -50,8 +54,8 @@ class Policy:
     def named(cls, model: str) -> Policy:
         """A registered policy by its reference, such as `models:/agent_r1@champion`, or a model by folder or hub id.
 
-        Raises FileNotFoundError if there is no such folder, and ValueError if there is no such version, or its policy
-        has gone.
+        Raises FileNotFoundError if there is no such folder, and ValueError if there is no such version, its policy has
+        gone, or a checkpoint's is not as it was written.
         """
         if model.startswith(SCHEME):
             version = registry.find(model)
@@ -64,6 +68,8 @@ class Policy:
             if missing:
                 raise FileNotFoundError(f"{model} has no {missing[0]}; save a model and its tokenizer into one folder")
             progress = checkpoint.peek(folder.parent)
+            if progress:
+                checkpoint.require_whole(folder.parent, checkpoint.POLICY)
             return cls(title=model, path=str(folder), updates=progress.policy_version if progress else 0)
         if model.startswith((".", "/", "~")) or model.count("/") != 1:
             raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")

@@ -24,6 +24,7 @@ GRACE_S = 10.0
 WATCH_S = 0.5
 HOST = "127.0.0.1"
 STARTUP_S = 120.0
+ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 
 logger = logging.getLogger(__name__)
@@ -98,11 +99,13 @@ def server_answers() -> bool:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return False
-    import httpx  # which takes what an address says of user and password
+    from agent_r1.client import Client  # takes what an address says of user and password
 
     try:
-        httpx.get(f"{url}/health", timeout=5).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as fault:
+        status = Client(url, ANSWER_S, key="").ask("GET", "/health").status
+        if status != 200:
+            raise OSError(f"status {status}")
+    except (OSError, ValueError) as fault:
         shown = without_password(url), without_password(str(fault))
         logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", *shown)
         return False

@@ -12,6 +12,7 @@ from agent_r1.evaluation.comparison import read_curve, read_evaluation
 from agent_r1.evaluation.report import render, render_sweep
 from agent_r1.evaluation.scores import OF_A_SWEEP
 from agent_r1.evaluation.transcript import plain_text
+from agent_r1.files import load_pretrained
 from agent_r1.params import SWEEP, Params, RunId
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
@@ -39,7 +40,7 @@ def _report_runs(settings: Params) -> list[Path]:
         [read_evaluation(name, folder) for name, folder in folders.items()],
         {run: read_curve(places.training(RunId(run)) / "metrics.jsonl") for run in settings.repro_runs},
         read_rows(places.questions, Question),
-        plain_text(AutoTokenizer.from_pretrained(places.warm_start)),
+        plain_text(load_pretrained(AutoTokenizer, places.warm_start)),
         places.report(),
         settings.evaluate,
     )

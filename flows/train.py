@@ -10,7 +10,7 @@ from transformers import AutoConfig
 
 from agent_r1 import params, tracking
 from agent_r1.envs.tool_env import asked_attempt
-from agent_r1.files import sha256, write_text
+from agent_r1.files import load_pretrained, sha256, write_text
 from agent_r1.params import Params, RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import adapter, memory
@@ -36,7 +36,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     config, places = settings.run(meant), settings.places
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         # before the folder is taken up: what cannot run replaces nothing
-        memory.check(AutoConfig.from_pretrained(places.warm_start), settings, [config])
+        memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [config])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
         identity = Identity.of(settings, config, _inputs(settings, index), code_of("train"))

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 
 from agent_r1 import params
-from agent_r1.files import replaced_folder
+from agent_r1.files import load_pretrained, replaced_folder
 from agent_r1.params import Params
 from agent_r1.policy import memory
 from agent_r1.policy.model import default_device, load_policy, load_tokenizer
@@ -50,7 +50,7 @@ def warm_start() -> None:
 
 def _check_memory(settings: Params, path: str) -> None:
     """Refuses a model that is too large for this machine, before it is loaded: for the runs, and to be fine-tuned."""
-    config = AutoConfig.from_pretrained(path)
+    config = load_pretrained(AutoConfig, path)
     memory.check(config, settings, [settings.run(params.RunId(run)) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
         demand = memory.Demand(model=config, tokens=settings.warm_start.batch_size * settings.env.max_tokens)

@@ -137,6 +137,11 @@ def test_heavy_libraries_stay_in_their_place(library: str) -> None:
     assert {module for module in importers if not within(module, PLACES[library])} == set()
 
 
+def test_models_are_loaded_by_one_function() -> None:
+    """The one that runs no code of a model's folder."""
+    assert {name for name, source in SOURCES.items() if ".from_pretrained(" in source} == {"agent_r1.files"}
+
+
 def test_no_cycles() -> None:
     graph = {module: of_the_house(module) for module in HOUSE}
     assert list(graphlib.TopologicalSorter(graph).static_order()), "CycleError names the modules"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import random
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,29 @@ def test_a_table_of_another_record_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.parquet", PASSAGES, Passage)
     with pytest.raises(ValueError, match="field 'question_id' is missing"):
         read_rows(tmp_path / "rows.parquet", Question)
+
+
+@pytest.mark.parametrize("where", [None, pc.field("title").isin(["title 2", "title 0"])])
+def test_a_file_with_a_flipped_bit_is_refused_or_read_as_it_was(tmp_path: Path, where: pc.Expression | None) -> None:
+    path = tmp_path / "passages.parquet"
+    write_rows(path, PASSAGES, Passage)
+    expected, written, refused = read_rows(path, Passage, where), path.read_bytes(), list[str]()
+    for bit in random.Random(0).sample(range(8 * len(written)), 300):
+        flipped = bytearray(written)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            assert read_rows(path, Passage, where) == expected, bit
+        except ValueError as fault:
+            refused.append(str(fault))
+    assert len(refused) > 150
+    assert all(message.startswith(str(path)) for message in refused)
+
+
+def test_a_file_without_checksums_is_read_as_ever(tmp_path: Path) -> None:
+    write_rows(tmp_path / "new.parquet", PASSAGES, Passage)
+    pq.write_table(pq.read_table(tmp_path / "new.parquet"), tmp_path / "old.parquet", compression="zstd")
+    assert read_rows(tmp_path / "old.parquet", Passage) == PASSAGES
 
 
 def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path) -> None:

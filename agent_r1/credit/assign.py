@@ -85,7 +85,8 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
 
     Source: Ouyang et al. 2022 (arXiv 2203.02155), Eq. 2; k1, k3: Schulman 2020, joschu.net/blog/kl-approx.html.
     """
-    assert len(reference) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(reference)} logprobs"
+    if len(reference) != len(trajectory.token_ids):
+        raise ValueError(f"trajectory {trajectory.trajectory_id!r}: {len(reference)} logprobs of the reference")
     rewards = np.where(trajectory.action_mask, reference.astype(np.float64) - trajectory.logprobs, 0.0)
     if not np.isfinite(rewards).all():
         raise ValueError(
@@ -111,7 +112,8 @@ def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | N
             "budget, raise env.max_tokens"
         )
     for trajectory, row in [] if values is None else zip(trajectories, values, strict=True):
-        assert len(row) == len(trajectory.token_ids), f"{trajectory.trajectory_id}: {len(row)} values"
+        if len(row) != len(trajectory.token_ids):
+            raise ValueError(f"trajectory {trajectory.trajectory_id!r}: {len(row)} values of the critic")
         if not np.isfinite(row).all():
             raise ValueError(
                 f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "

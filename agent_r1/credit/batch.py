@@ -95,7 +95,8 @@ def token_rewards(trajectory: Trajectory, step_rewards: Floats) -> Floats:
     """[L] every step's reward [K] at its last action token, whatever comes after it (law 4)."""
     rewards = np.zeros(len(trajectory.token_ids))
     last_tokens = [step.action_stop - 1 for step in trajectory.steps]
-    assert trajectory.action_mask[last_tokens].all(), f"{trajectory.trajectory_id}: a step ends on an unsampled token"
+    if not trajectory.action_mask[last_tokens].all():
+        raise ValueError(f"trajectory {trajectory.trajectory_id!r}: a step ends on a token that was not sampled")
     rewards[last_tokens] = step_rewards
     return rewards
 
@@ -105,7 +106,8 @@ def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
     steps = np.full(len(trajectory.token_ids), NO_STEP, dtype=np.int32)
     for k, step in enumerate(trajectory.steps):
         steps[step.action_start : step.action_stop] = k
-    assert np.array_equal(steps >= 0, trajectory.action_mask), f"{trajectory.trajectory_id}: steps are not the actions"
+    if not np.array_equal(steps >= 0, trajectory.action_mask):
+        raise ValueError(f"trajectory {trajectory.trajectory_id!r}: its steps are not the tokens that were sampled")
     return steps
 
 

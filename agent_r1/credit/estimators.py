@@ -43,13 +43,13 @@ def gae(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: Schulman et al. 2016 (arXiv 1506.02438); over action tokens alone: Agent-R1 (arXiv 2511.14460), §4.
     """
-    assert batch.values is not None
-    raw = token_advantages(batch.rewards, batch.values, batch.time_steps, params)
-    targets = raw + batch.values
+    values = _critic_values(batch, params)
+    raw = token_advantages(batch.rewards, values, batch.time_steps, params)
+    targets = raw + values
     beyond = batch.critic_mask & ~batch.time_steps
     if beyond.any():
-        over_critic = token_advantages(batch.rewards, batch.values, batch.critic_mask, params)
-        targets = np.where(beyond, over_critic + batch.values, targets)
+        over_critic = token_advantages(batch.rewards, values, batch.critic_mask, params)
+        targets = np.where(beyond, over_critic + values, targets)
     return Estimate(
         advantages=whitened(raw, batch),
         value_targets=np.where(batch.critic_mask, targets, 0.0),
@@ -65,9 +65,8 @@ def step_gae(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: StepPO (arXiv 2604.18401), whose whitening counts steps.
     """
-    assert batch.values is not None
     spans = step_spans(batch.steps)
-    values = batch.values[spans.first]
+    values = _critic_values(batch, params)[spans.first]
     raw = _step_advantages(batch.rewards, values, spans, params)
     return Estimate(
         advantages=whitened(_scatter(np.repeat(raw, spans.tokens), spans.acting), batch),
@@ -89,9 +88,8 @@ def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
     Source: VAGEN (arXiv 2510.16907), Bi-Level GAE; RAGEN, ragen/trainer/core_algos.py, which takes the tokens with a
     reward for the boundaries.
     """
-    assert batch.values is not None
     spans = step_spans(batch.steps)
-    values = batch.values[spans.acting]
+    values = _critic_values(batch, params)[spans.acting]
     ends = spans.starts + spans.tokens - 1
     returns = np.zeros(len(values))
     returns[ends] = _step_advantages(batch.rewards, values[ends], spans, params) + values[ends]
@@ -158,13 +156,18 @@ ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
 
 def estimate(batch: Batch, params: CreditParams) -> Estimate:
     """Runs the estimator that `params` names; a ValueError refuses values that it would not look at, or their lack."""
-    if params.needs_critic and batch.values is None:
-        raise ValueError(
-            f"estimator {params.estimator} needs the values of a critic; give them, or set estimator: grpo"
-        )
     if not params.needs_critic and batch.values is not None:
         raise ValueError(f"estimator {params.estimator} uses no values; give none, or set estimator: gae")
     return ESTIMATORS[params.estimator](batch, params)
+
+
+def _critic_values(batch: Batch, params: CreditParams) -> Floats:
+    """[B, L] the values of a batch; a ValueError where it has none."""
+    if batch.values is None:
+        raise ValueError(
+            f"estimator {params.estimator} needs the values of a critic; give them, or set estimator: grpo"
+        )
+    return batch.values
 
 
 def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, gamma: float, lam: float) -> Floats:
@@ -181,7 +184,8 @@ def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, 
 
 def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
     """[N] S_n = x_n + factor S_{n+1} of entries x [N], S 0 after the end of a sequence; `lengths` [S] may be 0."""
-    assert lengths.sum() == len(entries), f"{len(entries)} entries for sequences of {lengths.sum()} together"
+    if lengths.sum() != len(entries):
+        raise RuntimeError(f"{len(entries)} entries for sequences of {lengths.sum()} together")
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
     rows = _scatter(entries, filled)
     backwards = lfilter([1.0], [1.0, -factor], rows[:, ::-1], axis=1)  # y_n = x_n + factor y_{n-1}
@@ -246,7 +250,8 @@ def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: 
 
 def _rewards_at(rewards: Floats, time_steps: Mask) -> Floats:
     """[N] of rewards [B, L] those at the time steps, where all of them must be."""
-    assert not rewards[~time_steps].any(), "a reward outside the time steps would be lost"
+    if rewards[~time_steps].any():
+        raise RuntimeError("a reward outside of the time steps would be lost")
     return rewards[time_steps]
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
@@ -24,7 +23,7 @@ from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, ope
 from agent_r1.params.stages import BUILT_IN, FilesParams, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
-from agent_r1.tables import row_writer
+from agent_r1.tables import open_rows, row_writer
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,7 +68,9 @@ def write(params: PrepareParams, directory: Path) -> None:
         for where, passage in _searchable(params, generated.passages if generated else []):
             if distinct.is_new(passage, where):
                 add_passage(passage)
-    if not pq.read_metadata(passages).num_rows:
+    with open_rows(passages) as file:
+        found = file.metadata.num_rows
+    if not found:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     _warn_of_missing_gold(questions, passages)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
@@ -97,8 +98,9 @@ def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator
 
 def _warn_of_missing_gold(questions: Path, passages: Path) -> None:
     """Says how many gold passages no search can find: those of HotpotQA's fullwiki rows, or of another corpus."""
-    titles = pq.read_table(passages, columns=["title"])["title"].combine_chunks()
-    asked = pq.read_table(questions, columns=["dataset", "gold_titles"])
+    with open_rows(passages) as passage_file, open_rows(questions) as question_file:
+        titles = passage_file.read(["title"])["title"].combine_chunks()
+        asked = question_file.read(["dataset", "gold_titles"])
     for dataset in pc.unique(asked["dataset"]).to_pylist():
         golds = pc.list_flatten(asked.filter(pc.field("dataset") == dataset)["gold_titles"])
         missing = golds.filter(pc.invert(pc.is_in(golds, value_set=titles)))

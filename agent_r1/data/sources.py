@@ -226,7 +226,7 @@ def pieces(text: TextIO) -> Iterator[str]:
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a whole Parquet file ({error}); download it again") from None

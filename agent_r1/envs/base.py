@@ -37,8 +37,10 @@ class Transition:
     rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observation finds room
 
     def __post_init__(self) -> None:
-        assert (self.observation is None) == (self.outcome is not None), "an episode ends with an outcome"
-        assert self.observation is not None or not self.rewards_when_read, "nothing is read after the end"
+        if (self.observation is None) == (self.outcome is None):
+            raise ValueError("a transition has either an observation or, where the episode ends, an outcome")
+        if self.observation is None and self.rewards_when_read:
+            raise ValueError("nothing is read after the end of an episode: it takes no rewards_when_read")
 
 
 class Env(Protocol):
@@ -87,10 +89,11 @@ def parse_action(text: str) -> ParsedAction:
     """
     found = _THOUGHT.match(text)
     thought, rest = (found[1].strip(), text[found.end() :]) if found else ("", text)
-    if not _TAG.search(rest):
+    tags = len(_TAG.findall(rest))
+    if not tags:
         return _malformed(thought, "neither a tool call nor an answer")
-    block = _BLOCK.search(rest)
-    if block is None or len(_TAG.findall(rest)) != 2:
+    block = _BLOCK.search(rest) if tags == 2 else None  # among many, every opening tag would look for its end
+    if block is None:
         return _malformed(thought, "the tags do not form one tool call or one answer")
     if block[1] == "answer":
         return ParsedAction(thought=thought, answer=block[2].strip())
@@ -100,7 +103,7 @@ def parse_action(text: str) -> ParsedAction:
 def _parse_call(thought: str, body: str) -> ParsedAction:
     try:
         call = json.loads(body, parse_constant=_refuse)
-        json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate is no text: nothing could store it
+        json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # what it refuses, no file could keep
     except (ValueError, RecursionError):
         return _malformed(thought, "the tool call is not valid JSON")
     match call:

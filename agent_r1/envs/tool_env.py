@@ -42,7 +42,6 @@ class ToolEnv:
     def __init__(
         self, question: Question | str, tools: Sequence[Tool], *, max_steps: int, system: str = SYSTEM
     ) -> None:
-        assert max_steps >= 1, max_steps
         self.system = system
         self.user = question if isinstance(question, str) else question.text
         self.tools: list[dict[str, Any]] = [tool.schema for tool in tools]
@@ -54,7 +53,8 @@ class ToolEnv:
 
     def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        assert self._steps_left, "the episode is over"
+        if not self._steps_left:
+            raise RuntimeError("the episode is over: no step is left")
         self._steps_left -= 1
         parsed = parse_action(action)
         if parsed.answer is not None:

@@ -119,7 +119,8 @@ def decide(challenger: Evaluation, champion: Evaluation, gate: PromoteParams, dr
     With a level of 0.95 an equal challenger is promoted in 1 of 40 cases at most. How rarely one is that is better by
     less than the margin, the bootstrap only approximates.
     """
-    assert challenger.name != champion.name, "a version is not its own challenger"
+    if challenger.name == champion.name:
+        raise ValueError(f"{champion.name} is no challenger of its own; name another version")
     differing = list(differences_of_setting([challenger, champion]))
     ours, theirs = ([], []) if differing else paired(challenger, champion)
     sampling = draws.bootstrap_samples, draws.seed, gate.level

@@ -81,10 +81,13 @@ def trained_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Takes over the `trained_state` of another model of the same shape, which started from the same weights."""
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected, unexpected
-    assert trained_state(model).keys().isdisjoint(missing), "the state is of a model with other adapters"
+    """Takes over the `trained_state` of another model of the same shape, which started from the same weights.
+
+    Raises ValueError if the names of the weights that train are not those of this model.
+    """
+    if differing := sorted(state.keys() ^ trained_state(model).keys()):
+        raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
+    model.load_state_dict(state, strict=False)
 
 
 def save_adapter(model: nn.Module, params: LoraParams, folder: Path) -> None:

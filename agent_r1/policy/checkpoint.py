@@ -1,8 +1,9 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder, with adapters in `policy/adapter/` where they are
-what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`. One process at a time may
-write it. When nothing is left to train, `learner.pt` may go.
+what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`; and `SHA256SUMS`, the
+hashes of all of these as `sha256sum -c` takes them. One process at a time may write it. When nothing is left to train,
+`learner.pt` may go.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
-from agent_r1.files import finish_swap, replaced_folder
+from agent_r1.files import finish_swap, replaced_folder, sha256
 
 if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
     from agent_r1.policy.learner import Learner
+
+POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner.pt", "progress.json", "SHA256SUMS"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +44,11 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
     """
     try:
         with replaced_folder(folder) as fresh:
-            learner.save_policy(fresh / "policy")
-            torch.save(learner.state(), fresh / "learner.pt")
-            (fresh / "progress.json").write_text(json.dumps(asdict(record), indent=2) + "\n")
+            learner.save_policy(fresh / POLICY)
+            torch.save(learner.state(), fresh / LEARNER)
+            (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
+            files = sorted(path for path in fresh.rglob("*") if path.is_file())
+            (fresh / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(fresh)}\n" for path in files))
     except torch.OutOfMemoryError:  # a RuntimeError too, but of the device
         raise
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
@@ -70,10 +75,14 @@ def progress(folder: Path) -> Progress | None:
 
 
 def peek(folder: Path) -> Progress | None:
-    """How far a checkpoint is that a training may be writing: cleans nothing up; None where there is none."""
-    record = folder / "progress.json"
+    """How far a checkpoint is that a training may be writing: cleans nothing up; None where there is none.
+
+    Raises ValueError if the file that says so is not as it was written.
+    """
+    record = folder / PROGRESS
     if not record.exists():
         return None
+    require_whole(folder, PROGRESS)
     known = {each.name for each in fields(Progress)}  # an older version of the project wrote others
     return Progress(**{name: value for name, value in json.loads(record.read_text()).items() if name in known})
 
@@ -81,11 +90,37 @@ def peek(folder: Path) -> Progress | None:
 def load(folder: Path, learner: Learner) -> Progress:
     """Puts the checkpoint into a learner that was built with the same parameters; also sets the random states.
 
-    A FileNotFoundError says that there is none.
+    A FileNotFoundError says that there is none, a ValueError that it is not as it was written.
     """
     found = progress(folder)
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
-    state = torch.load(folder / "learner.pt", map_location="cpu", weights_only=True)
-    learner.restore(folder / "policy", state)
+    require_whole(folder)
+    state = torch.load(folder / LEARNER, map_location="cpu", weights_only=True)
+    learner.restore(folder / POLICY, state)
     return found
+
+
+def require_whole(folder: Path, part: str = "") -> None:
+    """Compares a checkpoint, or the files of it whose names begin with `part`, with the hashes beside them.
+
+    Raises ValueError, which names the first file that is not as it was written. A checkpoint of an older version of the
+    project has no hashes to compare with.
+    """
+    sums = _sums(folder)
+    pairs = [(folder / name, expected) for name, expected in sums if name.startswith(part)]
+    changed = next((file for file, expected in pairs if not file.is_file() or sha256(file) != expected), None)
+    if changed and sums != _sums(folder):  # a training has just put a newer checkpoint in its place
+        require_whole(folder, part)
+    elif changed:
+        raise ValueError(
+            f"{changed} is missing or not as it was written, by {SUMS}; bring the checkpoint back (`dvc checkout`, a "
+            "backup), or train it again with --fresh"
+        )
+
+
+def _sums(folder: Path) -> list[tuple[str, str]]:
+    """Name and hash of each file of a checkpoint; none where the hashes are missing."""
+    file = folder / SUMS
+    lines = file.read_bytes().decode(errors="replace").removesuffix("\n").split("\n") if file.exists() else []
+    return [(name, expected) for expected, _, name in (line.partition("  ") for line in lines)]

@@ -201,8 +201,12 @@ class Learner:
         }
 
     def restore(self, policy: Path, state: dict[str, Any]) -> None:
-        """Takes over what another learner of the same shape saved: the folder of its policy, and its `state`."""
-        assert (state["critic"] is None) == (self.critic is None), "the state is of a learner with another estimator"
+        """Takes over what another learner of the same shape saved: the folder of its policy, and its `state`.
+
+        Raises ValueError if only one of the two has a critic.
+        """
+        if (state["critic"] is None) != (self.critic is None):
+            raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
         if self.adapter:
             adapter.load_adapter(self.policy, policy / "adapter")
         else:

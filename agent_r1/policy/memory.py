@@ -139,7 +139,7 @@ class Parameters:
 def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
     """Builds the model without its weights, on the meta device, and counts."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         policy = sum(weight.numel() for weight in model.parameters())
         backbone = sum(weight.numel() for weight in model.base_model.parameters())
         if adapter:

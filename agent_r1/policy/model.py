@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agent_r1.files import load_pretrained
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
@@ -53,8 +55,8 @@ def load_policy(
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
+        loaded = load_pretrained(
+            AutoModelForCausalLM, path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
         )
     except OSError as error:
         raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
@@ -80,7 +82,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
             f"{path} holds no tokenizer (tokenizer_config.json is missing); save the model's tokenizer into it"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = load_pretrained(AutoTokenizer, path)
     except OSError as error:
         raise ValueError(
             f"no tokenizer can be loaded from {str(path)!r}; correct the folder or hub id: {error}"
@@ -117,7 +119,8 @@ def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor
     The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only. What
     a model does to its logits afterwards (scales of Granite and Cohere, the soft cap of Gemma) stays the model's own.
     """
-    assert not mask[:, 0].any(), "nothing predicts the first token of a row"
+    if mask[:, 0].any():
+        raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
 
     def select(_: nn.Module, hidden: tuple[Tensor, ...]) -> Tensor:
         return hidden[0][:, :-1][mask[:, 1:]].unsqueeze(0)
@@ -146,7 +149,7 @@ class Critic(nn.Module):
     def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device) -> None:
         """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's."""
         super().__init__()
-        self.backbone = AutoModel.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        self.backbone = load_pretrained(AutoModel, path, dtype=dtype, attn_implementation="sdpa")
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -178,7 +181,7 @@ def _settle(model: nn.Module, device: torch.device) -> None:
 def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
     if Path(path).is_dir() and not (Path(path) / "config.json").exists():
         return  # a tokenizer alone
-    rows = AutoConfig.from_pretrained(path).get_text_config().vocab_size
+    rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
     ids = max(tokenizer.get_vocab().values()) + 1
     if rows < ids:
         raise ValueError(

@@ -75,7 +75,8 @@ def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParam
 
 def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: UpdateParams) -> CreditedTrajectory:
     """Joins the two; `own` [L] holds the learner's logprobs before the update, where `asked_of_learner` is true."""
-    assert trajectory.trajectory_id == credit.trajectory_id
+    if trajectory.trajectory_id != credit.trajectory_id:
+        raise ValueError(f"trajectory {trajectory.trajectory_id!r} came with the credit of {credit.trajectory_id!r}")
     samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
     weight = losses.token_weight(int(credit.loss_mask.sum()), params)
     return CreditedTrajectory(

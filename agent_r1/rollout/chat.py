@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -56,6 +56,8 @@ class Codec:
     added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
     is put into the template: the first character of each is replaced by one that no template and no tokenizer knows,
     and that comes back when the text is encoded. So a template may cut, strip and quote what it is given.
+
+    Raises ValueError if the tokenizer has no other tokens than added ones for a character.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -70,12 +72,25 @@ class Codec:
         heads = sorted({mark[0] for mark in self._id_of})
         self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
         self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
+        for text in (chr(FIRST_ESCAPE), *self._id_of):  # refused here, and not by a passage
+            list(self._read(text))
 
     def escape(self, text: str) -> str:
         """The text, of the same length, without a mark in it."""
         while self._mark.search(text):
             text = self._mark.sub(lambda found: self._escaped[found[0][0]] + found[0][1:], text)
         return text
+
+    def escape_all(self, value: Any) -> Any:
+        """A value of JSON with all of its texts escaped, names of fields too."""
+        match value:
+            case str():
+                return self.escape(value)
+            case dict():
+                return {self.escape(name): self.escape_all(each) for name, each in value.items()}
+            case list() | tuple():
+                return [self.escape_all(each) for each in value]
+        return value
 
     def write(self, ids: Sequence[int]) -> str:
         """The text of sampled tokens: added tokens as marks, and marks that were spelled out escaped."""
@@ -112,20 +127,36 @@ class Codec:
 
     def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
         text = "".join(piece.text for piece in pieces).translate(self._unescaped)
-        encoding = self._plain.encode(text, add_special_tokens=False)
-        assert self._mark_of.keys().isdisjoint(encoding.ids), "plain text became an added token"
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
-        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+        for index, start, stop in self._read(text):
             touched = source[start:stop] or source[:1]
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
+
+    def _read(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """The tokens of a text without the added ones, and the characters of each.
+
+        A tokenizer's model may have marks in its own vocabulary; what it takes for one is read letter by letter.
+        """
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+            if index not in self._mark_of:
+                yield index, start, stop
+            elif len(text) == 1:
+                raise ValueError(
+                    f"the tokenizer {self._tokenizer.name_or_path!r} reads the text {text!r} as its added token "
+                    f"{self._mark_of[index]!r}; use a tokenizer that has bytes for characters it does not know"
+                )
+            else:
+                for at in range(start, stop):
+                    yield from ((letter, at, at + 1) for letter, _, _ in self._read(text[at]))
 
 
 class Chat(Codec):
     """Turns conversations into token ids as the tokenizer's own chat template writes them.
 
     Only the template's text and what the policy sampled can be added tokens (message marks, tags). Everything else,
-    such as questions, passages and tool output, stays text. A template that knows no system messages, tools or tool
-    messages is given them in messages that it knows; see `agent_r1.rollout.template.Dialect`.
+    such as questions, passages, tools and their output, stays text. A template that knows no system messages, tools or
+    tool messages is given them in messages that it knows; see `agent_r1.rollout.template.Dialect`.
 
     Raises ValueError if the tokenizer has no chat template, or the template has no generation prompt, does not close
     the assistant's message with an added token, or gives other token ids than its messages one by one; the message
@@ -216,9 +247,9 @@ class Dialogue:
     def __init__(self, chat: Chat, system: str, user: str, tools: Tools = ()) -> None:
         escape = chat.escape
         self._chat = chat
-        self._tools = tools
+        self._tools: Tools = chat.escape_all(tools)
         self._messages: list[Message] = [("system", escape(system)), ("user", escape(user))]
-        self.text = chat.template.render(self._messages, tools)  # of the current context, escaped
+        self.text = chat.template.render(self._messages, self._tools)  # of the current context, escaped
         self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
 
     def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Encoded:

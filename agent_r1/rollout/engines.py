@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
+from agent_r1.files import load_pretrained
 from agent_r1.params.stages import EngineParams, TransformersParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
@@ -136,8 +136,8 @@ class TransformersEngine(Engine):
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:
-            found: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=self._dtype, attn_implementation="sdpa", output_loading_info=True
+            found = load_pretrained(
+                AutoModelForCausalLM, path, dtype=self._dtype, attn_implementation="sdpa", output_loading_info=True
             )
         except (OSError, ValueError) as error:
             raise EngineError(f"no model can be loaded from {str(path)!r}: {error}") from error

@@ -13,7 +13,7 @@ from agent_r1.envs.base import Attempt, Transition
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
-from agent_r1.rollout.sampling import Action, Request, Sampler
+from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
 from agent_r1.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -109,14 +109,12 @@ class _Episode:
 
     def advance(self, request: Request, action: Action) -> StepView:
         """Appends the sampled action, lets the environment answer it, and appends what comes back."""
-        assert 1 <= len(action.token_ids) == len(action.logprobs) <= request.max_tokens, len(action.token_ids)
-        assert self._context() == request.context, "a context may only grow by what is appended here"
+        self._check(request, action)
         start = len(self._ids)
         self._ids += action.token_ids
         self._source += [Source.ACTION] * len(action.token_ids)
         self._logprobs += action.logprobs.tolist()
         closed = action.stop_reason is StopReason.END
-        assert closed == (action.token_ids[-1] == self._chat.end_id), action
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.opened(request.context) + said
         transition = self._attempt.env.step(text)
@@ -143,7 +141,8 @@ class _Episode:
         )
 
     def finish(self, iteration: int, policy_version: int) -> Trajectory:
-        assert self.outcome is not None
+        if self.outcome is None:
+            raise RuntimeError(f"the episode of question {self._attempt.question_id!r} is not over")
         attempt = self._attempt
         return Trajectory(
             trajectory_id=f"{iteration}/{attempt.question_id}/{attempt.sample}",
@@ -161,6 +160,16 @@ class _Episode:
             outcome=self.outcome,
             answer=self._answer,
         )
+
+    def _check(self, request: Request, action: Action) -> None:
+        """Refuses what is no answer to the request; what comes from an engine is trusted no further."""
+        ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
+        if not 1 <= len(ids) == len(logprobs) <= most:
+            raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
+        if (action.stop_reason is StopReason.END) != (ids[-1] == self._chat.end_id):
+            raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
+        if self._context() != request.context:
+            raise RuntimeError("a context changed while its action was sampled: it may only grow by what is appended")
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
         if transition.observation is None:
@@ -198,7 +207,8 @@ class ScriptedSampler:
         actions = []
         for request in requests:
             script = self._scripts[request.episode]
-            assert request.step < len(script), f"the script of episode {request.episode} ends before the episode does"
+            if request.step >= len(script):
+                raise ValueError(f"the script of episode {request.episode} ends before the episode does")
             ids = self._chat.encode_action(script[request.step], request.context)[: request.max_tokens]
             actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
         return actions

@@ -16,6 +16,7 @@ from pydantic import BaseModel, FailFast, Field
 from transformers import AutoConfig
 
 from agent_r1.client import Answer, BadAnswerError, Client, Shape, read_key
+from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
@@ -203,7 +204,7 @@ class ServerEngine(Engine):
         self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
         try:
             try:
-                expected = read_shape(AutoConfig.from_pretrained(actor.model).get_text_config())
+                expected = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
             except (OSError, ValueError) as error:
                 raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
             for server in self._servers:

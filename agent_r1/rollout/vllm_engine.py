@@ -51,6 +51,7 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
     common = {
         "model": model,
         "skip_tokenizer_init": True,
+        "trust_remote_code": False,
         "generation_config": "vllm",  # no sampling defaults from the model's folder
         "max_model_len": max_tokens,
         "max_num_seqs": settings.max_num_seqs,
@@ -247,7 +248,8 @@ class Worker:
         else:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
             self._llm.collective_rpc("refresh_embeddings")
-        assert self._llm.reset_prefix_cache(), "the prefix cache is in use"
+        if not self._llm.reset_prefix_cache():
+            raise EngineError("vLLM keeps its prefix cache, which is of the old weights: a request is still running")
 
     def _load_adapter(self, folder: Path) -> None:
         """Puts the adapters of a folder in the place of the last ones: there is room for one, and each has its number.

@@ -8,11 +8,10 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from agent_r1.records import Passage
-from agent_r1.tables import SCHEMAS, check_schema
+from agent_r1.tables import SCHEMAS, check_schema, open_rows
 
 Positions = NDArray[np.int64]  # of passages in their corpus, from 0
 BATCH = 16_384  # passages: some ten megabytes of text
@@ -53,7 +52,7 @@ def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch
     """The passages of a Parquet file, `size` (by default `BATCH`) at a time, in their order."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the prepare stage (`dvc repro prepare`)")
-    with pq.ParquetFile(path) as file:
+    with open_rows(path) as file:
         check_schema(path, file.schema_arrow, SCHEMAS[Passage])
         for batch in file.iter_batches(size or BATCH, columns=SCHEMAS[Passage].names):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=SCHEMAS[Passage])

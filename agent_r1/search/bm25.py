@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from agent_r1.params.stages import BM25Params
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
+from agent_r1.tables import open_rows
 
 Scores = NDArray[np.float32]
 _WORD = re.compile(r"\w+")
@@ -73,7 +73,8 @@ def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.
     raw_ids: dict[str, int] = {}
     lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     paths = []
-    count = pq.read_metadata(source).num_rows
+    with open_rows(source) as file:
+        count = file.metadata.num_rows
     with tqdm(total=count, desc="indexing", unit="passage", disable=None) as progress:  # None: on a terminal only
         for number, batch in enumerate(read_batches(source, RUN)):
             found: list[int] = []

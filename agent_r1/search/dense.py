@@ -9,16 +9,16 @@ from typing import Any
 
 import faiss
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoModel, AutoTokenizer
 
-from agent_r1.files import model_hash, replacing, sha256
+from agent_r1.files import load_pretrained, model_hash, replacing, sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.stages import DenseParams
 from agent_r1.search.base import Positions, Ranker, full_texts, read_batches
+from agent_r1.tables import open_rows
 
 INDEX = "faiss.index"
 SHARD = 1024  # passages
@@ -36,14 +36,14 @@ class Encoder:
         encoder can read.
         """
         self._params = params
-        self._tokenizer = AutoTokenizer.from_pretrained(params.encoder)
+        self._tokenizer = load_pretrained(AutoTokenizer, params.encoder)
         if params.max_tokens > self._tokenizer.model_max_length:
             raise ValueError(
                 f"search.dense.max_tokens {params.max_tokens} is more than encoder {params.encoder} reads; "
                 f"lower it to {self._tokenizer.model_max_length}"
             )
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = AutoModel.from_pretrained(params.encoder, dtype=torch.float32).eval().to(self._device)
+        self._model = load_pretrained(AutoModel, params.encoder, dtype=torch.float32).eval().to(self._device)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
         """The vectors of passages, encoded with others of about their length: padding costs as much as text."""
@@ -78,7 +78,8 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
 
     Vectors of other passages or of another encoder that are in it are removed.
     """
-    count = pq.read_metadata(source).num_rows
+    with open_rows(source) as file:
+        count = file.metadata.num_rows
     if count < max(1, params.nlist):
         raise ValueError(f"{count} passages cannot fill nlist {params.nlist} clusters; lower search.dense.nlist")
     identity = (sha256(source), model_hash(params.encoder), params.passage_prefix, params.pooling, params.max_tokens)

@@ -100,7 +100,8 @@ class RunFolder:
         """
         with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
             remove_unfinished(self.path)
-            self.progress = checkpoint.progress(self.checkpoint) or self.progress
+            if not fresh:  # what is damaged can be started over
+                self.progress = checkpoint.progress(self.checkpoint) or self.progress
             if self.path.is_dir() and any(self.path.iterdir()):
                 self._make_room(iterations, aside, fresh=fresh, replace=replace)
             if self.path.exists():
@@ -111,7 +112,7 @@ class RunFolder:
     @property
     def resumed(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return (self.checkpoint / "progress.json").exists()
+        return (self.checkpoint / checkpoint.PROGRESS).exists()
 
     @property
     def finished(self) -> int:
@@ -177,7 +178,7 @@ class RunFolder:
         """Removes what a complete run has no more use for, the good checkpoint first: it does not go back."""
         shutil.rmtree(self.good, ignore_errors=True)
         if not keep.learner:
-            (self.checkpoint / "learner.pt").unlink(missing_ok=True)
+            (self.checkpoint / checkpoint.LEARNER).unlink(missing_ok=True)
         for iteration in range(self.finished - 1):
             if iteration % keep.every:
                 self._remove_rows(iteration)

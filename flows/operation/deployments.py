@@ -127,7 +127,8 @@ def _evaluated(version: Version, dataset: str | None, settings: Params) -> Drift
 def _log_drift(found: Drift, folder: Path) -> None:
     """To the MLflow run of the evaluation: how many questions changed, and which."""
     run = tracking.run_of(folder)
-    assert run is not None, "it was started a moment ago"
+    if run is None:
+        raise ValueError(f"MLflow no longer has the run of {folder}, which was there a moment ago; evaluate it again")
     run.final({"changed_questions": len(found.changed)})
     run.text(f"{explain(found)}\n", "drift.txt")
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory, TemporaryFile
 from types import MappingProxyType
+from typing import cast
+from uuid import UUID
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -27,6 +29,7 @@ from rich.text import Text
 
 from agent_r1 import params
 from agent_r1.client import BadAnswerError, Client
+from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
@@ -65,7 +68,8 @@ class Finding:
     remedy: str = ""  # what to do; never empty unless ok
 
     def __post_init__(self) -> None:
-        assert self.remedy or self.status is OK, f"{self.message}, and no remedy"
+        if not self.remedy and self.status is not OK:
+            raise ValueError(f"{self.message}, and no remedy")
 
 
 def found_by(check: Callable[[], Finding]) -> Finding:
@@ -213,8 +217,7 @@ def prefect() -> Finding:
             stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
         url = given or stack.enter_context(prefect_server())
         stack.enter_context(temporary_settings({PREFECT_API_URL: url}))
-        run_id = nothing(return_state=True).state_details.flow_run_id
-        assert run_id
+        run_id = cast(UUID, nothing(return_state=True).state_details.flow_run_id)
         stored = stack.enter_context(get_client(sync_client=True)).read_flow_run(run_id)
     if stored.state is None or not stored.state.is_completed():
         message = f"{without_password(url)} keeps a flow that did nothing as {stored.state_name}"
@@ -232,7 +235,7 @@ def room() -> Finding:
     settings = params.load()
     made = settings.places.warm_start.is_dir()  # before that nothing is known of the model
     runs = [settings.run(RunId(run)) for run in settings.repro_runs]
-    config, device = AutoConfig.from_pretrained(settings.places.warm_start) if made else None, default_device()
+    config, device = load_pretrained(AutoConfig, settings.places.warm_start) if made else None, default_device()
     demands = [memory.demand_of(config, settings, run, device) for run in runs] if config else []
     free = shutil.disk_usage(Path.cwd()).free / memory.GIB
     needs = [sum(memory.estimate(each).values()) for each in demands]

@@ -62,6 +62,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         raise ValueError(
             f"{training} is at iteration {progress.iterations} of {config.iterations}; train it to its end"
         )
+    checkpoint.require_whole(policy.parent, checkpoint.POLICY)
     policy_hash = sha256(policy)
     known = registry.of_policy(policy_hash)
     tracked, origin = _tracked(settings, run, policy_hash, known)

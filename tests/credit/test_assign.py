@@ -134,7 +134,7 @@ def test_token_steps_tell_adjacent_steps_apart(trajectory: MakeTrajectory) -> No
 
 def test_steps_that_are_not_the_actions_are_a_bug(trajectory: MakeTrajectory, params: MakeParams) -> None:
     whole = trajectory("PAAOA")
-    with pytest.raises(AssertionError, match="steps are not the actions"):
+    with pytest.raises(ValueError, match="steps are not the tokens"):
         assign([replace(whole, steps=whole.steps[1:])], None, params("reinforce_pp"))
 
 

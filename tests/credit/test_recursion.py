@@ -48,5 +48,5 @@ def test_nothing_has_no_sums() -> None:
 
 
 def test_lengths_that_do_not_add_up_are_a_bug() -> None:
-    with pytest.raises(AssertionError, match="3 entries for sequences of 4"):
+    with pytest.raises(RuntimeError, match="3 entries for sequences of 4"):
         discounted_sums(np.zeros(3), np.array([2, 2]), 0.5)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +66,7 @@ def test_an_empty_answer_is_an_answer() -> None:
         '<tool_call>{"name": "search", "arguments": "{}"}</tool_call>',
         '<tool_call>{"name": "search", "arguments": {}, "id": 1}</tool_call>',
         '<tool_call>{"name": "search", "arguments": {"query": NaN}}</tool_call>',
+        '<tool_call>{"name": "search", "arguments": {"query": [-1e999]}}</tool_call>',
         '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>',
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
         '<tool_call>{"name": "s", "arguments": {"n": ' + "1" * 5_000 + "}}</tool_call>",
@@ -83,6 +86,14 @@ def test_every_text_is_read_as_one_thing(parts: list[str]) -> None:
     assert (parsed.answer is not None) == (parsed.call_status is CallStatus.NONE)
     assert (parsed.arguments is not None) == (parsed.call_status is CallStatus.OK)
     assert bool(parsed.problem) == (parsed.call_status is CallStatus.MALFORMED)
+
+
+@pytest.mark.parametrize("shape", ["<answer>", "</think>", "<tool_call></answer>", "<think></think>", " <answer>"])
+def test_a_text_full_of_tags_is_read_at_once(shape: str) -> None:
+    started = time.perf_counter()
+    assert parse_action(shape * 50_000).call_status is CallStatus.MALFORMED
+    assert "".join(piece.text for piece in split_action(shape * 50_000)) == shape * 50_000
+    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.parametrize(

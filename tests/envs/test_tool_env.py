@@ -141,7 +141,7 @@ def test_out_of_steps(env: ToolEnv, last: str, outcome: Outcome) -> None:
     assert transition.outcome is outcome
     assert transition.observation is None
     assert transition.answer == ""
-    with pytest.raises(AssertionError):
+    with pytest.raises(RuntimeError, match="over"):
         env.step(last)
 
 

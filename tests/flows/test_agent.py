@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -142,4 +143,11 @@ def test_results_go_where_they_are_wanted(choose: Any) -> None:
 )
 def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any], message: str) -> None:
     with pytest.raises(FileNotFoundError, match=message.replace(".", r"\.")):
+        choose(**choice)
+
+
+@pytest.mark.parametrize("choice", [{"run": "ppo"}, {"model": POLICIES[1]}])
+def test_a_policy_that_is_not_as_it_was_written_is_refused(choose: Any, choice: dict[str, Any]) -> None:
+    Path(POLICIES[1]).with_name("SHA256SUMS").write_text(f"{sha256(b'{{}}').hexdigest()}  policy/config.json\n")
+    with pytest.raises(ValueError, match=f"{POLICIES[1]}/config.json is missing or not as it was written"):
         choose(**choice)

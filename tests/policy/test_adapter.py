@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from agent_r1.params.stages import LoraParams
-from agent_r1.policy.adapter import attach, detached, merged_state, trained_state
+from agent_r1.policy.adapter import attach, detached, load_trained_state, merged_state, trained_state
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy, token_logprobs
 from agent_r1.records import Trajectory
@@ -133,6 +133,12 @@ def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_
     learner.save_policy(tmp_path)
     assert len(load_file(tmp_path / "adapter/adapter_model.safetensors")) == len(trained_names(learner.policy))
     assert set(learner.state()["critic"]) == trained_names(learner.critic)
+
+
+def test_the_state_of_other_adapters_is_refused(make_learner: Make) -> None:
+    wide, narrow = make_learner(adapter=LORA), make_learner(adapter=LORA.model_copy(update={"targets": ["q_proj"]}))
+    with pytest.raises(ValueError, match=r"trains other weights, .*lora_A"):
+        load_trained_state(narrow.policy, trained_state(wide.policy))
 
 
 def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_learner: Make, tmp_path: Path) -> None:

@@ -206,6 +206,57 @@ def test_an_interrupt_between_the_renames_loses_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.parametrize("name", ["policy/model.safetensors", "policy/config.json", "learner.pt", "progress.json"])
+def test_a_flipped_bit_is_refused_by_the_files_name(make_learner: Make, tmp_path: Path, name: str) -> None:
+    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, after(1))
+    written = (folder / name).read_bytes()
+    for bit in random.Random(name).sample(range(8 * len(written)), 10):
+        flip(folder / name, bit)
+        with pytest.raises(ValueError, match=f"{name} is missing or not as it was written, .*--fresh"):
+            checkpoint.load(folder, learner)
+        with pytest.raises(ValueError, match=name):
+            checkpoint.require_whole(folder, name)
+        (folder / name).write_bytes(written)
+    assert checkpoint.load(folder, learner) == after(1)
+
+
+def test_a_flipped_bit_of_the_hashes_is_refused(make_learner: Make, tmp_path: Path) -> None:
+    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, after(1))
+    written = (folder / "SHA256SUMS").read_bytes()
+    for bit in random.Random(0).sample(range(8 * len(written) - 8), 20):
+        flip(folder / "SHA256SUMS", bit)
+        with pytest.raises(ValueError, match="not as it was written"):
+            checkpoint.load(folder, learner)
+        (folder / "SHA256SUMS").write_bytes(written)
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_hashes_are_those_of_the_newer_checkpoint_that_came_meanwhile(
+    make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, after(1))
+    olds = iter([checkpoint._sums(folder)])
+    checkpoint.save(folder, learner, after(2))
+    read = checkpoint._sums
+    monkeypatch.setattr(checkpoint, "_sums", lambda folder: next(olds, None) or read(folder))
+    assert checkpoint.peek(folder) == after(2)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_hashes(make_learner: Make, tmp_path: Path) -> None:
+    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, after(1))
+    (folder / "SHA256SUMS").unlink()
+    assert checkpoint.load(folder, learner) == after(1)
+
+
 def test_loading_without_a_checkpoint_is_refused(make_learner: Make, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False))

@@ -1,9 +1,14 @@
+import io
+import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
@@ -13,9 +18,11 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from agent_r1.files import load_pretrained
 from agent_r1.params.train import UpdateParams
 from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import (
+    Critic,
     chosen_logprobs,
     compute_dtype,
     load_policy,
@@ -150,6 +157,32 @@ def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         load_policy("outputs/nowhere")
     with pytest.raises(ValueError, match=r"correct the folder or hub id"):
         load_tokenizer("outputs/nowhere")
+
+
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedConfig as Config, PreTrainedTokenizerFast as Tokenizer, Qwen2ForCausalLM as Model
+Path("ran").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "load",
+    [load_policy, load_tokenizer, lambda path: Critic(path, torch.float32, CPU), partial(load_pretrained, AutoConfig)],
+)
+def test_no_code_of_a_models_folder_is_run_whoever_answers_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]
+) -> None:
+    brought = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForCausalLM": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": brought}))
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Tokenizer"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "own.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ValueError, match=f"'{tmp_path}' brings code of its own"):
+        load(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
@@ -26,16 +26,29 @@ from agent_r1.rollout.template import Dialect
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
 STYLES = ("qwen2_5", "qwen3", "qwen3_thinking", "llama3", "mistral")
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # what a Unigram model falls back on
 THOUGHT = "<think>Who?</think>Tesk."
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
-@pytest.fixture(params=["built_in", *STYLES])
+@pytest.fixture(params=["built_in", *STYLES, "unigram"])
 def tokenizer(
     request: pytest.FixtureRequest, tiny_tokenizer: PreTrainedTokenizerFast, tokenizer_of: TokenizerOf
 ) -> PreTrainedTokenizerFast:
+    if request.param == "unigram":
+        return unigram(str(tokenizer_of("qwen2_5").chat_template))
     return tiny_tokenizer if request.param == "built_in" else tokenizer_of(request.param)
+
+
+def unigram(template: str, *, fallback: bool = True) -> PreTrainedTokenizerFast:
+    """A tokenizer as SentencePiece makes it: the marks are in the vocabulary of its model, which finds them in text."""
+    marks = ["<unk>", "<|im_start|>", "<|im_end|>", "<tool_call>", "<|endoftext|>"]
+    vocabulary = [(piece, 0.0) for piece in marks] + [(piece, -9.0) for piece in (*BYTES, *map(chr, range(32, 127)))]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=fallback))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", chat_template=template)
 
 
 def with_template(tokenizer: PreTrainedTokenizerFast, template: Any) -> PreTrainedTokenizerFast:
@@ -108,7 +121,7 @@ def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: Toke
 
 
 def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizerFast, hostile: str) -> None:
-    """In question, system message and replies, and where the policy spells a mark out that the template renders again.
+    """In question, system message, tool and replies, and where the policy spells a mark out that is rendered again.
 
     There are as many marks as with harmless text, and the opening is the prompt's alone.
     """
@@ -116,7 +129,10 @@ def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizer
     attack = "".join([hostile, *map(str, tokenizer.added_tokens_decoder.values())])
 
     def contexts(text: str) -> list[list[int]]:
-        dialogue = Dialogue(chat, text, text, [SEARCH])
+        argument = {"type": "string", "description": text, "enum": [text]}
+        schema = {"type": "object", "properties": {text: argument}, "required": [text]}
+        tool = {"type": "function", "function": {"name": text, "description": text, "parameters": schema}}
+        dialogue = Dialogue(chat, text, text, [SEARCH, tool])
         assert set(dialogue.opening.source) == {Source.PROMPT}
         spelled = [index for letter in f"\n{text}" for index in chat.encode_sampled(letter)]
         replies = [dialogue.reply([*spelled, chat.end_id], text, closed=True) for _ in range(2)]
@@ -288,6 +304,11 @@ def test_a_template_without_a_generation_prompt_is_refused(tokenizer: PreTrained
     template = str(tokenizer.chat_template).replace("if add_generation_prompt", "if false")
     with pytest.raises(ValueError, match=r"no generation prompt: it writes .*assistant.* before the assistant's text"):
         Chat(with_template(tokenizer, template))
+
+
+def test_a_tokenizer_that_gives_a_mark_for_what_it_does_not_know_is_refused(tokenizer_of: TokenizerOf) -> None:
+    with pytest.raises(ValueError, match="as its added token '<unk>'; use a tokenizer that has bytes"):
+        Chat(unigram(str(tokenizer_of("qwen2_5").chat_template), fallback=False))
 
 
 def test_a_tokenizer_that_reads_across_marks_is_refused(tokenizer_of: TokenizerOf) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
-from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
+from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
 from agent_r1.tools.base import search_tool
@@ -214,8 +215,24 @@ def test_a_prompt_without_room_is_refused(chat: Chat) -> None:
 
 
 def test_a_script_must_last(chat: Chat) -> None:
-    with pytest.raises(AssertionError, match="script of episode 0 ends"):
+    with pytest.raises(ValueError, match="script of episode 0 ends"):
         run(ScriptedSampler([["a"]], chat), chat, [Echo("o", steps=1)])
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "stop_reason", "message"),
+    [
+        ([7] * 65, 65, StopReason.LENGTH, "at most 64 tokens has 65"),
+        ([7, 7], 1, StopReason.LENGTH, "has 2 and 1 logprobs"),
+        ([7], 1, StopReason.END, "stopped by end ends with token 7"),
+    ],
+)
+def test_an_action_that_is_no_answer_to_its_request_is_refused(
+    chat: Chat, ids: list[int], logprobs: int, stop_reason: StopReason, message: str
+) -> None:
+    action = Action(token_ids=ids, logprobs=np.zeros(logprobs, np.float32), stop_reason=stop_reason)
+    with pytest.raises(EngineError, match=message):
+        run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)], max_action_tokens=64)
 
 
 def test_demonstrations_come_out_of_the_same_loop(

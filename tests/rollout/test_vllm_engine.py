@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,9 +26,9 @@ from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import token_logprobs
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.sampling import Action, Engine, EngineError, Request
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
-from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch
+from agent_r1.rollout.vllm_engine import VllmEngine, Worker, claim_scratch
 from agent_r1.seeds import derive
 
 CLOSE = 1e-4  # nats, in float32
@@ -346,3 +347,11 @@ def test_the_sampler_runs_the_learners_adapters(
     assert gap(resumed, after) < CLOSE
     assert bits(after) == bits(before)
     assert not list(scratch.iterdir())
+
+
+def test_weights_are_not_taken_while_the_cache_of_the_old_ones_stays() -> None:
+    worker = object.__new__(Worker)
+    worker._actor = Actor(model="", end_id=0, max_tokens=1, temperature=1.0, dtype="auto")
+    worker._llm = SimpleNamespace(collective_rpc=lambda *_, **__: None, reset_prefix_cache=lambda: False)
+    with pytest.raises(EngineError, match="keeps its prefix cache"):
+        worker.load_weights("")

@@ -87,6 +87,13 @@ def test_a_run_killed_in_its_first_iteration_goes_on(path: Path) -> None:
     assert (folder.resumed, folder.finished, folder.history()) == (False, 0, [])
 
 
+def test_a_run_whose_progress_is_damaged_is_refused_and_can_be_started_over(path: Path) -> None:
+    (path / "checkpoint" / "SHA256SUMS").write_text(f"{'0' * 64}  progress.json\n")
+    with pytest.raises(ValueError, match=r"progress\.json is missing or not as it was written, .*--fresh"):
+        taken_up(path)
+    assert (taken_up(path, fresh=True).resumed, len(moved_aside(path))) == (False, 1)
+
+
 def test_under_changed_code_an_unfinished_run_goes_on_with_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -341,7 +348,7 @@ def test_a_tidy_run_keeps_rows_of_the_first_the_last_and_every_so_many_iteration
         folder.tidy(KeepParams(learner=False, every=every))
         for kind in ("trajectories", "proof", "credit"):
             assert sorted(int(path.stem) for path in (folder.path / kind).iterdir()) == kept
-        assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["policy", "progress.json"]
+        assert sorted(path.name for path in folder.checkpoint.iterdir()) == ["SHA256SUMS", "policy", "progress.json"]
 
 
 def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(

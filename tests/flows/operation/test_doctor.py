@@ -75,7 +75,7 @@ def test_a_check_that_raises_has_found_something() -> None:
 
 
 def test_a_finding_that_is_not_ok_says_what_to_do() -> None:
-    with pytest.raises(AssertionError, match="no remedy"):
+    with pytest.raises(ValueError, match="no remedy"):
         Finding(Status.WARNING, "nearly full")
 
 
