@@ -1,7 +1,7 @@
 # Needs python3 (3.11 or newer) and pip; everything else goes into .venv.
 PYTHON ?= python3
-# What pip installs: the locked CPU environment. On a CUDA machine: make repro INSTALL='-e .[gpu,dev]'
-INSTALL ?= --no-deps -r requirements/cpu.txt -e .
+# What pip installs in place of the locked CPU environment. On a CUDA machine: make repro INSTALL='-e .[gpu,dev]'
+INSTALL ?=
 # Where `serve` and `ui` listen, on this machine alone.
 PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
@@ -12,6 +12,13 @@ VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
 PYTEST := pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
+# Of what is locked pip takes nothing but files of known content, and builds with nothing else either. The bytes of torch
+# depend on where its CPU wheel comes from.
+PIP := python -m pip install
+LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation
+COMPILE = UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile --quiet \
+	--generate-hashes --python-version 3.11 --index-strategy unsafe-best-match --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock"
 
 # `dvc repro` runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the
 # doctor looks at first.
@@ -59,18 +66,24 @@ lint: $(INSTALLED)  ## check style, format and types
 ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
 	python -m flows serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
 
-lock: $(INSTALLED)  ## write requirements/cpu.txt anew from pyproject.toml
-	UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile pyproject.toml \
-		--upgrade --extra cpu --extra dev --override requirements/overrides.txt --python-version 3.11 \
-		--index-strategy unsafe-best-match --no-emit-index-url --no-emit-find-links \
-		--custom-compile-command "make lock" --quiet --output-file requirements/cpu.txt
+lock: $(INSTALLED)  ## write requirements/cpu.txt and build.txt anew from pyproject.toml
+	$(COMPILE) pyproject.toml --upgrade --extra cpu --extra dev --override requirements/overrides.txt \
+		--no-emit-package torch --output-file requirements/cpu.txt
+	echo setuptools | $(COMPILE) - --constraint requirements/cpu.txt --output-file requirements/build.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
 	rm -rf outputs scales data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(INSTALLED): requirements/cpu.txt pyproject.toml
+$(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	python -m pip install $(INSTALL)
+ifeq ($(INSTALL),)
+	$(LOCKED) -r requirements/build.txt
+	$(LOCKED) -r requirements/cpu.txt
+	$(PIP) --no-deps -r requirements/torch.txt
+	$(PIP) --no-deps --no-build-isolation -e .
+else
+	$(PIP) $(INSTALL)
+endif
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
+LOCKS = ("cpu.txt", "build.txt", "torch.txt")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 
 
 def locked() -> dict[str, Requirement]:
-    lines = (ROOT / "requirements/cpu.txt").read_text().splitlines()
-    pins = [Requirement(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    lines = [line for name in LOCKS for line in (ROOT / "requirements" / name).read_text().splitlines()]
+    pins = [Requirement(line.removesuffix(" \\")) for line in lines if line[:1].isalnum()]
     return {canonicalize_name(pin.name): pin for pin in pins}
 
 
@@ -29,7 +31,11 @@ def test_the_lock_holds_exact_versions_and_no_place() -> None:
     for pin in locked().values():
         assert pin.url is None, pin
         assert [specifier.operator for specifier in pin.specifier] == ["=="], pin
-    assert "://" not in (ROOT / "requirements/cpu.txt").read_text()
+    for name in LOCKS:
+        text = (ROOT / "requirements" / name).read_text()
+        assert "://" not in text
+        without_hash = re.findall(r"^([\w.-]+)==\S+$", text, re.MULTILINE)
+        assert without_hash == (["torch"] if name == "torch.txt" else [])
 
 
 def test_the_lock_pins_every_dependency() -> None:
@@ -51,7 +57,7 @@ def test_builds_that_break_a_cpu_torch_are_left_out() -> None:
 def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     folder = tmp_path / "my projects" / "agent_r1"
     (folder / "requirements").mkdir(parents=True)
-    for file in ("Makefile", "pyproject.toml", "requirements/cpu.txt"):
+    for file in ("Makefile", "pyproject.toml", *(f"requirements/{name}" for name in LOCKS)):
         shutil.copy(ROOT / file, folder / file)
 
     def planned() -> str:
@@ -76,7 +82,7 @@ def test_names_of_params_reach_no_shell_before_they_are_checked(
     tmp_path: Path, target: str, section: str, value: object
 ) -> None:
     """The graph in small: what the project's own puts into its commands."""
-    for file in ("Makefile", "pyproject.toml", "requirements/cpu.txt", ".dvc/config"):
+    for file in ("Makefile", "pyproject.toml", ".dvc/config", *(f"requirements/{name}" for name in LOCKS)):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / file, tmp_path / file)
     (tmp_path / ".dvc" / "config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path}/site\n")

@@ -40,7 +40,7 @@ from flows.operation.serving import ANSWER_S, require_free, require_server
 from flows.processes import HOST, prefect_server, process_group
 
 CODE = Path(__file__).parents[2]
-INSTALL = "pip install --no-deps -r requirements/cpu.txt -e . (or `make`); on CUDA pip install -e .[gpu,dev]"
+INSTALL = "remove .venv, and `make` installs what is pinned; on CUDA pip install -e .[gpu,dev]"
 ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/operating.md, Remotes"
 REMOTE_TIMEOUT_S = 60.0
 RESERVE_GIB = 1.0  # of disk: data, indexes, rows, MLflow and Prefect at the built-in scale
@@ -85,8 +85,8 @@ def found_by(check: Callable[[], Finding]) -> Finding:
 def versions() -> Finding:
     """Compares what is installed with pyproject.toml, and with the exact pins that it was tested with."""
     project = tomllib.loads((CODE / "pyproject.toml").read_text())["project"]
-    lock = (CODE / "requirements" / "cpu.txt").read_text().splitlines()
-    pins = [line for line in lock if line.strip() and not line.lstrip().startswith("#")]
+    files = [(CODE / "requirements" / name).read_text() for name in ("cpu.txt", "torch.txt")]
+    pins = [line.removesuffix(" \\") for text in files for line in text.splitlines() if line[:1].isalnum()]
     there: dict[str, str] = {canonicalize_name(each.name): each.version for each in distributions()}
     return compare_versions(project["dependencies"], pins, there)
 

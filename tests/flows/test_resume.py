@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,17 @@ from mlflow import MlflowClient
 from agent_r1.params import RunId, load
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
-from flows.train import train
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
-Inside = Callable[[Path], AbstractContextManager[None]]
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
     """The project before training, where `start` starts processes."""
-    write_params(tmp_path, {"runs": {"ppo": {}, "alone": {}}})
+    write_params(tmp_path, {})
     for part in ("data", "outputs/warm_start"):
         shutil.copytree(small_project / part, tmp_path / part)
     return tmp_path
@@ -85,13 +82,11 @@ def learner_state(run: Path) -> dict[str, Any]:
 
 
 def test_killed_and_started_again_it_ends_with_the_same_bits(
-    fresh: Path, inside: Inside, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
         monkeypatch.delenv(name, raising=False)
-    run, alone = (fresh / PLACES.training(RunId(name)) for name in ("ppo", "alone"))
-    with inside(fresh):
-        train("alone")
+    run, alone = fresh / PLACES.training(RunId("ppo")), ppo
     process = start(*TRAIN)
     wait_for(run / "trajectories/001.parquet", process)
     process.kill()
