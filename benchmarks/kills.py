@@ -1,0 +1,177 @@
+"""Ends `dvc repro` of a small graph at random moments: `python -m benchmarks.kills`, from the project's root.
+
+What was ended is started again, by the same command, until a run comes to its end by itself. Then the outputs have the
+bits of a graph that was left alone, nothing runs any more, and the temporary folder is as empty as after that one.
+Prints a line per end, and exits with 1 if anything differed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import yaml
+
+SMALL = """
+prepare: {atlas: {people: 40, films: 20, companies: 10, cities: 10, countries: 4,
+  train_questions: 60, dev_questions: 12, test_questions: 24}}
+model: {threads: 1}
+engine: {kind: transformers}
+warm_start: {vocab_size: 640, hidden_size: 64, layers: 2, heads: 2, demonstrations: 400, naive_rag_demonstrations: 40,
+  batch_size: 16, steps: 100, learning_rate: 0.003}
+env: {top_k: 2, max_steps: 4, max_tokens: 448, max_action_tokens: 64}
+train: {iterations: 4, rollout: {questions: 8}, update: {critic_warmup_iterations: 1, minibatches: 2}}
+evaluate: {questions: 12, bootstrap_samples: 100}
+repro_runs: [ppo]
+repro_baselines: [base_tool_call]
+"""
+BITS = ("*.safetensors", "*.parquet", "scores.json")
+TIMED = {"trajectories", "trajectories.parquet"}  # whose rows say how long a call took
+REPRO = [sys.executable, "-m", "dvc", "repro", "--quiet"]
+PATIENCE_S = 60.0  # for what an end leaves running to end too
+DISK_BYTES = (1_000, 5_000_000)  # the largest file that fits on the disk, at least and at most
+
+
+def lay_out(folder: Path) -> None:
+    """A clone of the tracked files as they are, with small parameters and a temporary folder of its own."""
+    for name in subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines():
+        if Path(name).exists() and not name.startswith("ablations/") and name != "dvc.lock":
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, folder / name)
+    (folder / "overlays/small.yaml").write_text(SMALL)
+    for command in (["dvc", "config", "core.no_scm", "true"], ["flows", "overlay", "small"]):
+        subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment(folder), check=True)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    own = dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(folder / "temporary"))
+    (folder / "temporary").mkdir(exist_ok=True)
+    (folder / "temporary").chmod(0o700)
+    return {**os.environ, **own, "PYTHONPATH": str(folder), "DVC_NO_ANALYTICS": "1", "DO_NOT_TRACK": "1"}
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    """What the graph wrote, but for times."""
+    places = yaml.safe_load((folder / "params.yaml").read_text())["places"]
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for place in (places["data"], places["outputs"])
+        for pattern in BITS
+        for path in sorted((folder / place).rglob(pattern))
+        if not TIMED & set(path.parts) and "aside" not in path.parts
+    }
+
+
+def running(folder: Path) -> list[psutil.Process]:
+    """Processes that work in the folder."""
+    found = []
+    for process in psutil.process_iter(["cwd"]):
+        if (process.info["cwd"] or "").startswith(str(folder)) and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def to_stage(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
+    def end(repro: subprocess.Popen[bytes]) -> None:
+        for stage in psutil.Process(repro.pid).children(recursive=True)[-1:]:  # DVC starts one after the other
+            stage.send_signal(number)
+
+    return end
+
+
+def to_group(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
+    return lambda repro: os.killpg(repro.pid, number)
+
+
+ENDS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
+    "kill -9 of the stage": to_stage(signal.SIGKILL),
+    "SIGTERM to the stage": to_stage(signal.SIGTERM),
+    "SIGINT to the group": to_group(signal.SIGINT),
+    "SIGTERM to the group": to_group(signal.SIGTERM),
+    "kill -9 of the group": to_group(signal.SIGKILL),
+}
+FULL = "a full disk"
+
+
+def repro(folder: Path, largest_file: int | None = None) -> subprocess.Popen[bytes]:
+    def limit() -> None:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            REPRO,
+            cwd=folder,
+            env=environment(folder),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+
+
+def attempt(folder: Path, kind: str, moment_s: float, largest_file: int) -> bool:
+    """Starts the graph and ends it so; whether it came to its end before. Raises if something goes on running."""
+    process = repro(folder, largest_file if kind == FULL else None)
+    try:
+        done = process.wait(None if kind == FULL else moment_s) == 0
+    except subprocess.TimeoutExpired:
+        ENDS[kind](process)
+        done = process.wait(PATIENCE_S) == 0
+    _, left = psutil.wait_procs(running(folder), PATIENCE_S)
+    if left:
+        raise RuntimeError(f"after {kind} there run on: {[each.cmdline() for each in left]}")
+    return done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ends", type=int, default=35)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    draw, ended, wrong = random.Random(arguments.seed), Counter[str](), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        alone = Path(scratch) / "alone"
+        lay_out(alone)
+        started = time.monotonic()
+        if repro(alone).wait():
+            sys.exit((alone / "log").read_text())
+        whole_s, expected = time.monotonic() - started, bits(alone)
+        print(f"left alone: {whole_s:.0f} s, {len(expected)} files", flush=True)
+        while ended.total() < arguments.ends:
+            folder = Path(scratch) / f"ended_{ended.total()}"
+            lay_out(folder)
+            done = False
+            while not done:
+                kind = draw.choice([*ENDS, FULL])
+                moment_s, largest = draw.uniform(1, whole_s), round(draw.uniform(*DISK_BYTES))
+                done = attempt(folder, kind, moment_s, largest)
+                ended[kind] += not done
+                how = f"{largest} bytes" if kind == FULL else f"{moment_s:.0f} s"
+                print(f"{kind}, {how}: {'was through' if done else 'ended'}", flush=True)
+            found = bits(folder)
+            others = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            left = {each.name for each in (folder / "temporary").iterdir()}
+            left -= {each.name for each in (alone / "temporary").iterdir()}
+            wrong += bool(others or left)
+            print(f"other bits: {others or 'none'}; left behind: {sorted(left) or 'nothing'}", flush=True)
+            shutil.rmtree(folder)
+    print(json.dumps(ended, indent=1), f"wrong: {wrong}")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
