@@ -465,7 +465,7 @@ def test_what_is_refused_is_shown_in_short_and_without_a_password(content: dict[
 
 
 def test_a_name_that_no_disk_can_have_is_refused(content: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"places\.data: name a short folder"):
+    with pytest.raises(ValueError, match=r"places\.data: name a folder inside"):
         check(content, {"places.data": "a" * 300})
     with pytest.raises(ValueError, match="is no label of a training"):
         RunId.parse("ppo-seed" + "9" * 5000)

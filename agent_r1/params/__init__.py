@@ -91,7 +91,7 @@ class RunId:
 
 def _relative(folder: str) -> str:
     if not re.fullmatch(r"[\w.-]{1,200}(/[\w.-]{1,200}){,9}", folder, re.ASCII) or ".." in folder.split("/"):
-        raise ValueError("name a short folder inside the project, of letters, digits, _, - and ., without ..")
+        raise ValueError("name a folder inside the project, of some letters, digits, _, - and ., without ..")
     return folder
 
 

@@ -44,6 +44,7 @@ HONEST: dict[str, dict[str, Any]] = {
 }
 _CORPUS = [{"title": "Kiss", "text": "A film by Mara.", "id": 1}, {"title": "Mara", "text": "A director."}]
 _MEBIBYTE = 1 << 20
+_ATLAS = load(SHIPPED).prepare.atlas
 
 
 class Given(NamedTuple):
@@ -57,7 +58,7 @@ class Given(NamedTuple):
 class Texts(Kind):
     """JSON, JSON lines and text, plain or packed."""
 
-    name, tried, limit_mib, limit_s = "data texts", 2500, 1024, 20
+    name, tried, limit_mib, limit_s = "data texts", 1000, 1024, 20
 
     def make(self, rng: Random) -> Given:
         form = rng.choice([*HONEST])
@@ -84,7 +85,7 @@ class Texts(Kind):
 class Parquet(Texts):
     """Parquet files with other columns, types and sizes, and with bits flipped."""
 
-    name, tried = "data parquet", 60
+    name, tried = "data parquet", 50
 
     def make(self, rng: Random) -> Given:
         form = rng.choice([*HONEST])
@@ -102,7 +103,7 @@ def prepare(given: Given, target: Path) -> None:
     files = {"own": FilesParams.model_validate({"format": given.form, "test": split, "corpus": given.corpus})}
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    write(PrepareParams(datasets=["own"], seed=0, atlas=load(SHIPPED).prepare.atlas, files=files), target)
+    write(PrepareParams(datasets=["own"], seed=0, atlas=_ATLAS, files=files), target)
     try:
         questions, passages = read_rows(target / QUESTIONS, Question), read_rows(target / PASSAGES, Passage)
     except Exception as fault:

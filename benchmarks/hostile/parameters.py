@@ -33,7 +33,7 @@ _BOMB = "x0: &x0 [a,a,a,a,a,a,a,a,a]\n" + "".join(
 class Values(Kind):
     """The sections with changed values, as a file of YAML gives them."""
 
-    name, tried, holds_secrets = "params values", 1500, True
+    name, tried, holds_secrets = "params values", 1200, True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -55,7 +55,7 @@ class Values(Kind):
 class Texts(Kind):
     """Files whose text has been changed: lines, indents, anchors, tags, bytes."""
 
-    name, tried, holds_secrets = "params texts", 700, True
+    name, tried, holds_secrets = "params texts", 500, True
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -50,6 +50,10 @@ class SearchAnswers(Kind):
 
     name, tried = "search answers", 2500
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._remote = Remote(RemoteParams(url=_URL, timeout_s=1, retries=0, backoff_s=0), "7" * 64)
+
     def make(self, rng: Random) -> tuple[str, Answer]:
         passage = {"passage_id": "1", "title": "Kiss", "text": "A film."}
         honest = {
@@ -61,8 +65,7 @@ class SearchAnswers(Kind):
 
     def judge(self, made: tuple[str, Answer]) -> None:
         asked, answer = made
-        remote = Remote(RemoteParams(url=_URL, timeout_s=1, retries=0, backoff_s=0), "7" * 64)
-        remote._client = Scripted(answer)
+        self._remote._client, remote = Scripted(answer), self._remote
         if asked == "health":
             require(type(remote.health().size) is int, "a size that is no number")
             return
@@ -80,6 +83,10 @@ class EngineAnswers(Kind):
 
     name, tried, refusals = "engine answers", 2500, (EngineError,)
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._server = VllmServer(_URL, ServerParams(urls=[_URL], concurrency=1, timeout_s=1, retries=0))
+
     def make(self, rng: Random) -> tuple[str, Answer]:
         shape = {"model_type": "qwen2", "vocab_size": _VOCABULARY, "hidden_size": 8, "num_hidden_layers": 2}
         tokens = {"content": [{"logprob": -0.5}, {"logprob": 0.0}]}
@@ -94,7 +101,7 @@ class EngineAnswers(Kind):
 
     def judge(self, made: tuple[str, Answer]) -> None:
         asked, answer = made
-        server = VllmServer(_URL, ServerParams(urls=[_URL], concurrency=1, timeout_s=1, retries=0))
+        server = self._server
         server._client, server._vocab_size = Scripted(answer), _VOCABULARY
         if asked == "load":
             server.load_weights("/model", "w")

@@ -38,7 +38,7 @@ _TOKENS = 40
 class Tables(Kind):
     """Files of every record with bits flipped, or cut, or overwritten."""
 
-    name, tried = "stored tables", 4000
+    name, tried = "stored tables", 3000
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -85,7 +85,7 @@ class Weights:
 class Checkpoints(Kind):
     """Checkpoints with a file that was changed or has gone, and records of how far one is, without any hash."""
 
-    name, tried = "checkpoints", 1500
+    name, tried = "checkpoints", 1200
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -36,7 +36,7 @@ class Echo:
 class Actions(Kind):
     """Texts of actions: whatever they are, the environment answers them."""
 
-    name, tried = "actions", 5000
+    name, tried = "actions", 4000
 
     def make(self, rng: Random) -> str:
         honest = f"<think>Hm.</think><tool_call>{as_json(_CALL, rng)}</tool_call>"
@@ -80,7 +80,7 @@ class Conversation(NamedTuple):
 class Chats(Kind):
     """Texts with marks of templates in system message, question, observation and schema of a tool."""
 
-    name, tried = "chats", 1500
+    name, tried = "chats", 800
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
