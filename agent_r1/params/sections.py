@@ -50,7 +50,9 @@ S = TypeVar("S", bound=Section)
 class _Shown(reprlib.Repr):
     """Values as messages show them: a few lines of YAML may stand for millions, and a text may hold a password."""
 
-    maxlevel, maxstring, maxlong, maxother = 3, 200, 200, 200
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong, self.maxother = 3, 200, 200, 200
 
     def repr_str(self, x: str, level: int) -> str:
         return super().repr_str(without_password(x), level)
