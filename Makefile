@@ -29,7 +29,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline ablations serve doctor check test lint ui lock clean
+.PHONY: help repro pipeline ablations serve doctor check test hostile lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ check: lint  ## style, types, fast tests and one walk through the graph: what to
 
 test: $(INSTALLED)  ## run the whole test suite
 	$(PYTEST)
+
+hostile: $(INSTALLED)  ## give 30,000 hostile inputs to whatever reads what others wrote; exits with 1 if one does harm
+	python -m benchmarks.hostile
 
 lint: $(INSTALLED)  ## check style, format and types
 	ruff check

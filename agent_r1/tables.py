@@ -107,11 +107,14 @@ def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
     with _whole(path):
         table = pq.read_table(path, filters=where, page_checksum_verification=True)
-    check_schema(path, table.schema, SCHEMAS[kind])
+        check_schema(path, table.schema, SCHEMAS[kind])
     build = _BUILDERS.get(kind, kind)
     hints = get_type_hints(kind)
     columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
-    return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+    try:
+        return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+    except ValueError as fault:
+        raise ValueError(f"{path} holds a row that cannot be: {fault}") from fault
 
 
 @contextmanager

@@ -440,6 +440,8 @@ def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None
         ("train:\n  seed: [1\n", r" at line 3, column 1: expected ',' or ']'"),
         ("train: !!python/object:os.system x", r" at line 1, column 8: could not determine a constructor for the tag"),
         ("train: \x07", ": unacceptable character"),
+        ("train: !!timestamp x", ": 'NoneType'"),
+        ("train: !!int ''", ": string index"),
         ("train: 2001-99-99", ": month must be in 1..12"),
         ("train: " + "[" * 10**5, ": maximum recursion depth exceeded"),
     ],
@@ -449,6 +451,24 @@ def test_a_file_that_is_no_yaml_is_refused_with_its_place(tmp_path: Path, text: 
     path.write_text(text)
     with pytest.raises(ValueError, match=f"params.yaml cannot be read as YAML{message}"):
         load(path)
+
+
+def test_what_is_refused_is_shown_in_short_and_without_a_password(content: dict[str, Any]) -> None:
+    many: Any = "x"
+    for _ in range(9):
+        many = [many] * 9
+    with pytest.raises(ValueError, match=r"params.yaml: train.seed: .*; got \[\[\[\[?\.\.\.\], ") as refused:
+        check(content, {"train.seed": many})
+    assert len(str(refused.value)) < 5000
+    with pytest.raises(ValueError, match=r"unknown key 'train\.http://host'"):
+        check(content, {"train.http://user:secret@host": 1})
+
+
+def test_a_name_that_no_disk_can_have_is_refused(content: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"places\.data: name a folder inside"):
+        check(content, {"places.data": "a" * 300})
+    with pytest.raises(ValueError, match="is no label of a training"):
+        RunId.parse("ppo-seed" + "9" * 5000)
 
 
 def test_the_learning_rate_decays_linearly_over_the_iterations(params: Params) -> None:

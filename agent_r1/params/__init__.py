@@ -38,7 +38,7 @@ MODELS = Path("models")  # DVC's files of registered policies
 SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml, which travels with the package
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
-_LABEL = re.compile(r"(?P<run>\w+)(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d+))?", re.ASCII)
+_LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
 
 
 def project_root() -> Path:
@@ -90,8 +90,8 @@ class RunId:
 
 
 def _relative(folder: str) -> str:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", folder, re.ASCII) or ".." in folder.split("/"):
-        raise ValueError("name a folder inside the project, of letters, digits, _, - and ., without ..")
+    if not re.fullmatch(r"[\w.-]{1,200}(/[\w.-]{1,200}){,9}", folder, re.ASCII) or ".." in folder.split("/"):
+        raise ValueError("name a folder inside the project, of some letters, digits, _, - and ., without ..")
     return folder
 
 
@@ -253,7 +253,7 @@ def load(path: Path = Path(PARAMS)) -> Params:
         raise FileNotFoundError(f"{path.absolute()} does not exist; run from the project's root")
     try:
         content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as fault:  # PyYAML on odd scalars
         mark = getattr(fault, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = str(getattr(fault, "problem", None) or fault).splitlines()[0]

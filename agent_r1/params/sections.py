@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
@@ -46,6 +47,20 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
+class _Shown(reprlib.Repr):
+    """Values as messages show them: a few lines of YAML may stand for millions, and a text may hold a password."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxlong, self.maxother = 3, 200, 200, 200
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_password(x), level)
+
+
+_SHOWN = _Shown()
+
+
 def override(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A mapping with changes: mappings inside are changed key by key, everything else is replaced."""
     merged = base.copy()  # of its own kind: one that keeps comments stays one
@@ -87,14 +102,14 @@ def validated(kind: type[S], content: dict[str, Any], where: str) -> S:
 
 
 def _explain(where: str, kind: type[Section], problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
+    location = [without_password(str(part)) for part in problem["loc"]]
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}{nearest(location[-1], _keys_at(kind, location[:-1]))}"
     if problem["type"] == "missing":
         return f"{where}: key {key!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
+    given = "" if isinstance(problem["input"], dict) else f"; got {_SHOWN.repr(problem['input'])}"
     return without_password(f"{where}: {key + ': ' if key else ''}{message}{given}")
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from agent_r1.files import finish_swap, replaced_folder, sha256
@@ -83,8 +84,11 @@ def peek(folder: Path) -> Progress | None:
     if not record.exists():
         return None
     require_whole(folder, PROGRESS)
-    known = {each.name for each in fields(Progress)}  # an older version of the project wrote others
-    return Progress(**{name: value for name, value in json.loads(record.read_text()).items() if name in known})
+    try:
+        return TypeAdapter(Progress).validate_json(record.read_bytes())  # an older version wrote further fields
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise ValueError(f"{record} does not say how far a checkpoint is ({problem}); bring it back") from None
 
 
 def load(folder: Path, learner: Learner) -> Progress:

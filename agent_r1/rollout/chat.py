@@ -137,7 +137,10 @@ class Codec:
 
         A tokenizer's model may have marks in its own vocabulary; what it takes for one is read letter by letter.
         """
-        encoding = self._plain.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._plain.encode(text, add_special_tokens=False)
+        except TypeError:  # of a text that is none
+            raise ValueError(f"a text holds half of a character, which UTF-8 cannot write: {text[:80]!a}") from None
         for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if index not in self._mark_of:
                 yield index, start, stop

@@ -257,6 +257,13 @@ def test_a_checkpoint_of_an_older_version_has_no_hashes(make_learner: Make, tmp_
     assert checkpoint.load(folder, learner) == after(1)
 
 
+@pytest.mark.parametrize("record", ["", "[]", '{"iterations": 1}', '{"iterations": "x", "policy_version": 1}'])
+def test_a_record_of_no_checkpoint_is_refused_by_name(tmp_path: Path, record: str) -> None:
+    (tmp_path / "progress.json").write_text(record)
+    with pytest.raises(ValueError, match=f"{tmp_path}/progress.json does not say how far a checkpoint is"):
+        checkpoint.peek(tmp_path)
+
+
 def test_loading_without_a_checkpoint_is_refused(make_learner: Make, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False))

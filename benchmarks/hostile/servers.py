@@ -1,0 +1,325 @@
+"""What other servers answer, and what callers ask of ours."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
+
+from agent_r1.client import LOOPBACK, Answer, Client
+from agent_r1.params.stages import RemoteParams, ServerParams
+from agent_r1.rollout.sampling import Action, EngineError
+from agent_r1.rollout.serve import Guard
+from agent_r1.rollout.server_engine import VllmServer
+from agent_r1.rollout.vllm_engine import SERVER_KEY
+from agent_r1.search.remote import Health, Remote, SearchRequest
+from agent_r1.search.server import create_app
+from benchmarks.hostile.kind import Defect, Kind, Refused, require
+from benchmarks.hostile.mutations import as_bytes, as_json, mutated, odd_text, odd_value
+from benchmarks.hostile.texts import Echo
+
+_URL = "http://127.0.0.1:1"
+_STATUSES = (200,) * 9 + (204, 301, 400, 404, 429, 500, 503, 599)
+_VOCABULARY, _END, _MOST = 512, 9, 8
+_HEALTH = Health(kind="bm25", index_hash="7" * 64, passages_hash="6" * 64, size=5)
+_QUERIES, _K = ["Kiss", "Mara"], 2
+
+
+class Scripted(Client):
+    """A client of a server whose answer is known."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._scripted = answer
+
+    def ask(self, method: str, path: str, content: str | None = None) -> Answer:
+        return self._scripted
+
+
+class SearchAnswers(Kind):
+    """What a search server may answer."""
+
+    name, tried = "search answers", 2500
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._remote = Remote(RemoteParams(url=_URL, timeout_s=1, retries=0, backoff_s=0), "7" * 64)
+
+    def make(self, rng: Random) -> tuple[str, Answer]:
+        passage = {"passage_id": "1", "title": "Kiss", "text": "A film."}
+        honest = {
+            "search": {"index_hash": "7" * 64, "results": [[passage] * _K, [passage]]},
+            "health": _HEALTH.model_dump(),
+        }
+        asked = rng.choice([*honest])
+        return asked, _answer(honest[asked], rng)
+
+    def judge(self, made: tuple[str, Answer]) -> None:
+        asked, answer = made
+        self._remote._client, remote = Scripted(answer), self._remote
+        if asked == "health":
+            require(type(remote.health().size) is int, "a size that is no number")
+            return
+        found = remote.search(_QUERIES, _K)
+        require(len(found) == len(_QUERIES) and all(len(each) <= _K for each in found), "other passages than asked for")
+        texts = [text for each in found for hit in each for text in (hit.passage_id, hit.title, hit.text)]
+        require(all(text.encode(errors="replace").decode() == text for text in texts), "a text that no table can keep")
+
+    def names(self, made: tuple[str, Answer]) -> tuple[str, ...]:
+        return (_URL,)
+
+
+class EngineAnswers(Kind):
+    """What an engine server may answer."""
+
+    name, tried, refusals = "engine answers", 2500, (EngineError,)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._server = VllmServer(_URL, ServerParams(urls=[_URL], concurrency=1, timeout_s=1, retries=0))
+
+    def make(self, rng: Random) -> tuple[str, Answer]:
+        shape = {"model_type": "qwen2", "vocab_size": _VOCABULARY, "hidden_size": 8, "num_hidden_layers": 2}
+        tokens = {"content": [{"logprob": -0.5}, {"logprob": 0.0}]}
+        choice = {"token_ids": [3, _END], "logprobs": tokens, "weight_versions": [{"version": "w"}]}
+        honest: dict[str, Any] = {
+            "generate": {"choices": [choice]},
+            "describe": {"results": [{**shape, "max_tokens": 512, "dtype": "float32"}]},
+            "load": {"results": [None], "success": True},
+        }
+        asked = rng.choice(("generate", "generate", "describe", "load"))
+        return asked, _answer(honest[asked], rng)
+
+    def judge(self, made: tuple[str, Answer]) -> None:
+        asked, answer = made
+        server = self._server
+        server._client, server._vocab_size = Scripted(answer), _VOCABULARY
+        if asked == "load":
+            server.load_weights("/model", "w")
+        elif asked == "describe":
+            found = server.describe()
+            require(found["vocab_size"] >= 0 and type(found["max_tokens"]) is int, f"no description: {found}")
+        else:
+            ids, logprobs = server.generate([1, 2], {"max_tokens": _MOST, "stop_token_ids": [_END]}, "w")
+            require(1 <= len(ids) == len(logprobs) <= _MOST, "more or fewer tokens than asked for")
+            require(all(type(index) is int and 0 <= index < _VOCABULARY for index in ids), f"no tokens: {ids}")
+            kept = Action.of(ids, logprobs, _END).logprobs.tolist()
+            require(all(math.isfinite(each) and each <= 1e-3 for each in kept), f"no logprobs: {logprobs} are {kept}")
+
+    def names(self, made: tuple[str, Answer]) -> tuple[str, ...]:
+        return (_URL,)
+
+
+class Script(NamedTuple):
+    """What a server sends, in pieces."""
+
+    pieces: tuple[bytes, ...]
+    pause_s: float
+
+
+class Loopback(Kind):
+    """Answers as they come over a connection: cut off, endless, packed, dripping, or no HTTP."""
+
+    name, tried = "loopback", 60
+    _timeout_s = 0.5
+
+    def make(self, rng: Random) -> Script:
+        body = json.dumps(_HEALTH.model_dump()).encode()
+        head = {"content-length": str(len(body)), "content-type": "application/json"}
+        status, pause_s = rng.choice(("200 OK", "200", "99 x", "9999 x", "abc", "200 \x1b[2J", "301 Moved")), 0.0
+        match rng.randrange(9):
+            case 0:
+                head["content-length"] = rng.choice(("-1", "1e3", "9" * 40, "10000000000", "5", "", "\u0665"))
+            case 1:
+                head["content-encoding"], body = rng.choice(("gzip", "br", "x" * 9999)), gzip.compress(b" " * 10**6)
+            case 2:
+                head = {"transfer-encoding": "chunked"}
+                body = rng.choice((b"zz\r\n", b"ffffffffffffffff\r\nx", b"-1\r\n", b"5\r\nab", b"1\r\na\r\n" * 1000))
+            case 3:
+                head[rng.choice(("x" * 70_000, "a\0b", "a b", "\x1b"))] = "x"
+            case 4:
+                head["location"] = "http://127.0.0.1:1/\x1b"
+            case 5:
+                pause_s = 0.1  # longer than the limit, byte by byte
+            case 6:
+                body, head = b"x" * 40_000_000, {}
+            case 7:
+                return Script((odd_text(rng).encode(errors="replace"),), 0.0)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+        raw = f"HTTP/1.1 {status}\r\n{lines}\r\n".encode("latin-1", "replace") + body
+        return Script(tuple(raw[at : at + 1] for at in range(len(raw))) if pause_s else (raw,), pause_s)
+
+    def judge(self, made: Script) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            threading.Thread(target=_serve, args=(listening, made), daemon=True).start()
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            started = time.perf_counter()
+            try:
+                remote = Remote(RemoteParams(url=url, timeout_s=self._timeout_s, retries=0, backoff_s=0))
+                started = time.perf_counter()
+                require(remote.health() == _HEALTH, "another answer than the server gave")
+            except (ValueError, OSError) as fault:
+                took_s = time.perf_counter() - started
+                require(took_s < 4 * self._timeout_s, f"held up for {took_s:.1f} s")
+                require(url in str(fault) and str(fault).isprintable(), f"names no server: {fault!r}")
+                raise
+
+
+class Asked(NamedTuple):
+    """A request."""
+
+    method: str
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class SearchRequests(Kind):
+    """What callers may ask of the search server."""
+
+    name, tried = "search requests", 1500
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._client = TestClient(create_app(Echo(), _HEALTH), raise_server_exceptions=False)
+
+    def make(self, rng: Random) -> Asked:
+        honest = {"queries": _QUERIES, "k": _K}
+        made = odd_value(rng) if rng.random() < 0.1 else mutated(honest, rng, rng.choice((0, 1, 2)))
+        host = "127.0.0.1" if rng.random() < 0.8 else _host(rng)
+        method, path = rng.choice(
+            (("POST", "/search"),) * 8 + (("GET", "/health"), ("GET", "/search"), ("PUT", "/../x"))
+        )
+        headers = [
+            (b"host", host.encode()),
+            (b"content-type", rng.choice((b"application/json", b"text/plain", b"\xff"))),
+        ]
+        body = as_bytes(as_json(made, rng), rng) * rng.choice((1,) * 40 + (200,))
+        return Asked(method, path, headers, body)
+
+    def judge(self, made: Asked) -> None:
+        answer = self._client.request(made.method, made.path, headers=made.headers, content=made.body)
+        known = _of_this_machine(made)
+        if answer.status_code == 200 and made.path == "/search":
+            asked = SearchRequest.model_validate_json(made.body)
+            require(len(answer.json()["results"]) == len(asked.queries), "other results than asked for")
+        _require_refused_or_known(answer.status_code, known, answer.text)
+
+
+class EngineRequests(Kind):
+    """What callers may ask of an engine server, with a key and without."""
+
+    name, tried = "engine requests", 1500
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._clients = {key: _guarded(key) for key in ("", "key-of-hostile")}
+
+    def make(self, rng: Random) -> tuple[str, Asked]:
+        key = rng.choice([*self._clients])
+        given = rng.choice(
+            (
+                f"Bearer {key}",
+                f"bearer {key}",
+                f"Bearer  {key}",
+                key,
+                f"Bearer {key}x",
+                f"Bearer {key[:-1]}",
+                "Bearer",
+                "",
+            )
+        )
+        given = given if rng.random() < 0.8 else odd_text(rng)[:2000]
+        headers = [(b"host", (rng.choice(LOOPBACK[:2]) if rng.random() < 0.4 else _host(rng)).encode())]
+        if rng.random() < 0.9:
+            headers.append((rng.choice((b"authorization", b"Authorization", b"x-api-key")), _header(given)))
+        if rng.random() < 0.3:
+            headers.append((b"origin", _header(rng.choice(("null", "http://127.0.0.1", "", odd_text(rng)[:99])))))
+        path = rng.choice(("/", "/collective_rpc", "/health", "//x", "/%2e%2e/x", "/inference/v1/generate"))
+        return key, Asked(rng.choice(("GET", "POST", "OPTIONS", "HEAD")), path, headers, b"{}")
+
+    def judge(self, made: tuple[str, Asked]) -> None:
+        key, asked = made
+        answer = self._clients[key].request(asked.method, asked.path, headers=asked.headers, content=asked.body)
+        headers = {name.lower(): value for name, value in reversed(asked.headers)}
+        if key:
+            known = headers.get(b"authorization") == f"Bearer {key}".encode()
+        else:
+            known = b"origin" not in headers and _of_this_machine(asked)
+        _require_refused_or_known(answer.status_code, known, answer.text)
+
+
+def _answer(honest: Any, rng: Random) -> Answer:
+    made = odd_value(rng) if rng.random() < 0.05 else mutated(honest, rng, rng.choice((0, 1, 1, 2)))
+    return Answer(rng.choice(_STATUSES), as_bytes(as_json(made, rng) if rng.random() < 0.6 else json.dumps(made), rng))
+
+
+def _serve(listening: socket.socket, script: Script) -> None:
+    """Sends a script to one caller, who may go away."""
+    try:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            for piece in script.pieces:
+                connection.sendall(piece)
+                time.sleep(script.pause_s)
+    except OSError:
+        return
+
+
+def _guarded(key: str) -> TestClient:
+    """A client of a server behind a guard with this key."""
+    before = os.environ.get(SERVER_KEY)
+    os.environ[SERVER_KEY] = key
+    try:
+        return TestClient(Guard(PlainTextResponse("inside")), raise_server_exceptions=False)
+    finally:
+        del os.environ[SERVER_KEY]
+        os.environ.update({SERVER_KEY: before} if before is not None else {})
+
+
+def _host(rng: Random) -> str:
+    """The name of a host in a request."""
+    known = rng.choice((*LOOPBACK, "[::1]", "LOCALHOST"))
+    tricks = (
+        known,
+        f"{known}:80",
+        f"{known}.evil.com",
+        f"evil.com:{known}",
+        f"{known}@evil.com",
+        "evil.com",
+        "0.0.0.0",
+        "127.1",
+        "",
+        f"{known} ",
+        f"x{known}",
+    )
+    return rng.choice(tricks)
+
+
+def _of_this_machine(asked: Asked) -> bool:
+    """Whether the host of a request, without its port, is this machine."""
+    host = next(value.decode() for name, value in asked.headers if name == b"host").strip().lower()
+    name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
+    return name in (*LOOPBACK, "[::1]")
+
+
+def _header(text: str) -> bytes:
+    return text.encode("latin-1", "replace").replace(b"\r", b"").replace(b"\n", b"").replace(b"\0", b"").strip()
+
+
+def _require_refused_or_known(status: int, known: bool, text: str) -> None:
+    if status >= 500:
+        raise Defect(f"the server failed with {status}: {text:.200}")
+    if status >= 400:
+        raise Refused(text)
+    require(known, f"a request of somebody else was answered with {status}")
