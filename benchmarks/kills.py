@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -29,7 +30,6 @@ SMALL = """
 prepare: {atlas: {people: 40, films: 20, companies: 10, cities: 10, countries: 4,
   train_questions: 60, dev_questions: 12, test_questions: 24}}
 model: {threads: 1}
-engine: {kind: transformers}
 warm_start: {vocab_size: 640, hidden_size: 64, layers: 2, heads: 2, demonstrations: 400, naive_rag_demonstrations: 40,
   batch_size: 16, steps: 100, learning_rate: 0.003}
 env: {top_k: 2, max_steps: 4, max_tokens: 448, max_action_tokens: 64}
@@ -42,16 +42,17 @@ BITS = ("*.safetensors", "*.parquet", "scores.json")
 TIMED = {"trajectories", "trajectories.parquet"}  # whose rows say how long a call took
 REPRO = [sys.executable, "-m", "dvc", "repro", "--quiet"]
 PATIENCE_S = 60.0  # for what an end leaves running to end too
+ATTEMPTS = 3  # that a graph needs at least
 DISK_BYTES = (1_000, 5_000_000)  # the largest file that fits on the disk, at least and at most
 
 
-def lay_out(folder: Path) -> None:
+def lay_out(folder: Path, engine: str) -> None:
     """A clone of the tracked files as they are, with small parameters and a temporary folder of its own."""
     for name in subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines():
         if Path(name).exists() and not name.startswith("ablations/") and name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, folder / name)
-    (folder / "overlays/small.yaml").write_text(SMALL)
+    (folder / "overlays/small.yaml").write_text(f"{SMALL}engine: {{kind: {engine}}}\n")
     for command in (["dvc", "config", "core.no_scm", "true"], ["flows", "overlay", "small"]):
         subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment(folder), check=True)
 
@@ -84,10 +85,14 @@ def running(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def to_stage(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
+def to_part(name: str, number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None]:
+    """Signals what DVC started, directly or not, and whose command line holds the name."""
+
     def end(repro: subprocess.Popen[bytes]) -> None:
-        for stage in psutil.Process(repro.pid).children(recursive=True)[-1:]:  # DVC starts one after the other
-            stage.send_signal(number)
+        for part in psutil.Process(repro.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if any(name in word for word in part.cmdline()):
+                    part.send_signal(number)
 
     return end
 
@@ -97,8 +102,9 @@ def to_group(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None
 
 
 ENDS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
-    "kill -9 of the stage": to_stage(signal.SIGKILL),
-    "SIGTERM to the stage": to_stage(signal.SIGTERM),
+    "kill -9 of the stage": to_part("flows", signal.SIGKILL),
+    "SIGTERM to the stage": to_part("flows", signal.SIGTERM),
+    "kill -9 of the engine": to_part("vllm_engine", signal.SIGKILL),
     "SIGINT to the group": to_group(signal.SIGINT),
     "SIGTERM to the group": to_group(signal.SIGTERM),
     "kill -9 of the group": to_group(signal.SIGKILL),
@@ -130,7 +136,7 @@ def attempt(folder: Path, kind: str, moment_s: float, largest_file: int) -> bool
         done = process.wait(None if kind == FULL else moment_s) == 0
     except subprocess.TimeoutExpired:
         ENDS[kind](process)
-        done = process.wait(PATIENCE_S) == 0
+        done = process.wait() == 0  # where there was nothing to be ended, it comes to its end
     _, left = psutil.wait_procs(running(folder), PATIENCE_S)
     if left:
         raise RuntimeError(f"after {kind} there run on: {[each.cmdline() for each in left]}")
@@ -141,11 +147,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ends", type=int, default=35)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
     arguments = parser.parse_args()
+    kinds = [*ENDS, FULL] if arguments.engine == "vllm" else [each for each in (*ENDS, FULL) if "engine" not in each]
     draw, ended, wrong = random.Random(arguments.seed), Counter[str](), 0
     with tempfile.TemporaryDirectory() as scratch:
         alone = Path(scratch) / "alone"
-        lay_out(alone)
+        lay_out(alone, arguments.engine)
         started = time.monotonic()
         if repro(alone).wait():
             sys.exit((alone / "log").read_text())
@@ -153,11 +161,11 @@ def main() -> None:
         print(f"left alone: {whole_s:.0f} s, {len(expected)} files", flush=True)
         while ended.total() < arguments.ends:
             folder = Path(scratch) / f"ended_{ended.total()}"
-            lay_out(folder)
+            lay_out(folder, arguments.engine)
             done = False
             while not done:
-                kind = draw.choice([*ENDS, FULL])
-                moment_s, largest = draw.uniform(1, whole_s), round(draw.uniform(*DISK_BYTES))
+                kind = draw.choice(kinds)
+                moment_s, largest = draw.uniform(1, whole_s / ATTEMPTS), round(draw.uniform(*DISK_BYTES))
                 done = attempt(folder, kind, moment_s, largest)
                 ended[kind] += not done
                 how = f"{largest} bytes" if kind == FULL else f"{moment_s:.0f} s"
