@@ -26,6 +26,8 @@ from pathlib import Path
 import psutil
 import yaml
 
+from benchmarks.reruns import copy_project
+
 SMALL = """
 prepare: {atlas: {people: 40, films: 20, companies: 10, cities: 10, countries: 4,
   train_questions: 60, dev_questions: 12, test_questions: 24}}
@@ -48,19 +50,15 @@ DISK_BYTES = (1_000, 5_000_000)  # the largest file that fits on the disk, at le
 
 def lay_out(folder: Path, engine: str) -> None:
     """A clone of the tracked files as they are, with small parameters and a temporary folder of its own."""
-    for name in subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines():
-        if Path(name).exists() and not name.startswith("ablations/") and name != "dvc.lock":
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(name, folder / name)
+    copy_project(folder)
+    (folder / "temporary").mkdir(mode=0o700)
     (folder / "overlays/small.yaml").write_text(f"{SMALL}engine: {{kind: {engine}}}\n")
-    for command in (["dvc", "config", "core.no_scm", "true"], ["flows", "overlay", "small"]):
-        subprocess.run([sys.executable, "-m", *command], cwd=folder, env=environment(folder), check=True)
+    overlay = [sys.executable, "-m", "flows", "overlay", "small"]
+    subprocess.run(overlay, cwd=folder, env=environment(folder), check=True)
 
 
 def environment(folder: Path) -> dict[str, str]:
     own = dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(folder / "temporary"))
-    (folder / "temporary").mkdir(exist_ok=True)
-    (folder / "temporary").chmod(0o700)
     return {**os.environ, **own, "PYTHONPATH": str(folder), "DVC_NO_ANALYTICS": "1", "DO_NOT_TRACK": "1"}
 
 

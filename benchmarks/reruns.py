@@ -34,13 +34,17 @@ def dvc(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
-def scratch_copy(folder: Path) -> None:
-    """The tracked files, and stand-ins that DVC takes for the stages' outputs."""
+def copy_project(folder: Path) -> None:
+    """The tracked files as they are, as a project of DVC's own that has run nothing."""
     for name in subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines():
         if Path(name).exists() and not name.startswith("ablations/") and not name.endswith((".lock", ".dvc")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, folder / name)
     dvc(folder, "config", "core.no_scm", "true")
+
+
+def stand_in(folder: Path) -> None:
+    """Puts there what DVC takes for the stages' outputs."""
     for name in set(re.findall('"(.+?)"', dvc(folder, "dag", "--outs", "--dot"))):
         file = folder / name if Path(name).suffix else folder / name / "stand-in"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +68,8 @@ def main() -> None:
     print("|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        scratch_copy(folder)
+        copy_project(folder)
+        stand_in(folder)
         for what, file, text in edits(folder):
             before = file.read_text()
             file.write_text(text)
