@@ -80,6 +80,11 @@ class Client:
         except httpx.InvalidURL as fault:
             raise ValueError(f"{self._url} is no address of a server: {fault}") from None
 
+    def require_health(self) -> None:
+        """Raises OSError if /health is answered with another status than 200, and what `ask` raises if it is not."""
+        if (status := self.ask("GET", "/health").status) != 200:
+            raise OSError(f"status {status}")
+
     async def _answer(self, method: str, path: str, content: str | None) -> Answer:
         """Asynchronous, because only so a limit holds for an attempt as a whole, however slowly its bytes drip."""
         timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))

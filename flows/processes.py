@@ -102,9 +102,7 @@ def server_answers() -> bool:
     from agent_r1.client import Client  # takes what an address says of user and password
 
     try:
-        status = Client(url, ANSWER_S, key="").ask("GET", "/health").status
-        if status != 200:
-            raise OSError(f"status {status}")
+        Client(url, ANSWER_S, key="").require_health()
     except (OSError, ValueError) as fault:
         shown = without_password(url), without_password(str(fault))
         logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", *shown)

@@ -270,8 +270,7 @@ def engine() -> Finding:
 
         for url in settings.server.urls:
             try:
-                if (status := connect(url, ANSWER_S).ask("GET", "/health").status) != 200:
-                    raise OSError(f"status {status}")
+                connect(url, ANSWER_S).require_health()
             except (OSError, ValueError) as fault:
                 remedy = f"start it: python -m agent_r1.rollout.serve MODEL --port PORT; 401: its key is {SERVER_KEY}"
                 return Finding(FAILED, f"the engine server {url} does not answer: {fault}", remedy)
