@@ -81,7 +81,7 @@ def code_of(stage: str) -> dict[str, str]:
 def _inputs(settings: Params, index: Cached) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
-    env = asked_attempt("", index, settings.env).env
+    env = asked_attempt("", index, settings.env).open()
     return {
         "questions": sha256(places.questions),
         "passages": sha256(places.passages),

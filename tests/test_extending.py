@@ -41,14 +41,14 @@ def test_the_tool(page: dict[str, Any]) -> None:
 
 
 def test_the_environment(page: dict[str, Any]) -> None:
-    env = page["attempts"][0].env
+    env = page["attempts"][0].open()
     assert env.step("<answer>10</answer>").observation == "higher"
     assert env.step("<answer>20</answer>").observation == "lower"
     assert env.step("what?").call_status is CallStatus.MALFORMED
     found = env.step("<answer>17</answer>")
     assert (found.outcome, found.answer) == (Outcome.ANSWERED, "17")
     assert found.rewards == {"em": 1.0, "saved": pytest.approx(3 / 7)}
-    other = page["attempts"][-1].env
+    other = page["attempts"][-1].open()
     assert [other.step("<answer>1</answer>").outcome for _ in range(7)] == [None] * 6 + [Outcome.TURN_LIMIT]
 
 

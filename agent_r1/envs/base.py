@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -60,12 +61,12 @@ class Env(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """An episode to be run."""
+    """An episode to be run, as often as its environment is opened."""
 
     question_id: str
     group: int  # index of the question within the iteration
     sample: int  # index of the episode within its group
-    env: Env
+    open: Callable[[], Env]  # an environment in which nothing has happened yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

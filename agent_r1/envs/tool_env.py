@@ -159,7 +159,7 @@ def tool_attempts(
     """
     env = _with_search(index, params)
     return [
-        Attempt(question_id=question.question_id, group=group, sample=sample, env=env(question))
+        Attempt(question_id=question.question_id, group=group, sample=sample, open=partial(env, question))
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
     ]
@@ -167,7 +167,8 @@ def tool_attempts(
 
 def asked_attempt(text: str, index: Search, params: EnvParams, *, sample: int = 0) -> Attempt:
     """An attempt at a question that a person asks, with the search tool; `sample` tells repetitions apart."""
-    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=_with_search(index, params)(text))
+    env = _with_search(index, params)
+    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, open=partial(env, text))
 
 
 def naive_rag_attempts(questions: Sequence[Question], index: Search, params: EnvParams) -> list[Attempt]:
@@ -198,9 +199,9 @@ def _with_search(index: Search, params: EnvParams) -> Callable[[Question | str],
 def _answer_attempts(
     questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, params: EnvParams
 ) -> list[Attempt]:
-    system = _told(task, params)
+    env = partial(AnswerEnv, system=_told(task, params))
     return [
-        Attempt(question_id=question.question_id, group=group, sample=0, env=AnswerEnv(question, shown, system=system))
+        Attempt(question_id=question.question_id, group=group, sample=0, open=partial(env, question, shown))
         for group, (question, shown) in enumerate(zip(questions, passages, strict=True))
     ]
 

@@ -52,7 +52,7 @@ def answer_greedily(
 
 def conditions(protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params) -> dict[str, str]:
     """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode."""
-    places, env = settings.places, attempts[0].env
+    places, env = settings.places, attempts[0].open()
     limits = settings.env.model_dump(exclude={"instructions"})  # the prompt's hash has those
     limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
     return {

@@ -83,7 +83,8 @@ class _Episode:
     def __init__(self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: tuple[int, int]) -> None:
         self._attempt, self._chat, self._limits = attempt, chat, limits
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
-        self._dialogue = Dialogue(chat, attempt.env.system, attempt.env.user, attempt.env.tools)
+        self._env = attempt.open()
+        self._dialogue = Dialogue(chat, self._env.system, self._env.user, self._env.tools)
         self._context_starts = [0]
         self._ids: list[int] = []
         self._source: list[int] = []
@@ -117,7 +118,7 @@ class _Episode:
         closed = action.stop_reason is StopReason.END
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.opened(request.context) + said
-        transition = self._attempt.env.step(text)
+        transition = self._env.step(text)
         self._observe(transition, action.token_ids, closed)
         read = self.outcome is None
         step = Step(

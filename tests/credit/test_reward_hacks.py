@@ -56,7 +56,7 @@ def play(tiny_tokenizer: PreTrainedTokenizerFast) -> Play:
     def _play(*script: str) -> Trajectory:
         chat = Chat(tiny_tokenizer)
         env = ToolEnv(QUESTION, [search_tool(TitleSearch(), top_k=2)], max_steps=MAX_STEPS)
-        attempt = Attempt(question_id="q", group=0, sample=0, env=env)
+        attempt = Attempt(question_id="q", group=0, sample=0, open=lambda: env)
         sampler = ScriptedSampler([script], chat)
         [trajectory] = collect(sampler, chat, [attempt], LIMITS, seed=0)
         assert len(trajectory.steps) == len(script)

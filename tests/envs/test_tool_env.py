@@ -234,7 +234,7 @@ def test_every_protocol_gives_the_configured_instructions(question: Question, in
         *gold_passages_attempts(questions, gold, params),
     ]
     added = f" {instructions}" if instructions else ""
-    assert [attempt.env.system for attempt in attempts] == [
+    assert [attempt.open().system for attempt in attempts] == [
         "Answer the question. Search when facts are missing." + added,
         "Answer the question. Search when facts are missing." + added,
         "Answer the question from the passages." + added,

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -77,8 +78,15 @@ class ScriptThenEngine:
         return self.script.sample(requests) if requests[0].step == 0 else self.engine.sample(requests)
 
 
+def _same(env: Any) -> Any:
+    return env
+
+
 def attempts(envs: Sequence[Any]) -> list[Attempt]:
-    return [Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=env) for i, env in enumerate(envs)]
+    return [
+        Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, open=partial(_same, env))
+        for i, env in enumerate(envs)
+    ]
 
 
 def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: int) -> list[Trajectory]:
