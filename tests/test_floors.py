@@ -20,6 +20,7 @@ GROUND = {
     "agent_r1.answers": set[str](),
     "agent_r1.files": set[str](),
     "agent_r1.harmless": set[str](),
+    "agent_r1.faults": set[str](),
     "agent_r1.client": {"agent_r1.harmless"},
     "agent_r1.tables": {"agent_r1.records", "agent_r1.files"},
     "agent_r1.tracking": {

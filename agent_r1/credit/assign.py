@@ -32,9 +32,11 @@ def assign(
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
-    A trajectory that `params.filter` drops is not `kept` and has no influence: it is in no statistic of the estimator,
-    and its masks are empty, so that it is in no loss and no denominator either. A trajectory that is kept and whose
-    advantages are 0 is another matter: its loss mask counts among the tokens that normalise the loss.
+    An episode that the world cut short (ABORTED) is treated as if it had never been: it is in no filter, statistic,
+    group or loss, and no metric but `outcome/aborted` knows of it. A trajectory that `params.filter` drops is not
+    `kept` and has no influence: it is in no statistic of the estimator, and its masks are empty, so that it is in no
+    loss and no denominator either. A trajectory that is kept and whose advantages are 0 is another matter: its loss
+    mask counts among the tokens that normalise the loss.
 
     Args:
         values: the critic's value [L] at every token of every trajectory, or None without a critic.
@@ -46,6 +48,34 @@ def assign(
     Raises ValueError if there is nothing to credit, a reward, value or logprob is not finite, the values do not suit
     the estimator, or `kl_reward` has no reference.
     """
+    lived = _lived(trajectories)
+    if not lived:
+        raise ValueError(f"the world cut all {len(trajectories)} episodes short; lower env.aborted_share")
+
+    def of_the_living(rows: Sequence[TokenFloats] | None) -> list[TokenFloats] | None:
+        return None if rows is None else [rows[index] for index in lived]
+
+    credited, metrics = _assign(
+        [trajectories[index] for index in lived], of_the_living(values), params, of_the_living(reference), questions
+    )
+    found = dict(zip(lived, credited, strict=True))
+    credits_ = [found.get(index) or _uncredited(each) for index, each in enumerate(trajectories)]
+    return credits_, metrics | {"outcome/aborted": 1 - len(lived) / len(trajectories)}
+
+
+def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
+    """The indices of the trajectories that the world did not cut short."""
+    return [index for index, each in enumerate(trajectories) if each.outcome is not Outcome.ABORTED]
+
+
+def _assign(
+    trajectories: Sequence[Trajectory],
+    values: Sequence[TokenFloats] | None,
+    params: CreditParams,
+    reference: Sequence[TokenFloats] | None,
+    questions: int | None,
+) -> tuple[list[Credit], dict[str, float]]:
+    """`assign`, of trajectories that were not aborted."""
     _check(trajectories, values)
     if reference is None and params.kl_reward:
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
@@ -73,8 +103,9 @@ def assign(
 
 def groups_to_refill(trajectories: Sequence[Trajectory], questions: int, params: CreditParams) -> int:
     """How many groups an iteration lacks of `questions` whose returns differ: what a refill is to bring."""
-    returns = _returns([step_rewards(trajectory, params.rewards)[0] for trajectory in trajectories])
-    return questions - differing(returns, groups_of(trajectories))
+    lived = [trajectories[index] for index in _lived(trajectories)]
+    returns = _returns([step_rewards(trajectory, params.rewards)[0] for trajectory in lived])
+    return questions - differing(returns, groups_of(lived))
 
 
 def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
@@ -136,22 +167,8 @@ def _credits(
     params: CreditParams,
 ) -> list[Credit]:
     """Credit of all; the estimator sees the kept trajectories alone."""
-    credits_ = []
-    for trajectory, total in zip(trajectories, totals, strict=True):
-        zeros = np.zeros(len(trajectory.token_ids), np.float32)
-        credits_.append(
-            Credit(
-                trajectory_id=trajectory.trajectory_id,
-                return_=float(total.sum()),
-                advantages=zeros,
-                values=zeros,
-                value_targets=zeros,
-                reference_logprobs=zeros,
-                loss_mask=zeros > 0,
-                critic_mask=zeros > 0,
-                kept=False,
-            )
-        )
+    pairs = zip(trajectories, totals, strict=True)
+    credits_ = [_uncredited(trajectory, float(total.sum())) for trajectory, total in pairs]
     rows = np.flatnonzero(kept).tolist()
     if not rows:
         return credits_
@@ -170,6 +187,22 @@ def _credits(
             kept=True,
         )
     return credits_
+
+
+def _uncredited(trajectory: Trajectory, return_: float = 0.0) -> Credit:
+    """The credit of a trajectory that is no part of the update."""
+    zeros = np.zeros(len(trajectory.token_ids), np.float32)
+    return Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=return_,
+        advantages=zeros,
+        values=zeros,
+        value_targets=zeros,
+        reference_logprobs=zeros,
+        loss_mask=zeros > 0,
+        critic_mask=zeros > 0,
+        kept=False,
+    )
 
 
 def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -20,8 +20,11 @@ from agent_r1.records import CallStatus, Outcome, Trajectory
 def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Floats, dict[str, Floats]]:
     """[K] the reward of every step, the weighted sum of its parts, and name -> [K] each part unweighted.
 
+    An episode that the world cut short earns nothing, and loses nothing.
     A ValueError names a reward that is not finite, or a fact that a weighted part is made of and that is not stated.
     """
+    if trajectory.outcome is Outcome.ABORTED:
+        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in PARTS}
     _check_facts(trajectory, weights)
     parts = {name: part(trajectory) for name, part in PARTS.items()}
     totals = np.zeros(len(trajectory.steps))
@@ -35,9 +38,8 @@ def _stated(trajectory: Trajectory, fact: str) -> Floats:
 
 
 def _on_last_step(trajectory: Trajectory, value: float) -> Floats:
-    """An episode aborted before its first action has no step to put it on."""
     rewards = np.zeros(len(trajectory.steps))
-    rewards[-1:] = value
+    rewards[-1] = value
     return rewards
 
 

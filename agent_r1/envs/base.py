@@ -30,6 +30,7 @@ class Transition:
     observation: str | None  # the text that comes back; None ends the episode
     outcome: Outcome | None = None  # set where observation is None
     answer: str = ""  # the text between the answer tags
+    fault: str = ""  # of an episode that is ABORTED: what the world did wrong
     tool: str = ""
     arguments: str = ""  # JSON
     call_status: CallStatus = CallStatus.NONE
@@ -42,6 +43,8 @@ class Transition:
             raise ValueError("a transition has either an observation or, where the episode ends, an outcome")
         if self.observation is None and self.rewards_when_read:
             raise ValueError("nothing is read after the end of an episode: it takes no rewards_when_read")
+        if bool(self.fault) != (self.outcome is Outcome.ABORTED):
+            raise ValueError("an episode is aborted by a fault of the world, and the fault is named")
 
 
 class Env(Protocol):

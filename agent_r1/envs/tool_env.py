@@ -14,6 +14,7 @@ from typing import Any
 
 from agent_r1.answers import exact_match, f1, occurs
 from agent_r1.envs.base import Attempt, ParsedAction, Transition, parse_action
+from agent_r1.faults import WorldFault
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
@@ -29,8 +30,8 @@ class ToolEnv:
     """One question, answered in at most `max_steps` actions. It may be a text alone, whose answer nobody knows.
 
     An action calls a tool or answers. A call that fails in any way, and an action that is neither, is told what is
-    wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; else,
-    out of steps, as TURN_LIMIT.
+    wrong and the episode goes on. It ends as ANSWERED; as MALFORMED where the last step allowed is malformed; as
+    ABORTED where the other side of a call failed; else, out of steps, as TURN_LIMIT.
 
     Rewards, unweighted: on every step `think`; on every step whose call succeeds and whose result is read `progress`,
     the number of gold passages seen for the first time; on the step that answers `em`, `f1`, and `grounded` in the
@@ -60,7 +61,10 @@ class ToolEnv:
         if parsed.answer is not None:
             return answered(parsed.answer, self._gold, self._shown, {"think": think(parsed)})
         started = time.perf_counter()
-        result = self._call(parsed)
+        try:
+            result = self._call(parsed)
+        except WorldFault as fault:
+            return _aborted(parsed, fault, time.perf_counter() - started)
         latency_s = time.perf_counter() - started
         last = Outcome.MALFORMED if result.call_status is CallStatus.MALFORMED else Outcome.TURN_LIMIT
         over = None if self._steps_left else last
@@ -106,6 +110,19 @@ def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: di
     rewards = {"em": exact_match(answer, gold.answers), "f1": f1(answer, gold.answers)} if gold else {}
     rewards["grounded"] = float(any(occurs(answer, text) for text in shown))
     return Transition(observation=None, outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
+
+
+def _aborted(parsed: ParsedAction, fault: WorldFault, latency_s: float) -> Transition:
+    """The end of an episode whose call met a fault of the world: no rewards."""
+    return Transition(
+        observation=None,
+        outcome=Outcome.ABORTED,
+        fault=str(fault) or type(fault).__name__,
+        tool=parsed.tool,
+        arguments=canonical(parsed.arguments or {}),
+        call_status=CallStatus.TIMEOUT if isinstance(fault, TimeoutError) else CallStatus.FAILED,
+        latency_s=latency_s,
+    )
 
 
 def think(parsed: ParsedAction) -> float:

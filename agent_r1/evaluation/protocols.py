@@ -53,7 +53,7 @@ def answer_greedily(
 def conditions(protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params) -> dict[str, str]:
     """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode."""
     places, env = settings.places, attempts[0].open()
-    limits = settings.env.model_dump(exclude={"instructions"})  # the prompt's hash has those
+    limits = settings.env.model_dump(exclude={"instructions", "aborted_share"})  # the prompt's hash has the one
     limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
     return {
         "questions": sha256(places.questions),

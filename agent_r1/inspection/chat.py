@@ -205,4 +205,4 @@ def _why(last: StepView, limits: EnvParams) -> str:
             return f"the reply leaves no room for another action in {limits.max_tokens} tokens (env.max_tokens)"
         case Outcome.MALFORMED:
             return f"the last of {limits.max_steps} steps is neither a tool call nor an answer (env.max_steps)"
-    return f"the episode ended as {last.outcome}"
+    return last.fault or f"the episode ended as {last.outcome}"

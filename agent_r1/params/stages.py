@@ -194,6 +194,7 @@ class EnvParams(Section):
     max_steps: Count
     max_tokens: Count
     max_action_tokens: Count
+    aborted_share: Share
 
     def objections(self) -> Iterator[str]:
         if self.max_action_tokens >= self.max_tokens:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition
+from agent_r1.faults import TooManyAborted
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
@@ -28,6 +29,7 @@ class StepView:
     observation: str  # what the policy reads next, "" where the episode ends
     outcome: Outcome | None  # None while the episode goes on
     answer: str  # the text between the answer tags, "" without one
+    fault: str  # what the world did wrong, where the episode is ABORTED, else ""
     tokens: int  # of the episode so far
 
 
@@ -47,14 +49,26 @@ def collect(
     not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
     context begins; see `Dialogue`.
 
+    Episodes that the world cuts short are made again once, with the same seeds; those that it cuts short again are
+    ABORTED. A TooManyAborted says that they are more than the share of `limits.aborted_share`.
+
     Every action's seed is derived from (seed, iteration, question, sample, step). Of the limits, `max_tokens` bounds a
     context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one.
     """
     started = time.perf_counter()
-    episodes = [_Episode(attempt, chat, limits, (seed, iteration)) for attempt in attempts]
-    while live := [(index, episode) for index, episode in enumerate(episodes) if episode.outcome is None]:
-        _play_round(sampler, live)
-    trajectories = [episode.finish(iteration, policy_version) for episode in episodes]
+
+    def play(indices: Iterable[int]) -> dict[int, _Episode]:
+        begun = {index: _Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
+        while live := [(index, episode) for index, episode in begun.items() if episode.outcome is None]:
+            _play_round(sampler, live)
+        return begun
+
+    episodes = play(range(len(attempts)))
+    if aborted := _faults(episodes):
+        log.warning("the world cut %d of %d episodes short: %s", len(aborted), len(episodes), min(aborted.values()))
+        episodes |= play(aborted)
+        _require_few(_faults(episodes), len(episodes), limits.aborted_share)
+    trajectories = [episode.finish() for episode in episodes.values()]
     tokens, seconds = sum(len(each.token_ids) for each in trajectories), time.perf_counter() - started
     log.info("collected %d trajectories, %d tokens in %.1f s", len(trajectories), tokens, seconds)
     return trajectories
@@ -65,7 +79,7 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, limits: EnvParams, *,
 
     Arguments and errors are those of `collect`.
     """
-    episode = _Episode(attempt, chat, limits, (seed, 0))
+    episode = _Episode(attempt, chat, limits, (seed, 0), policy_version=0)
     while episode.outcome is None:
         yield from _play_round(sampler, [(0, episode)])
 
@@ -77,11 +91,28 @@ def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]]) -> list[
     return [episode.advance(request, action) for (_, episode), request, action in rounds]
 
 
+def _faults(episodes: Mapping[int, _Episode]) -> dict[int, str]:
+    """What the world did wrong, of each episode that it cut short."""
+    return {index: episode.fault for index, episode in episodes.items() if episode.outcome is Outcome.ABORTED}
+
+
+def _require_few(faults: Mapping[int, str], episodes: int, share: float) -> None:
+    if len(faults) > share * episodes:
+        raise TooManyAborted(
+            f"the world cut {len(faults)} of {episodes} episodes short, in a second attempt too, and env.aborted_share "
+            f"is {share}: {min(faults.values())}; none of them is kept, run it again when that is mended"
+        )
+
+
 class _Episode:
     """The state of one running episode."""
 
-    def __init__(self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: tuple[int, int]) -> None:
+    def __init__(
+        self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: tuple[int, int], policy_version: int
+    ) -> None:
+        """`seed` is of the collection and its iteration."""
         self._attempt, self._chat, self._limits = attempt, chat, limits
+        self._iteration, self._policy_version = seed[1], policy_version
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
         self._env = attempt.open()
         self._dialogue = Dialogue(chat, self._env.system, self._env.user, self._env.tools)
@@ -92,6 +123,7 @@ class _Episode:
         self._steps: list[Step] = []
         self._answer = ""
         self.outcome: Outcome | None = None
+        self.fault = ""
         self._append(self._dialogue.opening)
         if self._room() < 1:
             raise ValueError(
@@ -138,21 +170,22 @@ class _Episode:
             observation=transition.observation or "" if read else "",
             outcome=self.outcome,
             answer=self._answer,
+            fault=self.fault,
             tokens=len(self._ids),
         )
 
-    def finish(self, iteration: int, policy_version: int) -> Trajectory:
+    def finish(self) -> Trajectory:
         if self.outcome is None:
             raise RuntimeError(f"the episode of question {self._attempt.question_id!r} is not over")
         attempt = self._attempt
         return Trajectory(
-            trajectory_id=f"{iteration}/{attempt.question_id}/{attempt.sample}",
+            trajectory_id=f"{self._iteration}/{attempt.question_id}/{attempt.sample}",
             question_id=attempt.question_id,
             group=attempt.group,
             sample=attempt.sample,
             seed=derive(*self._seed_parts),
-            policy_version=policy_version,
-            iteration=iteration,
+            policy_version=self._policy_version,
+            iteration=self._iteration,
             token_ids=np.array(self._ids, np.int32),
             source=np.array(self._source, np.uint8),
             logprobs=np.array(self._logprobs, np.float32),
@@ -167,6 +200,12 @@ class _Episode:
         ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
         if not 1 <= len(ids) == len(logprobs) <= most:
             raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
+        if not np.isfinite(logprobs).all():
+            raise EngineError(
+                f"an action's logprobs are not all finite: question {self._attempt.question_id!r}, sample "
+                f"{self._attempt.sample}, step {request.step}, weights of version {self._policy_version}; start again "
+                "from the checkpoint with a lower train.update.learning_rate"
+            )
         if (action.stop_reason is StopReason.END) != (ids[-1] == self._chat.end_id):
             raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
         if self._context() != request.context:
@@ -174,7 +213,7 @@ class _Episode:
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
         if transition.observation is None:
-            self.outcome, self._answer = transition.outcome, transition.answer
+            self.outcome, self._answer, self.fault = transition.outcome, transition.answer, transition.fault
             return
         reply = self._dialogue.reply(action, transition.observation, closed=closed)
         if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):

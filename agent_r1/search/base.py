@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from agent_r1.faults import WorldFault
 from agent_r1.records import Passage
 from agent_r1.tables import SCHEMAS, check_schema, open_rows
 
@@ -40,11 +41,11 @@ class Ranker(Protocol):
         ...
 
 
-class SearchUnavailable(OSError):
+class SearchUnavailable(WorldFault):
     """A search that cannot be served now; the message says why."""
 
 
-class SearchTimeout(SearchUnavailable):
+class SearchTimeout(SearchUnavailable, TimeoutError):
     """A search that took too long."""
 
 

@@ -12,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from agent_r1.records import CallStatus, Passage
-from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
+from agent_r1.search.base import Search
 
 
 class ToolError(Exception):
-    """A call that is well formed and cannot be served; the message is for the policy."""
+    """A call that is well formed and fails by its own arguments; the message is for the policy."""
 
 
 class ToolTimeout(ToolError):
-    """A call that took too long."""
+    """A call that takes too long by its own arguments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,8 @@ class Tool:
         """Checks the arguments and calls the function.
 
         Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolTimeout gives TIMEOUT and any other
-        ToolError FAILED; another exception is a bug of the tool and is raised.
+        ToolError FAILED. A WorldFault is raised: the other side failed, whatever the arguments. So is any other
+        exception, which is a bug of the tool.
         """
         try:
             values = self._arguments.model_validate(arguments)
@@ -98,12 +99,7 @@ def search_tool(index: Search, *, top_k: int) -> Tool:
         """Finds passages about a query."""
         if not query.strip():
             raise ToolError("the query is empty")
-        try:
-            [passages] = index.search([query], top_k)
-        except SearchTimeout as fault:
-            raise ToolTimeout("the search took too long") from fault
-        except SearchUnavailable as fault:
-            raise ToolError("the search does not answer") from fault
+        [passages] = index.search([query], top_k)
         return ToolResult(
             text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
         )

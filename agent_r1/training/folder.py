@@ -44,10 +44,13 @@ class Identity:
         inputs: Mapping[str, str] | None = None,
         code: Mapping[str, str] | None = None,
     ) -> Self:
-        """The identity of a run; what a complete run keeps (`train.keep`) is no part of it."""
+        """The identity of a run.
+
+        What a complete run keeps (`train.keep`) is no part of it, nor is what it takes to give an iteration up.
+        """
         sections = {
             "train": config.model_dump(mode="json", exclude={"keep"}),
-            "env": settings.env.model_dump(mode="json"),
+            "env": settings.env.model_dump(mode="json", exclude={"aborted_share"}),
             "model": settings.model.model_dump(mode="json"),
             "engine": settings.engine.identity,
         }

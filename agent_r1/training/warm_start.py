@@ -84,7 +84,8 @@ def _act_out(
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
     env, trajectories = settings.env, list[Trajectory]()
-    limits = env.model_copy(update={"max_action_tokens": env.max_tokens})  # the demonstrator finishes what it writes
+    # The demonstrator finishes what it writes, and a demonstration that the world cut short shows nothing.
+    limits = env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})
     for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
         attempts = make_attempts([each.question for each in demonstrations], index, env)
         sampler = ScriptedSampler([each.actions for each in demonstrations], chat)

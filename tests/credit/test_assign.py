@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.credit.assign import assign
+from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params.train import WITH_CRITIC, CreditParams
@@ -362,14 +362,52 @@ def test_a_trajectory_beside_a_longer_one_has_the_targets_it_has_alone(
     assert np.array_equal(beside.value_targets, alone.value_targets)
 
 
-def test_an_episode_without_an_action_gets_no_credit(trajectory: MakeTrajectory, params: MakeParams) -> None:
-    rows = [trajectory("PP", outcome=Outcome.ABORTED), trajectory("PA", progress(1))]
-    aborted, _ = assign(rows, [np.ones(2, np.float32)] * 2, params())[0]
-    assert aborted.return_ == 0
-    assert not aborted.advantages.any()
-    assert not aborted.value_targets.any()
-    assert not aborted.loss_mask.any()
-    assert not aborted.critic_mask.any()
+def test_three_wrong_answers_beside_an_outage_have_done_nothing_better(
+    trajectory: MakeTrajectory, params: MakeParams
+) -> None:
+    """Credited as an answer would be, the episode whose search was down gives them .5 each and itself -1.5."""
+    answer, call = {"rewards": {"em": 0.0}}, {"tool": "search", "call_status": CallStatus.FAILED}
+    wrong = [trajectory("PA", [answer], outcome=Outcome.ANSWERED) for _ in range(3)]
+    asked = params("grpo", weights={"agent_r1": 1.0})
+    credits_, metrics = assign([*wrong, trajectory("PA", [call], outcome=Outcome.ABORTED)], None, asked)
+    assert [credit.advantages.tolist() for credit in credits_] == [[0.0, 0.0]] * 4
+    assert [credit.kept for credit in credits_] == [True, True, True, False]
+    assert metrics["outcome/aborted"] == 0.25
+    limit = trajectory("PA", [call], outcome=Outcome.TURN_LIMIT)
+    learned = [credit.advantages[1] for credit in assign([*wrong, limit], None, asked)[0]]
+    assert learned == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_an_aborted_episode_has_never_been(trajectory: MakeTrajectory, params: MakeParams, estimator: str) -> None:
+    lived = [trajectory("PAOA", progress(1, k), group=k // 2, name=f"0/q/{k}") for k in range(4)]
+    aborted = trajectory("PAAAOA", progress(9, 9), outcome=Outcome.ABORTED, name="0/q/9")
+    values = [np.linspace(0, 1, 4, dtype=np.float32)] * 4 if params(estimator).needs_critic else None
+    chosen = params(estimator, filter={"kind": "top_fraction", "share": 0.5, "refill": 0})
+    alone, without = assign(lived, values, chosen)
+    its_values = values and [values[0], np.full(6, 99, np.float32), *values[1:]]
+    beside, with_it = assign([lived[0], aborted, *lived[1:]], its_values, chosen)
+    assert repr([*beside[:1], *beside[2:]]) == repr(alone)
+    assert with_it | {"outcome/aborted": 0} == without
+    assert with_it["outcome/aborted"] == pytest.approx(0.2)
+    blank = beside[1]
+    assert (blank.return_, blank.kept) == (0.0, False)
+    assert not any(each.any() for each in (blank.advantages, blank.values, blank.loss_mask, blank.critic_mask))
+
+
+def test_a_group_that_lost_episodes_is_filled_up_again(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    """Two of three questions have returns that differ, until one of the episodes turns out to be aborted."""
+    chosen = params("grpo", filter={"kind": "top_fraction", "share": 1.0, "refill": 1})
+    outcomes = [Outcome.TURN_LIMIT] * 3 + [Outcome.ABORTED]
+    rows = [trajectory("PA", progress(k % 2), group=k // 2, outcome=outcome) for k, outcome in enumerate(outcomes)]
+    assert groups_to_refill(rows, 3, chosen) == 2
+
+
+def test_with_every_episode_cut_short_there_is_nothing_to_credit(
+    trajectory: MakeTrajectory, params: MakeParams
+) -> None:
+    with pytest.raises(ValueError, match=r"cut all 2 episodes short; lower env\.aborted_share"):
+        assign([trajectory("PA", outcome=Outcome.ABORTED)] * 2, None, params("grpo"))
 
 
 def test_gae_without_values_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
@@ -389,4 +427,4 @@ def test_values_that_are_not_finite_are_refused(trajectory: MakeTrajectory, para
 
 def test_nothing_to_credit_is_refused(trajectory: MakeTrajectory, params: MakeParams) -> None:
     with pytest.raises(ValueError, match="none of the 1 trajectories holds a sampled token"):
-        assign([trajectory("PP", outcome=Outcome.ABORTED)], None, params("grpo"))
+        assign([trajectory("PP")], None, params("grpo"))

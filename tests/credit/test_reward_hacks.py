@@ -23,7 +23,9 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.base import search_tool
 
 MAX_STEPS = 5
-LIMITS = EnvParams(instructions="", top_k=2, max_steps=MAX_STEPS, max_tokens=4096, max_action_tokens=256)
+LIMITS = EnvParams(
+    instructions="", top_k=2, max_steps=MAX_STEPS, max_tokens=4096, max_action_tokens=256, aborted_share=0.0
+)
 QUESTION = Question(
     question_id="q",
     dataset="atlas",

@@ -162,7 +162,10 @@ def test_a_weighted_part_whose_fact_is_not_stated_is_refused(trajectory: MakeTra
     assert step_rewards(episode, weights(**others))[1][part].tolist() == [0.0]
 
 
-def test_an_episode_aborted_before_its_first_action_has_no_rewards(trajectory: MakeTrajectory) -> None:
-    totals, parts = step_rewards(trajectory("PP", outcome=Outcome.ABORTED), weights(agent_r1=1.0))
-    assert totals.shape == (0,)
-    assert {part.shape for part in parts.values()} == {(0,)}
+def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing(trajectory: MakeTrajectory) -> None:
+    found = {"rewards": {"progress": 1.0}, "tool": "search", "call_status": CallStatus.OK}
+    failed = {"tool": "search", "call_status": CallStatus.FAILED}
+    episode = trajectory("PAOA", [found, failed], outcome=Outcome.ABORTED)
+    totals, parts = step_rewards(episode, weights(agent_r1=1.0, progress=1.0, failed_call=1.0, no_answer=1.0))
+    assert totals.tolist() == [0, 0]
+    assert {tuple(part) for part in parts.values()} == {(0, 0)}

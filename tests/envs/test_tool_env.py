@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from agent_r1.envs.tool_env import (
 )
 from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
-from agent_r1.search.base import Search
+from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
 from agent_r1.tools.base import Tool, ToolError, ToolResult, search_tool
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml").env
@@ -68,6 +69,23 @@ def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
     assert transition.observation == "nothing found"
     assert transition.call_status is CallStatus.OK
     assert transition.rewards_when_read == {"progress": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [(SearchUnavailable("down"), CallStatus.FAILED), (SearchTimeout("slow"), CallStatus.TIMEOUT)]
+)
+def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
+    question: Question, fault: SearchUnavailable, status: CallStatus
+) -> None:
+    class Down:
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            raise fault
+
+    env = ToolEnv(question, [search_tool(Down(), top_k=2)], max_steps=3)
+    ended = env.step(f"<think>Look.</think>{call('search', query='Low Tide')}")
+    assert (ended.outcome, ended.fault, ended.call_status) == (Outcome.ABORTED, str(fault), status)
+    assert (ended.tool, ended.arguments) == ("search", '{"query": "Low Tide"}')
+    assert (ended.observation, ended.rewards, ended.rewards_when_read) == (None, {}, {})
 
 
 @pytest.mark.parametrize(

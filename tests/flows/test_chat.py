@@ -193,7 +193,7 @@ class Film:
 
 def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
-    env = EnvParams(instructions="", top_k=1, max_steps=2, max_tokens=400, max_action_tokens=100)
+    env = EnvParams(instructions="", top_k=1, max_steps=2, max_tokens=400, max_action_tokens=100, aborted_share=0.0)
     chat = Chat(tiny_tokenizer)
     session = Session(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Film(), env, seed=0)
     file = io.StringIO()
@@ -212,7 +212,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    env = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=400, max_action_tokens=100)
+    env = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=400, max_action_tokens=100, aborted_share=0.0)
     chat, seeds = Chat(tiny_tokenizer), []
 
     class Noting(ScriptedSampler):

@@ -12,7 +12,7 @@ from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
 
-LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64)
+LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64, aborted_share=0.0)
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
@@ -28,6 +28,7 @@ def view(
     outcome: Outcome | None = None,
     answer: str = "",
     stop_reason: StopReason = StopReason.END,
+    fault: str = "",
 ) -> StepView:
     step = Step(
         action_start=40,
@@ -39,7 +40,9 @@ def view(
         latency_s=0.0,
         rewards={},
     )
-    return StepView(step=step, action=action, observation=observation, outcome=outcome, answer=answer, tokens=200)
+    return StepView(
+        step=step, action=action, observation=observation, outcome=outcome, answer=answer, fault=fault, tokens=200
+    )
 
 
 def search(observation: str = FOUND, query: str = "Low Tide", outcome: Outcome | None = None) -> StepView:
@@ -103,7 +106,7 @@ def test_a_terminal_cuts_passages_to_its_width_and_styles_parts() -> None:
             view("hm", call_status=CallStatus.MALFORMED, outcome=Outcome.MALFORMED),
             "the last of 5 steps is neither a tool call nor an answer (env.max_steps)",
         ),
-        (search(observation="", outcome=Outcome.ABORTED), "the episode ended as aborted"),
+        (view("hm", outcome=Outcome.ABORTED, fault="it is down"), "it is down"),
     ],
 )
 def test_an_episode_without_an_answer_says_why(last: StepView, reason: str) -> None:

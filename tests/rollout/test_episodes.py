@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import Attempt, Transition
 from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.faults import TooManyAborted
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
@@ -28,7 +29,7 @@ from agent_r1.tools.base import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
-LIMITS = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=512, max_action_tokens=64)
+LIMITS = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=512, max_action_tokens=64, aborted_share=0.0)
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
@@ -89,7 +90,7 @@ def attempts(envs: Sequence[Any]) -> list[Attempt]:
     ]
 
 
-def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: int) -> list[Trajectory]:
+def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: float) -> list[Trajectory]:
     return collect(sampler, chat, attempts(envs), LIMITS.model_copy(update=limits), seed=7, iteration=iteration)
 
 
@@ -241,6 +242,56 @@ def test_an_action_that_is_no_answer_to_its_request_is_refused(
     action = Action(token_ids=ids, logprobs=np.zeros(logprobs, np.float32), stop_reason=stop_reason)
     with pytest.raises(EngineError, match=message):
         run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)], max_action_tokens=64)
+
+
+def test_logprobs_that_are_not_finite_name_request_and_weights(chat: Chat) -> None:
+    action = Action(token_ids=[7], logprobs=np.array([np.nan], np.float32), stop_reason=StopReason.LENGTH)
+    with pytest.raises(EngineError, match=r"question 'q0', sample 0, step 0, weights of version 0"):
+        run(SimpleNamespace(sample=lambda _: [action]), chat, [Echo("o", steps=1)])
+
+
+@dataclass
+class Flaky(Echo):
+    """Its second step meets a fault of the world, as often as `faults` says."""
+
+    faults: int = 0
+
+    def step(self, action: str) -> Transition:
+        if self.seen and self.faults:
+            self.faults -= 1
+            self.seen.clear()
+            return Transition(observation=None, outcome=Outcome.ABORTED, fault="the search is down", tool="search")
+        return super().step(action)
+
+
+def test_an_episode_that_the_world_cut_short_is_made_again(chat: Chat) -> None:
+    """It is the one that would have been: same question, same seeds, and nothing of the first attempt in it."""
+    scripts = [["a", "b"], ["c", "d"]]
+    [calm, beside] = run(ScriptedSampler(scripts, chat), chat, [Echo("o", 1), Echo("p", 1)])
+    recorded = Recording(ScriptedSampler(scripts, chat))
+    [again, unharmed] = run(recorded, chat, [Flaky("o", 1, faults=1), Echo("p", 1)])
+    assert (repr(again), repr(unharmed)) == (repr(calm), repr(beside))
+    assert [len(requests) for requests in recorded.rounds] == [2, 2, 1, 1]
+    first, _, second, _ = recorded.of(0)
+    assert first[0] == second[0]
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.5, True), (0.49, False)])
+def test_what_the_world_cuts_short_twice_is_aborted_and_only_so_often(chat: Chat, share: float, kept: bool) -> None:
+    envs, sampler = [Flaky("o", 1, faults=2), Echo("p", 1)], ScriptedSampler([["a", "b"], ["c", "d"]], chat)
+    if not kept:
+        with pytest.raises(TooManyAborted, match=r"1 of 2 episodes short.*aborted_share is 0\.49: the search is down"):
+            run(sampler, chat, envs, aborted_share=share)
+        return
+    [aborted, answered] = run(sampler, chat, envs, aborted_share=share)
+    assert (aborted.outcome, aborted.answer, len(aborted.steps)) == (Outcome.ABORTED, "", 2)
+    assert aborted.token_ids[-1] == chat.end_id  # the call is the last that is kept
+    assert answered.outcome is Outcome.ANSWERED
+
+
+def test_who_looks_on_learns_what_the_world_did(chat: Chat) -> None:
+    views = watch(ScriptedSampler([["a", "b"]], chat), chat, Flaky("o", 1, faults=1))
+    assert [(view.outcome, view.fault) for view in views] == [(None, ""), (Outcome.ABORTED, "the search is down")]
 
 
 def test_demonstrations_come_out_of_the_same_loop(

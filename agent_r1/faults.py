@@ -1,0 +1,14 @@
+"""Whose fault it is when an episode cannot go on: what the agent's own arguments caused is data, and never in here."""
+
+from __future__ import annotations
+
+
+class WorldFault(OSError):
+    """The other side failed: a server that is down, an answer that never comes or is out of shape.
+
+    An episode that meets it ends as ABORTED, and nothing is learned from it.
+    """
+
+
+class TooManyAborted(WorldFault):
+    """So many episodes met a fault of the world that what is left would be another experiment; it may pass."""
