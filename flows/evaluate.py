@@ -12,7 +12,15 @@ from typing import Any
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions
-from agent_r1.evaluation.scores import BASELINES, asked_questions, gold_recall_by_step, headline, predict, score
+from agent_r1.evaluation.scores import (
+    BASELINES,
+    asked_questions,
+    gold_recall_by_step,
+    headline,
+    outcomes,
+    predict,
+    score,
+)
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import model_hash, write_text
 from agent_r1.params import Params, RunId
@@ -99,7 +107,7 @@ def _ask(
     hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
-    scores = headline(scores | gold_recall_by_step(trajectories, questions))
+    scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions))
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)

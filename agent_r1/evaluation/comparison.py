@@ -14,7 +14,7 @@ from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Places, fingerprint
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.records import Outcome, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version
 
@@ -39,8 +39,19 @@ class Evaluation:
 
     @property
     def asked(self) -> str:
-        """A hash of the questions, in any order."""
-        return fingerprint(sorted(self.exact_match))
+        """A hash of the questions, in any order; also of those whose episodes the world cut short."""
+        return fingerprint(sorted([*self.exact_match, *self._cut_short]))
+
+    @property
+    def aborted(self) -> str:
+        """How many episodes the world cut short: `aborted: 3 of 400`; "" where it cut none."""
+        count = len(self._cut_short)
+        return f"aborted: {count} of {count + len(self.predictions)}" if count else ""
+
+    @property
+    def _cut_short(self) -> list[str]:
+        """The questions without a prediction."""
+        return [each.question_id for each in self.trajectories if each.outcome is Outcome.ABORTED]
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
@@ -54,8 +65,15 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
 
 
 def paired(a: Evaluation, b: Evaluation) -> tuple[list[float], list[float]]:
-    """Exact match [N] of both, question by question in the order of `a`; both answered all of them."""
-    return list(a.exact_match.values()), [b.exact_match[question_id] for question_id in a.exact_match]
+    """Exact match [N] of both on the questions that both answered, in the order of `a`."""
+    ours, theirs = a.exact_match, b.exact_match
+    shared = [question_id for question_id in ours if question_id in theirs]
+    return [ours[each] for each in shared], [theirs[each] for each in shared]
+
+
+def cut_short(evaluations: Sequence[Evaluation]) -> str:
+    """Whose episodes the world cut short, and how many: `ppo (aborted: 3 of 400)`; "" where it cut none."""
+    return ", ".join(f"{each.name} ({each.aborted})" for each in evaluations if each.aborted)
 
 
 def finished_folders(home: Path) -> list[Path]:
@@ -119,6 +137,7 @@ class Comparison:
     a: str  # the evaluations' names
     b: str
     differing: list[str]  # settings that they were not measured alike on
+    aborted: str  # whose episodes the world cut short, as `cut_short` has it
     pairs: list[Pair]  # in a's order
     measured: list[Measured]
 
@@ -138,14 +157,20 @@ def compare(
 ) -> Comparison:
     """Compares two evaluations on the questions that both answered; `questions` may have more.
 
-    Raises ValueError if they differ in more than the policy and `anyway` is not set, they share no question, or one
-    that they share is not among `questions`.
+    Raises ValueError if they differ in more than the policy or the world cut episodes of theirs short and `anyway` is
+    not set, they share no question, or one that they share is not among `questions`.
     """
     differing = list(differences_of_setting([a, b]))
     if differing and not anyway:
         raise ValueError(
             f"{a.name} and {b.name} were not measured alike: they differ in {', '.join(differing)}; evaluate both "
             "again under one configuration, or compare them --anyway, on the questions that both answered"
+        )
+    aborted = cut_short([a, b])
+    if aborted and not anyway:
+        raise ValueError(
+            f"the world cut episodes short, {aborted}, and which ones is chance; evaluate again, or compare --anyway, "
+            "on the questions that both answered"
         )
     by_id = {question.question_id: question for question in questions}
     theirs = {prediction.question_id: prediction for prediction in b.predictions}
@@ -155,7 +180,8 @@ def compare(
     for unknown in (each.question_id for each in shared if each.question_id not in by_id):
         raise ValueError(f"question {unknown!r} of {a.name} is not prepared; prepare the data that it was evaluated on")
     pairs = [Pair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
-    return Comparison(a=a.name, b=b.name, differing=differing, pairs=pairs, measured=_measured(pairs, params))
+    found = _measured(pairs, params)
+    return Comparison(a=a.name, b=b.name, differing=differing, aborted=aborted, pairs=pairs, measured=found)
 
 
 def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
@@ -188,11 +214,13 @@ def difference_cell(found: Interval) -> str:
 
 
 def warning(evaluations: Sequence[Evaluation]) -> list[str]:
-    """A paragraph that names the settings in which the agents differ; none where they were measured alike."""
+    """Paragraphs that name the settings in which the agents differ, and the episodes that the world cut short."""
     differing = differences_of_setting(evaluations).items()
     lines = [f"> - {in_markdown(key)}: {' / '.join(map(_listed, groups))}" for key, groups in differing]
     heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
-    return ["\n".join([heading, ">", *lines])] if lines else []
+    aborted = cut_short(evaluations)
+    shorter = f"> **Cut short by the world**, and in no score: {in_markdown(aborted)}. Evaluate these again."
+    return [*(["\n".join([heading, ">", *lines])] if lines else []), *([shorter] if aborted else [])]
 
 
 def _listed(names: list[str]) -> str:

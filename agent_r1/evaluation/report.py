@@ -13,9 +13,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.evaluation.comparison import Evaluation, difference_cell, markdown_table, mean_cell, paired, warning
+from agent_r1.evaluation.comparison import (
+    Evaluation,
+    cut_short,
+    difference_cell,
+    markdown_table,
+    mean_cell,
+    paired,
+    warning,
+)
 from agent_r1.evaluation.plots import Curve, Curves, final_scores, learning_curves, seed_curves
-from agent_r1.evaluation.scores import score
+from agent_r1.evaluation.scores import outcomes, score
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
 from agent_r1.files import write_text
@@ -45,7 +53,7 @@ def render(
     The agents in `curves` are the trained runs, the others baselines; both keep their order, and the first of each are
     what all agents are compared with.
     """
-    scores = {e.name: score(e.predictions, questions, params) for e in evaluations}
+    scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
     baselines = {name: row["em"] for name, row in scores.items() if name not in curves}
     best = max(curves or scores, key=lambda name: scores[name]["em"])
     learning_curves(folder / CURVES_PNG, curves, baselines)
@@ -86,7 +94,7 @@ def _tables(scores: Scores) -> list[str]:
     by_dataset = [part for title, key in graded.items() for part in (title, _table(scores, key, datasets))]
     with_calls = graded | {"### Tool calls per question": "tool_calls"}
     tokens = ("tokens_read", "tokens_sampled")
-    rows = [[f"`{name}`", *(_cell(row, key, 1) for key in tokens)] for name, row in scores.items()]
+    rows = [[_agent(name, row), *(_cell(row, key, 1) for key in tokens)] for name, row in scores.items()]
     return [
         *(["## Scores by data set", *by_dataset] if datasets else []),
         "## Scores by number of hops",
@@ -107,8 +115,14 @@ def _strata(scores: Scores, prefix: str) -> list[str]:
 
 def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
-    rows = [[f"`{name}`", *(_cell(row, key) for key in keys)] for name, row in scores.items()]
+    rows = [[_agent(name, row), *(_cell(row, key) for key in keys)] for name, row in scores.items()]
     return markdown_table(["agent", "all", *map(_stratum_title, strata)], rows)
+
+
+def _agent(name: str, row: Mapping[str, float]) -> str:
+    """An agent beside its scores, with how many episodes are in none of them."""
+    aborted = f" (aborted: {row['aborted']:.0f} of {row['aborted'] + row['questions']:.0f})" if row["aborted"] else ""
+    return f"`{name}`{aborted}"
 
 
 def _stratum_title(stratum: str) -> str:
@@ -185,6 +199,8 @@ def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
     """By agent, exact match [S, N] of every seed; the questions are in the same order everywhere."""
     evaluations = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
     first, asked = evaluations[0][0], evaluations[0][1].asked
+    if aborted := cut_short([evaluation for _, evaluation in evaluations]):
+        raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
     for name, evaluation in evaluations:
         if evaluation.asked != asked:
             raise ValueError(

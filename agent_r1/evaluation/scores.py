@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import interval
 from agent_r1.params.stages import Baseline, EvaluateParams, Protocol
-from agent_r1.records import CallStatus, Passage, Prediction, Question, Trajectory
+from agent_r1.records import CallStatus, Outcome, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
@@ -75,7 +76,7 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
 
 
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
-    """One prediction per trajectory, in their order.
+    """One prediction per trajectory that the world did not cut short, in their order.
 
     An attempted call counts as a tool call whatever became of it; `gold_titles_found` adds up the unweighted
     `progress` rewards, of which every gold passage that the policy reads earns one.
@@ -98,20 +99,29 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
             tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
         )
         for trajectory in trajectories
+        if trajectory.outcome is not Outcome.ABORTED
     ]
+
+
+def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """How many episodes the world cut short, and of the others the share that ended in each other way."""
+    counts = Counter(trajectory.outcome for trajectory in trajectories)
+    aborted = counts.pop(Outcome.ABORTED, 0)
+    ended = [outcome for outcome in Outcome if outcome is not Outcome.ABORTED]
+    return {"aborted": float(aborted)} | {f"outcome/{each}": counts[each] / counts.total() for each in ended}
 
 
 def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
     """The share of a question's gold passages that was seen by the end of each step, mean over questions.
 
     Under `gold_recall/step_1`, ... for as many steps as the longest episode has; a shorter one keeps what it had found.
-    Questions without gold titles do not count.
+    Questions without gold titles do not count, nor do episodes that the world cut short.
     """
     golds = {question.question_id: len(question.gold_titles) for question in questions}
     found = [
         [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
         for trajectory in trajectories
-        if golds[trajectory.question_id]
+        if golds[trajectory.question_id] and trajectory.outcome is not Outcome.ABORTED
     ]
     longest = max(map(len, found), default=0)
     return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
@@ -175,10 +185,10 @@ def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
 def headline(scores: dict[str, float]) -> dict[str, float]:
     """The scores that are kept and tracked, four decimals each.
 
-    Over all questions their number and every measure with its interval; then the means of EM per hop count, EM and F1
-    per data set where there are several, recall per step.
+    Over all questions their number, how many episodes were aborted and how the others ended, and every measure with its
+    interval; then the means of EM per hop count, EM and F1 per data set where there are several, recall per step.
     """
-    parts = ("em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
+    parts = ("outcome/", "em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
     strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
     overall = [f"{measure}{end}" for measure in MEASURES for end in ("", "/low", "/high")]
-    return {key: round(scores[key], 4) for key in ["questions", *overall, *strata] if key in scores}
+    return {key: round(scores[key], 4) for key in ["questions", "aborted", *overall, *strata] if key in scores}

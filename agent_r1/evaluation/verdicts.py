@@ -22,6 +22,7 @@ from agent_r1.evaluation.comparison import (
     Evaluation,
     Pair,
     compare,
+    cut_short,
     differences_of_setting,
     markdown_table,
     paired,
@@ -55,7 +56,7 @@ def same_setting(a: Evaluation, b: Evaluation) -> bool:
 def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Question], params: EvaluateParams) -> Drift:
     """Compares two evaluations of one policy, by data set; `questions` may have more than those asked.
 
-    Raises ValueError if they are of two policies, or were not measured alike.
+    Raises ValueError if they are of two policies, were not measured alike, or hold episodes that the world cut short.
     """
     if current.hashes[MEANT_TO_DIFFER] != previous.hashes[MEANT_TO_DIFFER]:
         raise ValueError(f"{current.name} and {previous.name} are of two policies: that is no drift; compare them")
@@ -109,26 +110,34 @@ class Decision:
     most_luck: float  # what it may be at most: one tail of the interval
 
 
-def decide(challenger: Evaluation, champion: Evaluation, gate: PromoteParams, draws: EvaluateParams) -> Decision:
+def decide(
+    challenger: Evaluation,
+    champion: Evaluation,
+    gate: PromoteParams,
+    draws: EvaluateParams,
+    *,
+    anyway: bool = False,
+) -> Decision:
     """Promotes a challenger whose gain is beyond the margin and beyond luck, and refuses any other.
 
     Its lower bound of the difference is above the margin, and the one-sided sign test is significant at the same level.
     Two that were not measured alike, on other questions or with other hashes of data, index or prompt, under another
-    protocol or other limits, cannot be compared: the challenger is refused.
+    protocol or other limits, cannot be compared: the challenger is refused. So it is where the world cut episodes
+    short, unless `anyway` is set; then the questions count that both answered.
 
     With a level of 0.95 an equal challenger is promoted in 1 of 40 cases at most. How rarely one is that is better by
     less than the margin, the bootstrap only approximates.
     """
     if challenger.name == champion.name:
         raise ValueError(f"{champion.name} is no challenger of its own; name another version")
-    differing = list(differences_of_setting([challenger, champion]))
-    ours, theirs = ([], []) if differing else paired(challenger, champion)
+    obstacle = _obstacle(challenger, champion, anyway=anyway)
+    ours, theirs = ([], []) if obstacle else paired(challenger, champion)
     sampling = draws.bootstrap_samples, draws.seed, gate.level
     difference = paired_difference(ours, theirs, *sampling) if ours else None
     gained, lost = sum(map(operator.gt, ours, theirs)), sum(map(operator.lt, ours, theirs))
     luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
     most_luck = (1 - gate.level) / 2
-    promoted, reason = _verdict(difference, gate.margin, luck, most_luck, differing)
+    promoted, reason = _verdict(difference, gate.margin, luck, most_luck, obstacle)
     return Decision(
         challenger=challenger.name,
         champion=champion.name,
@@ -147,12 +156,20 @@ def decide(challenger: Evaluation, champion: Evaluation, gate: PromoteParams, dr
     )
 
 
+def _obstacle(challenger: Evaluation, champion: Evaluation, *, anyway: bool) -> str:
+    """Why the two cannot be compared, "" where they can."""
+    differing = ", ".join(differences_of_setting([challenger, champion]))
+    if differing:
+        return f"they were not measured alike, they differ in {differing}; evaluate both under one configuration"
+    aborted = "" if anyway else cut_short([challenger, champion])
+    return f"the world cut episodes short, {aborted}; evaluate again, or decide --anyway" if aborted else ""
+
+
 def _verdict(
-    difference: Interval | None, margin: float, luck: float, most_luck: float, differing: list[str]
+    difference: Interval | None, margin: float, luck: float, most_luck: float, obstacle: str
 ) -> tuple[bool, str]:
     if difference is None:
-        named = ", ".join(differing)
-        return False, f"they were not measured alike, they differ in {named}; evaluate both under one configuration"
+        return False, obstacle
     bound = f"the lower bound {difference.low:+.3f} of the difference"
     if difference.low <= margin:
         return False, f"{bound} is not above the margin {margin:+.3f}"

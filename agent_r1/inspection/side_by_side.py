@@ -49,9 +49,10 @@ def rendered(found: Comparison) -> Group:
         f"Of {len(found.pairs)} questions {one} are right in {found.a} alone, {other} in {found.b} alone, {right} in "
         f"both and {len(found.pairs) - one - other - right} in neither."
     )
-    warning = Text(harmless(f"Not measured alike: {', '.join(found.differing)} differ."), style="bold red")
+    unlike = [f"Not measured alike: {', '.join(found.differing)} differ."] if found.differing else []
+    shorter = [f"Cut short by the world: {found.aborted}."] if found.aborted else []
     return Group(
-        *([warning] if found.differing else []),
+        *(Text(harmless(warning), style="bold red") for warning in [*unlike, *shorter]),
         _scores(found),
         Text(counts),
         *_examples(found.a, found.only_a_right, found),

@@ -113,12 +113,15 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
 def _evaluated(version: Version, dataset: str | None, settings: Params) -> Drift | None:
     """Evaluates a version; what changed since the time before, None where there is no earlier evaluation to tell."""
     folder = measure(version, dataset, settings, lambda arguments: run_command("evaluate", *arguments))
-    before = previous(folder)
+    before, current = previous(folder), read(folder)
+    if current.aborted:
+        logger.warning("%s: no drift is looked for: %s", version.reference, current.aborted)
+        return None
     if before is None:
         logger.info("%s: there is no earlier evaluation that was measured alike", version.reference)
         return None
     questions = read_rows(settings.places.questions, Question)
-    found = drift(read(folder), before, questions, settings.evaluate)
+    found = drift(current, before, questions, settings.evaluate)
     (logger.warning if found.changed else logger.info)("%s", explain(found, SHOWN))
     _log_drift(found, folder)
     return found

@@ -76,10 +76,10 @@ def read(folder: Path) -> Evaluation:
 
 
 def previous(folder: Path) -> Evaluation | None:
-    """The latest evaluation before this one that was measured alike, of the same policy."""
+    """The latest evaluation before this one that is whole and was measured alike, of the same policy."""
     current = read(folder)
     before = (read(each) for each in reversed(finished_folders(folder.parent)) if each.name < folder.name)
-    return next((each for each in before if same_setting(current, each)), None)
+    return next((each for each in before if same_setting(current, each) and not each.aborted), None)
 
 
 def latest(version: Version, places: Places) -> Evaluation | None:
@@ -99,11 +99,12 @@ def promote(challenger: str) -> None:
         logger.info("%s", decision_table(decision).splitlines()[0])
 
 
-def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
+def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decision | None:
     """Decides about a challenger, acts on the decision, and logs it to the MLflow run of its training.
 
-    Both are judged by their latest evaluations on all data sets; what is missing, or was not measured alike, is
-    evaluated first. Returns None where the challenger is the champion already.
+    Both are judged by their latest evaluations on all data sets; what is missing, was cut short by the world, or was
+    not measured alike, is evaluated first. What is cut short then too is refused, unless `anyway` is set. Returns None
+    where the challenger is the champion already.
     """
     settings = params.load()
     version = version_of(challenger, settings)
@@ -112,7 +113,7 @@ def gate(challenger: str, evaluate: Evaluate) -> Decision | None:
         logger.info("%s is the champion already", version.reference)
         return None
     ours, theirs = _measured_alike(version, champion, settings, evaluate)
-    decision = decide(ours, theirs, settings.promote, settings.evaluate)
+    decision = decide(ours, theirs, settings.promote, settings.evaluate, anyway=anyway)
     if decision.promoted:
         _promote(version, expected=champion)
     run = tracking.resume(version.descriptor.mlflow_run_id)
@@ -143,13 +144,14 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
 def _measured_alike(
     challenger: Version, champion: Version, settings: Params, evaluate: Evaluate
 ) -> tuple[Evaluation, Evaluation]:
-    """The latest evaluations of both; made now where there is none, and where an older one was not measured alike."""
+    """The latest whole evaluations of both; made now where there is none, or an older one was not measured alike."""
 
     def measured(version: Version) -> Evaluation:
         logger.info("evaluating %s", version.reference)
         return dataclasses.replace(read(measure(version, None, settings, evaluate)), name=version.name)
 
-    old = [latest(version, settings.places) for version in (challenger, champion)]
+    found = [latest(version, settings.places) for version in (challenger, champion)]
+    old = [each if each and not each.aborted else None for each in found]
     ours, theirs = old[0] or measured(challenger), old[1] or measured(champion)
     if differences_of_setting([ours, theirs]):
         ours = measured(challenger) if old[0] else ours
@@ -172,9 +174,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Makes a challenger the champion if it is better beyond chance.")
     parser.add_argument("challenger", metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training")
     parser.add_argument("--first", action="store_true", help="makes it the first champion, compared with nothing")
+    parser.add_argument("--anyway", action="store_true", help="also where the world cut episodes short")
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 120)
     if given.first:
         console.print(f"{crown(given.challenger).reference} is the champion")
-    elif decision := gate(given.challenger, _run_evaluate):
+    elif decision := gate(given.challenger, _run_evaluate, anyway=given.anyway):
         console.print(Markdown(decision_table(decision)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,13 +109,15 @@ def draws() -> EvaluateParams:
 
 @pytest.fixture
 def make_evaluation(make_trajectory: MakeTrajectory) -> Callable[..., Evaluation]:
-    """An evaluation of some questions with their answers, of which Tesk is right, and with `calls` for each."""
+    """An evaluation of questions with their answers (Tesk is right, None is aborted), and with `calls` for each."""
 
     def make(
-        name: str, questions: Sequence[Question], answers: Sequence[str], calls: int = 1, **hashes: str
+        name: str, questions: Sequence[Question], answers: Sequence[str | None], calls: int = 1, **hashes: str
     ) -> Evaluation:
         trajectories = [
             make_trajectory(question.question_id, answer=answer, calls=["ok"] * calls)
+            if answer is not None
+            else replace(make_trajectory(question.question_id), outcome=Outcome.ABORTED, answer="")
             for question, answer in zip(questions, answers, strict=True)
         ]
         return Evaluation(

@@ -125,6 +125,17 @@ def test_other_questions_are_not_compared(evaluations: list[Evaluation], rendere
     assert "| `base_tool_call` | n/a | n/a |" in page
 
 
+def test_aborted_episodes_stand_beside_the_score(
+    evaluations: list[Evaluation], make_evaluation: Any, questions: list[Question], rendered: Any
+) -> None:
+    """ppo is right on two of the three questions whose episodes came to an end."""
+    cut = make_evaluation("ppo", questions, ["Tesk", None, "Tesk", "Veld"])
+    page = rendered([cut, *evaluations[1:]], CURVES)
+    assert "| `ppo` (aborted: 1 of 4) | 0.667 [" in page
+    assert "> **Cut short by the world**, and in no score: ppo (aborted: 1 of 4). Evaluate these again." in page
+    assert "Not measured alike" not in page
+
+
 def test_an_evaluation_reads_back(evaluations: list[Evaluation], tmp_path: Path) -> None:
     ours = evaluations[0]
     write_rows(tmp_path / "predictions.parquet", ours.predictions, Prediction)

@@ -16,11 +16,12 @@ from agent_r1.evaluation.scores import (
     gold_passages,
     gold_recall_by_step,
     headline,
+    outcomes,
     predict,
     score,
 )
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Passage
+from agent_r1.records import Outcome, Passage
 from agent_r1.tables import write_rows
 
 
@@ -33,6 +34,25 @@ def test_one_prediction_per_trajectory_in_their_order(make_question: Any, make_t
     assert first.f1 == pytest.approx(2 / 3)
     assert (second.question_id, second.em, second.f1, second.contains) == ("a", 1.0, 1.0, 1.0)
     assert (second.run, second.seed, second.policy_version) == ("ppo", 7, 30)
+
+
+def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
+    make_question: Any, make_trajectory: Any, draws: EvaluateParams
+) -> None:
+    questions = [make_question("a"), make_question("b"), make_question("c")]
+    ended = [make_trajectory("a"), dataclasses.replace(make_trajectory("b"), outcome=Outcome.TURN_LIMIT, answer="")]
+    trajectories = [*ended, dataclasses.replace(make_trajectory("c"), outcome=Outcome.ABORTED, answer="")]
+    predictions = predict(trajectories, questions, run="ppo", seed=0)
+    assert [each.question_id for each in predictions] == ["a", "b"]
+    scores = headline(score(predictions, questions, draws) | outcomes(trajectories))
+    assert (scores["questions"], scores["aborted"], scores["em"]) == (2, 1, 0.5)
+    assert {name: value for name, value in scores.items() if name.startswith("outcome/")} == {
+        "outcome/answered": 0.5,
+        "outcome/turn_limit": 0.5,
+        "outcome/token_limit": 0.0,
+        "outcome/malformed": 0.0,
+    }
+    assert gold_recall_by_step(trajectories, questions) == gold_recall_by_step(ended, questions)
 
 
 def test_attempted_calls_count_and_progress_adds_up(make_question: Any, make_trajectory: Any) -> None:

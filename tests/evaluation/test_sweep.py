@@ -14,7 +14,7 @@ import pytest
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.report import exact_matches, render_sweep
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Question
+from agent_r1.records import Outcome, Question
 
 TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
@@ -101,3 +101,15 @@ def test_other_questions_are_refused(evaluate: Evaluate) -> None:
     part = dataclasses.replace(evaluate("grpo", 3), predictions=whole.predictions[1:])
     with pytest.raises(ValueError, match="grpo and ppo answered different questions"):
         exact_matches({"ppo": [whole], "grpo": [part]})
+
+
+def test_a_sweep_with_aborted_episodes_is_refused(evaluate: Evaluate) -> None:
+    whole = evaluate("ppo", 3)
+    first, *others = whole.trajectories
+    cut = dataclasses.replace(
+        evaluate("grpo", 3),
+        predictions=whole.predictions[1:],
+        trajectories=[dataclasses.replace(first, outcome=Outcome.ABORTED), *others],
+    )
+    with pytest.raises(ValueError, match=r"grpo \(aborted: 1 of 4\): their questions are missing"):
+        exact_matches({"ppo": [whole], "grpo": [cut]})

@@ -102,6 +102,23 @@ def test_only_evaluations_of_one_policy_that_were_measured_alike(
         drifted(other_index, before, questions)
 
 
+def test_what_the_world_cut_short_decides_nothing(
+    make_evaluation: Any, drifted: Any, questions: list[Question], draws: EvaluateParams
+) -> None:
+    """Right on 19 of 19, with one episode aborted, against 10 of 20."""
+    challenger = make_evaluation("new", questions, [*["Tesk"] * 19, None])
+    champion = make_evaluation("old", questions, ["Tesk", "Veld"] * 10)
+    gate = PromoteParams(margin=0.0, level=0.95)
+    refused = decide(challenger, champion, gate, draws)
+    assert (refused.promoted, refused.questions) == (False, 0)
+    assert refused.reason.startswith("the world cut episodes short, new (aborted: 1 of 20)")
+    anyway = decide(challenger, champion, gate, draws, anyway=True)
+    assert (anyway.promoted, anyway.questions, anyway.challenger_em) == (True, 19, 1.0)
+    before = make_evaluation("before", questions, ["Tesk"] * 20, policy="new")
+    with pytest.raises(ValueError, match=r"aborted: 1 of 20"):
+        drifted(challenger, before, questions)
+
+
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
 
 DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000, history_kept=14)
