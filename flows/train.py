@@ -21,7 +21,7 @@ from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training.folder import Identity, RunFolder
-from agent_r1.training.loop import Training, iterate
+from agent_r1.training.loop import Training, iterate, leaves_work
 from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
@@ -45,7 +45,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
             folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
             _tracked(meant, settings, config, folder) as tracked,
         ):
-            if not folder.is_complete(config.iterations):
+            if leaves_work(folder, config):
                 _learn(settings, config, index, folder, tracked)
             folder.tidy(config.keep)
             tracked.tag(CODE_TAG, folder.describe_code())
@@ -56,7 +56,7 @@ def _learn(settings: Params, config: TrainParams, index: Cached, folder: RunFold
     with Training(
         settings,
         config,
-        questions=[row for row in read_rows(places.questions, Question) if row.split == "train"],
+        questions=read_rows(places.questions, Question),
         index=index,
         model=places.warm_start,
         folder=folder,

@@ -314,7 +314,7 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
         plain = load(PARAMS)
         engine = plain.engine.model_copy(update={"kind": "transformers"})
         settings = plain.model_copy(update={"env": ONE_ACTION, "engine": engine})
-        rollout = {"questions": len(task.questions), "samples": 8}
+        rollout = {"questions": sum(each.split == "train" for each in task.questions), "samples": 8}
         small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
         config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")
         new = RunFolder(tmp_path / "run", Identity.of(settings, config))

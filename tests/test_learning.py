@@ -5,16 +5,20 @@ The task has one thing to learn. The warm start says yes and no half of the time
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from agent_r1.files import sha256
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.training.loop import Training, iterate
+from agent_r1.training import loop
+from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.watch import StaleWeightsError, judge
 
 ITERATIONS = 24
@@ -23,10 +27,15 @@ UPDATE = {"learning_rate": 2e-4, "critic_learning_rate": 5e-4, "critic_warmup_it
 
 @pytest.fixture(scope="module")
 def task(one_action_task: Callable[..., Any]) -> Any:
-    """Questions that differ in a name and are all to be answered with yes, and a model that says yes and no."""
+    """Questions that differ in a name and are all to be answered with yes, and a model that says yes and no.
+
+    The same are the dev questions.
+    """
     rng = random.Random(0)
     answers = {f"Is it true of {name}?": "yes" for name in "ABCDEFGH"}
-    return one_action_task(answers, lambda _: f"<answer> {rng.choice(['yes', 'no'])} </answer>")
+    made = one_action_task(answers, lambda _: f"<answer> {rng.choice(['yes', 'no'])} </answer>")
+    dev = [replace(each, split="dev", question_id=f"dev {each.question_id}") for each in made.questions]
+    return replace(made, questions=[*made.questions, *dev])
 
 
 def share_of_yes(training: Training, iteration: int) -> float:
@@ -56,3 +65,79 @@ def test_weights_that_were_not_transferred_are_noticed(
             with pytest.raises(StaleWeightsError):
                 training.rollout(1)
         training.rollout(1)
+
+
+VALIDATED = {
+    "iterations": 4,
+    "rollout": {"questions": 4, "samples": 8},
+    "update": UPDATE,
+    "credit": {"estimator": "grpo"},
+    "validation": {"every": 1, "questions": 0},
+}
+
+
+def trained(training: Training) -> tuple[list[dict[str, float]], list[str]]:
+    """The metrics of a run's iterations but seconds, and its trajectories."""
+    iterate(training)
+    seconds = ("time/", "rollout/search_cache")
+    lines = [json.loads(line) for line in training.folder.metrics.read_text().splitlines()]
+    rows = [read_rows(training.folder.trajectories(each), Trajectory) for each in range(len(lines))]
+    told = [[replace(row, steps=[replace(step, latency_s=0.0) for step in row.steps]) for row in each] for each in rows]
+    return [{key: line[key] for key in line if not key.startswith(seconds)} for line in lines], list(map(repr, told))
+
+
+def test_a_run_that_is_validated_trains_as_one_that_is_not(task: Any, open_training: Callable[..., Any]) -> None:
+    with open_training(task, VALIDATED | {"validation": {"every": 0}}) as training:
+        plain, rows = trained(training)
+    training.folder.path.rename(training.folder.path.with_name("plain"))
+    with open_training(task, VALIDATED) as training:
+        validated, same_rows = trained(training)
+    assert same_rows == rows
+    assert [{key: line[key] for key in line if not key.startswith("validation/")} for line in validated] == plain
+    assert all(0 <= line["validation/em"] <= 1 for line in validated)
+
+
+@pytest.fixture
+def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the validations of a training are to give, one after the other; of equal policies none could be the best."""
+    to_come: list[float] = []
+    monkeypatch.setattr(loop, "validation_scores", lambda _: {"validation/em": to_come.pop(0)})
+    return to_come
+
+
+def test_the_best_policy_is_the_runs(task: Any, open_training: Callable[..., Any], scores: list[float]) -> None:
+    """The second of four is the best; the run ends with it, though its iterations are four."""
+    scores += [0.25, 0.75, 0.5, 0.75]
+    hashes = []
+    with open_training(task, VALIDATED | {"validation": {"every": 1, "questions": 0, "keep_best": True}}) as training:
+        folder, save = training.folder, training.folder.save
+
+        def saved(*args: Any, **options: Any) -> None:
+            save(*args, **options)
+            hashes.append(sha256(folder.checkpoint / "policy"))
+
+        folder.save = saved
+        iterate(training)
+        assert len({*hashes}) == 4
+        folder.tidy(training.config.keep)
+    assert sha256(folder.checkpoint / "policy") == hashes[1]
+    assert (folder.progress.iterations, folder.progress.policy_version) == (4, 2)
+    assert loop.checkpoint.progress(folder.checkpoint) == folder.progress
+    loop.checkpoint.require_whole(folder.checkpoint, "policy")
+    assert not folder.best.exists()
+
+
+def test_a_run_without_a_better_policy_ends(task: Any, open_training: Callable[..., Any], scores: list[float]) -> None:
+    """A kill after the validation that exhausts the patience, before the run is said to be over, changes nothing."""
+    scores += [0.5, 0.25]
+    changes = VALIDATED | {"validation": {"every": 1, "questions": 0, "patience": 1}}
+    with open_training(task, changes) as training, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.folder, "stop", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            iterate(training)
+    with open_training(task, changes) as training:
+        assert leaves_work(training.folder, training.config)
+        iterate(training)
+        assert (training.folder.finished, training.folder.progress.stopped) == (2, True)
+        assert not leaves_work(training.folder, training.config)
+    assert not scores

@@ -24,6 +24,7 @@ SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
+VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 6, "markeredgecolor": "white"}
 # How the marks of the final scores are drawn.
 INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
 MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
@@ -54,6 +55,9 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) 
             x, y = _points(rows, metric)
             axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
             axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
+    for run, rows in curves.items():
+        left.plot(*_points(rows, "validation/em"), color=colour[run], **VALIDATION)
+    validated = any("validation/em" in metrics for rows in curves.values() for metrics in rows)
     lines = [Line2D([], [], color=colour[run], linewidth=2.8, label=run) for run in curves]
     for place, (name, em) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
@@ -62,6 +66,8 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) 
         Line2D([], [], color=INK, linewidth=2.8, label=f"mean of the last {SMOOTHED_OVER} iterations"),
         Line2D([], [], color=INK, linewidth=1, alpha=0.3, label="single iterations"),
     ]
+    if validated:
+        meaning.append(Line2D([], [], color=INK, label="validation: dev questions, greedy", **VALIDATION))
     _legend(figure, [*lines, *meaning])
     _save(figure, path)
 

@@ -218,6 +218,19 @@ class RolloutParams(Section):
             )
 
 
+class ValidationParams(Section):
+    """How a run looks at questions that it does not train on; see `agent_r1.training.validation`."""
+
+    every: Natural
+    questions: Natural
+    keep_best: bool
+    patience: Natural
+
+    def objections(self) -> Iterator[str]:
+        if not self.every and (self.keep_best or self.patience):
+            yield "every: 0 validates nothing, and keep_best and patience look at validations; set every to 1 or more"
+
+
 class KeepParams(Section):
     """What a finished run leaves on disk besides its policy and its metrics. Nothing trains differently for it."""
 
@@ -232,6 +245,7 @@ class TrainParams(Section):
     credit: CreditParams
     update: UpdateParams
     monitor: MonitorParams
+    validation: ValidationParams
     keep: KeepParams
 
     def rate(self, iteration: int) -> float:
@@ -278,6 +292,16 @@ class TrainParams(Section):
             yield (
                 f"update.critic_warmup_iterations {warmup} trains the critic alone in all {self.iterations} "
                 "iterations, and the policy never; lower it or raise iterations"
+            )
+        if self.validation.keep_best and self.monitor.on_collapse == "rollback":
+            yield (
+                "validation.keep_best: true with monitor.on_collapse: rollback: the best policy may be of an iteration "
+                "that the run went back from; choose one of them"
+            )
+        if self.validation.keep_best and self.keep.learner:
+            yield (
+                "validation.keep_best: true with keep.learner: true would leave the best policy beside the critic and "
+                "the optimisers of the last one; choose one of them"
             )
         if self.monitor.on_collapse != "warn" and self.iterations <= self.monitor.patience:
             yield (

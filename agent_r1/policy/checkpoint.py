@@ -47,9 +47,7 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
         with replaced_folder(folder) as fresh:
             learner.save_policy(fresh / POLICY)
             torch.save(learner.state(), fresh / LEARNER)
-            (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
-            files = sorted(path for path in fresh.rglob("*") if path.is_file())
-            (fresh / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(fresh)}\n" for path in files))
+            _seal(fresh, record)
     except torch.OutOfMemoryError:  # a RuntimeError too, but of the device
         raise
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
@@ -67,6 +65,33 @@ def set_aside(folder: Path, aside: Path) -> None:
     """
     with replaced_folder(aside) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link)
+
+
+def set_aside_policy(folder: Path, aside: Path) -> None:
+    """Keeps the policy of the checkpoint in `aside` too, as `set_aside` does, and nothing of how it trains on."""
+    found = progress(folder)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint")
+    with replaced_folder(aside) as fresh:
+        shutil.copytree(folder / POLICY, fresh / POLICY, copy_function=os.link)
+        _seal(fresh, found)
+
+
+def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
+    """Gives the checkpoint another record, and the policy of another checkpoint where one is named."""
+    with replaced_folder(folder) as fresh:
+        shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(PROGRESS, SUMS))
+        if policy_of:
+            shutil.rmtree(fresh / POLICY)
+            shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
+        _seal(fresh, record)
+
+
+def _seal(fresh: Path, record: Progress) -> None:
+    """Completes a checkpoint's folder: how far it is, and the hashes of all files."""
+    (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
+    files = sorted(path for path in fresh.rglob("*") if path.is_file())
+    (fresh / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(fresh)}\n" for path in files))
 
 
 def progress(folder: Path) -> Progress | None:

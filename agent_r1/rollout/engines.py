@@ -130,7 +130,7 @@ class TransformersEngine(Engine):
     def _act(self, requests: Sequence[Request]) -> list[Action]:
         contexts = [request.context for request in requests]
         uniforms = [draw_uniforms(request.seed, request.max_tokens) for request in requests]
-        end_id, temperature = self._actor.end_id, self._actor.temperature
+        end_id, temperature = self._actor.end_id, 0.0 if requests[0].greedy else self._actor.temperature
         actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
         return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]
 

@@ -42,6 +42,7 @@ def collect(
     seed: int,
     iteration: int = 0,
     policy_version: int = 0,
+    greedy: bool = False,
 ) -> list[Trajectory]:
     """Runs all episodes to their ends, in rounds: one action for every episode that still lives, in one call.
 
@@ -60,7 +61,7 @@ def collect(
     def play(indices: Iterable[int]) -> dict[int, _Episode]:
         begun = {index: _Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
         while live := [(index, episode) for index, episode in begun.items() if episode.outcome is None]:
-            _play_round(sampler, live)
+            _play_round(sampler, live, greedy=greedy)
         return begun
 
     episodes = play(range(len(attempts)))
@@ -84,9 +85,9 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, limits: EnvParams, *,
         yield from _play_round(sampler, [(0, episode)])
 
 
-def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]]) -> list[StepView]:
+def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], *, greedy: bool = False) -> list[StepView]:
     """One action of every episode, each with its index, in one call."""
-    requests = [episode.request(index) for index, episode in live]
+    requests = [episode.request(index, greedy=greedy) for index, episode in live]
     rounds = zip(live, requests, sampler.sample(requests), strict=True)
     return [episode.advance(request, action) for (_, episode), request, action in rounds]
 
@@ -131,13 +132,14 @@ class _Episode:
                 f"{limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
             )
 
-    def request(self, index: int) -> Request:
+    def request(self, index: int, *, greedy: bool) -> Request:
         return Request(
             episode=index,
             step=len(self._steps),
             context=self._context(),
             seed=derive(*self._seed_parts, len(self._steps)),
             max_tokens=min(self._limits.max_action_tokens, self._room()),
+            greedy=greedy,
         )
 
     def advance(self, request: Request, action: Action) -> StepView:

@@ -22,6 +22,7 @@ class Request:
     context: list[int]  # all token ids the policy sees
     seed: int  # derived from (seed, iteration, question, sample, step)
     max_tokens: int  # at least 1
+    greedy: bool = False  # takes the likeliest token, whatever the temperature; the requests of one call are alike
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -237,7 +237,7 @@ class ServerEngine(Engine):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _act(self, request: Request) -> Action:
-        sampling = {**sampling_options(self._actor), "seed": request.seed, "max_tokens": request.max_tokens}
+        sampling = sampling_options(self._actor, request)
         server = self._free.get()  # whichever has room first
         try:
             ids, logprobs = server.generate(request.context, sampling, self._weights)

@@ -72,10 +72,12 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
     }
 
 
-def sampling_options(actor: Actor) -> dict[str, Any]:
-    """The fields of vLLM's `SamplingParams` that all requests share."""
+def sampling_options(actor: Actor, request: Request) -> dict[str, Any]:
+    """The fields of vLLM's `SamplingParams` of a request."""
     return {
-        "temperature": actor.temperature,
+        "seed": request.seed,
+        "max_tokens": request.max_tokens,
+        "temperature": 0.0 if request.greedy else actor.temperature,
         "stop_token_ids": [actor.end_id],
         "ignore_eos": True,
         "logprobs": 0,
@@ -230,8 +232,7 @@ class Worker:
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         from vllm import SamplingParams, TokensPrompt
 
-        options = sampling_options(self._actor)
-        params = [SamplingParams(**options, seed=each.seed, max_tokens=each.max_tokens) for each in requests]
+        params = [SamplingParams(**sampling_options(self._actor, each)) for each in requests]
         prompts = [TokensPrompt(prompt_token_ids=each.context) for each in requests]
         outputs: Any = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
         actions = []

@@ -7,7 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -82,7 +82,7 @@ class RunFolder:
     warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
 
     Beside the latest checkpoint there may be a good one, to go back to: the checkpoint that an iteration without any
-    sign of collapse began with.
+    sign of collapse began with; and the best policy of those that were validated, which becomes the run's in the end.
     """
 
     def __init__(self, path: Path, identity: Identity) -> None:
@@ -92,6 +92,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.mlflow_run_id = path / "mlflow_run_id"
         self.good = path / "good"
+        self.best = path / "best"
         self.progress = Progress(iterations=0, policy_version=0)
 
     @contextmanager
@@ -162,6 +163,16 @@ class RunFolder:
         """Makes the latest checkpoint the good one as well."""
         checkpoint.set_aside(self.checkpoint, self.good)
 
+    def set_best_aside(self) -> None:
+        """Makes the latest policy the best one as well."""
+        checkpoint.set_aside_policy(self.checkpoint, self.best)
+
+    def stop(self) -> None:
+        """Makes the finished iterations the last ones."""
+        if not self.progress.stopped:
+            self.progress = replace(self.progress, stopped=True)
+            checkpoint.amend(self.checkpoint, self.progress)
+
     def go_back(self, learner: Learner) -> None:
         """Makes the good checkpoint the latest one, and the learner what it was then.
 
@@ -178,8 +189,15 @@ class RunFolder:
         return self.progress.stopped or self.finished >= iterations
 
     def tidy(self, keep: KeepParams) -> None:
-        """Removes what a complete run has no more use for, the good checkpoint first: it does not go back."""
+        """Puts the best policy into the checkpoint, and removes what a complete run has no more use for.
+
+        The good checkpoint first: the run does not go back.
+        """
         shutil.rmtree(self.good, ignore_errors=True)
+        if best := checkpoint.progress(self.best):
+            self.progress = replace(self.progress, policy_version=best.policy_version)
+            checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)
+            shutil.rmtree(self.best)
         if not keep.learner:
             (self.checkpoint / checkpoint.LEARNER).unlink(missing_ok=True)
         for iteration in range(self.finished - 1):

@@ -29,6 +29,7 @@ from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
+from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
 
 Metrics = dict[str, float]
@@ -40,14 +41,22 @@ def iterate(
 ) -> None:
     """The main loop, up to the run's last iteration; goes on where an earlier process was interrupted.
 
-    A run that its collapse monitor stops is a finished run with fewer iterations. Metrics and alarms go to the run's
-    folder and to the record; `as_task` wraps each verb, to show it elsewhere.
+    A run that its collapse monitor stops, or whose validations get no better, is a finished run with fewer iterations.
+    Metrics and alarms go to the run's folder and to the record; `as_task` wraps each verb, to show it elsewhere.
     """
     config, folder, record = training.config, training.folder, record or Unrecorded()
-    verbs = (training.rollout, training.credit, training.update, training.conclude)
-    rollout, credit, update, conclude = (as_task(timed(verb)) for verb in verbs)
-    while not folder.is_complete(config.iterations):
+    verbs = (training.rollout, training.credit, training.update, training.conclude, training.validate)
+    rollout, credit, update, conclude, validate = (as_task(timed(verb)) for verb in verbs)
+    while leaves_work(folder, config):
         iteration = folder.finished
+        if awaits_validation(folder, config):
+            validated = validate(iteration - 1)
+            folder.record(iteration - 1, folder.history()[-1] | validated)
+            record.add(validated, step=iteration - 1)
+        if is_exhausted(folder.history(), config.validation.patience):
+            folder.stop()
+        if folder.is_complete(config.iterations):
+            return
         metrics = rollout(iteration) | credit(iteration) | update(iteration)
         verdict = judge([*folder.history(), metrics], config, folder.rollbacks)
         metrics |= verdict.metrics
@@ -57,6 +66,16 @@ def iterate(
         concluded = conclude(iteration, verdict)  # makes the iteration a finished one
         folder.record(iteration, metrics | concluded)
         record.add(concluded, step=iteration)
+
+
+def leaves_work(folder: RunFolder, config: TrainParams) -> bool:
+    """Whether a run has an iteration to train or a policy to validate."""
+    return not folder.is_complete(config.iterations) or awaits_validation(folder, config)
+
+
+def awaits_validation(folder: RunFolder, config: TrainParams) -> bool:
+    """Whether the latest policy is to be validated and was not yet."""
+    return is_due(folder.history(), config, complete=folder.is_complete(config.iterations))
 
 
 class Training:
@@ -74,11 +93,13 @@ class Training:
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
-        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`. A
-        ValueError says that the model cannot be loaded, or needs more memory than there is.
+        `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from the questions
+        of the train split, validations from those of the dev split. A ValueError says that the model cannot be loaded,
+        needs more memory than there is, or that questions are missing.
         """
-        self.env, self.config, self.folder = settings.env, config, folder
-        self.questions, self.index = list(questions), index
+        self.env, self.config, self.folder, self.index = settings.env, config, folder, index
+        self.questions = [question for question in questions if question.split == "train"]
+        self.unseen = draw_unseen(questions, config) if config.validation.every else []
         with_critic = config.credit.needs_critic
         self.learner = Learner(model, config.update, settings.model, with_critic=with_critic, seed=self.seed)
         self.reference = reference_of(self.learner, model) if config.needs_reference else None
@@ -99,8 +120,7 @@ class Training:
 
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it."""
-        if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
+        self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
         trajectories = self._collect(questions, iteration)
         gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
@@ -135,6 +155,25 @@ class Training:
         self.folder.save(self.learner, finished=iteration + 1, stopped=verdict.decision is Decision.STOP)
         return {}
 
+    def validate(self, iteration: int) -> Metrics:
+        """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
+        self._hand_over_weights()
+        trajectories = collect(
+            self.engine,
+            self.chat,
+            tool_attempts(self.unseen, self.index, self.env),
+            self.env,
+            seed=self.config.seed,
+            iteration=iteration,
+            policy_version=self.learner.policy_version,
+            greedy=True,
+        )
+        self.index.take_hit_share()  # that of the next rollouts is theirs alone
+        scores = validation_scores(trajectories)
+        if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
+            self.folder.set_best_aside()
+        return scores
+
     @property
     def seed(self) -> int:
         """Of every draw: another one after each rollback."""
@@ -143,6 +182,11 @@ class Training:
     @property
     def _may_roll_back(self) -> bool:
         return self.config.monitor.on_collapse == "rollback"
+
+    def _hand_over_weights(self) -> None:
+        """Has the sampler run the learner's weights, which the latest checkpoint holds."""
+        if self.engine.version != self.learner.policy_version:
+            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples
@@ -233,6 +277,27 @@ def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int
     passed, position = divmod(iteration, len(questions) // count)
     order = np.random.default_rng(derive(seed, "questions", passed)).permutation(len(questions))
     return [questions[index] for index in order[position * count : (position + 1) * count]]
+
+
+def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Question]:
+    """The questions of all validations: so many of every data set's dev split, the same for every run and seed.
+
+    Raises ValueError if there is no dev split, or one has fewer questions.
+    """
+    dev = [question for question in questions if question.split == "dev"]
+    if not dev:
+        raise ValueError("train.validation asks dev questions and none are prepared; set train.validation.every: 0")
+    count, chosen = config.validation.questions, list[Question]()
+    for dataset in dict.fromkeys(question.dataset for question in dev):
+        own = [question for question in dev if question.dataset == dataset]
+        if count > len(own):
+            raise ValueError(
+                f"train.validation.questions is {count} and the dev split of {dataset} has {len(own)}; lower it, or "
+                "set it to 0 for all"
+            )
+        order = np.random.default_rng(derive("validation", dataset)).permutation(len(own))
+        chosen += [own[index] for index in sorted(order[: count or len(own)])]
+    return chosen
 
 
 def draw_further(
