@@ -82,7 +82,8 @@ class Remote(Search):
             try:
                 results = self._attempt(request)
             except SearchUnavailable as fault:
-                logger.warning("search attempt %d of %d: %s", attempt + 1, attempts, fault)
+                level = logging.DEBUG if self._down else logging.WARNING  # that it is down was said
+                logger.log(level, "search attempt %d of %d: %s", attempt + 1, attempts, fault)
                 if attempt + 1 == attempts:
                     self._down = True
                     raise
