@@ -148,7 +148,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "engine", "vllm.threads vllm.cpu_cache_gib transformers.batch_size server.concurrency server.timeout_s"),
     (0, "train", "keep.every credit.filter.share"),
     (0, "model", "threads lora.alpha"),
-    (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1"),
+    (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1 overlong_buffer"),
     (-1, "train.update", "importance_cap kl_loss constant_length"),
     (-1, "", "search.cache_entries engine.server.retries train.monitor.max_rollbacks model.lora.rank"),
     (-1, "prepare.files.musique.test", "questions"),
@@ -168,6 +168,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (INF, "search.remote", "backoff_s"),
     (NAN, "train", "credit.rewards.progress update.entropy_bonus"),
     ("other", "train", "credit.estimator credit.filter.kind keep.learner monitor.on_collapse update.ratio iterations"),
+    ("other", "train.credit.left_out", "truncated void_step"),
     ("other", "train.update", "aggregation"),
     ("other", "", "search.kind search.dense.pooling model.dtype engine.kind prepare.files.musique.format"),
     ([], "prepare", "datasets"),
@@ -188,6 +189,7 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], key: str, valu
 IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
 SERVER = {"engine.kind": "server"}
+OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer": 128}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,13 @@ SERVER = {"engine.kind": "server"}
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},
             r"train\.credit: kl_reward 0\.1 with estimator grpo: .* train\.update\.kl_loss",
         ),
+        ({"train.credit.rewards.overlong": 1.0}, r"train\.credit: overlong_buffer 0 with rewards\.overlong 1\.0"),
+        ({"train.credit.overlong_buffer": 9}, r"train\.credit: overlong_buffer 9 with rewards\.overlong 0\.0"),
+        (
+            {**OVERLONG, "train.credit.left_out.truncated": True},
+            r"train\.credit: rewards\.overlong 1\.0 prices episodes that left_out\.truncated: true leaves out",
+        ),
+        ({**OVERLONG, "env.max_tokens": 128}, r"runs\.ppo: credit\.overlong_buffer 128 leaves nothing .* 128 that"),
         ({"train.credit.estimator": "rloo"}, r"train: estimator rloo .*rollout\.samples is 1"),
         (SERVER, "engine: kind: server needs server.urls; start one with"),
         (

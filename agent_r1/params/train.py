@@ -29,6 +29,8 @@ class RewardWeights(Section):
     progress: Weight
     repeat_call: Weight
     no_answer: Weight
+    overlong: Weight
+    length: Weight
 
     def objections(self) -> Iterator[str]:
         if not any(self.model_dump().values()):
@@ -71,6 +73,13 @@ class FilterParams(Section):
             )
 
 
+class LeftOutParams(Section):
+    """Which episodes the policy loss leaves out, while statistics and critic keep them; see `credit.filters`."""
+
+    truncated: bool
+    void_step: bool
+
+
 class CreditParams(Section):
     estimator: Estimator
     gamma: Share
@@ -81,6 +90,8 @@ class CreditParams(Section):
     advantage_mask: AdvantageMask
     kl_reward: Weight
     rewards: RewardWeights
+    overlong_buffer: Natural
+    left_out: LeftOutParams
     filter: FilterParams
 
     @property
@@ -98,6 +109,16 @@ class CreditParams(Section):
                 f"kl_reward {self.kl_reward} with estimator grpo: where a group's rewards are equal, the penalty alone "
                 "would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
                 "train.update.kl_loss instead"
+            )
+        if (self.rewards.overlong > 0) != (self.overlong_buffer > 0):
+            yield (
+                f"overlong_buffer {self.overlong_buffer} with rewards.overlong {self.rewards.overlong}: the tokens "
+                "over which that part falls to -1 are above 0 where it is weighted, and 0 where it is not"
+            )
+        if self.rewards.overlong and self.left_out.truncated:
+            yield (
+                f"rewards.overlong {self.rewards.overlong} prices episodes that left_out.truncated: true leaves out of "
+                "the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
             )
         mask = self.advantage_mask
         if self.estimator in STEP_LEVEL and not (self.loss_mask and mask.recursion and mask.critic):

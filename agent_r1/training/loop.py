@@ -134,7 +134,14 @@ class Training:
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
         reference, questions = self._reference_logprobs(trajectories), self.config.rollout.questions
-        credits_, metrics = assign(trajectories, values, self.config.credit, reference=reference, questions=questions)
+        credits_, metrics = assign(
+            trajectories,
+            values,
+            self.config.credit,
+            reference=reference,
+            questions=questions,
+            max_tokens=self.env.max_tokens,
+        )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics
 
@@ -204,7 +211,8 @@ class Training:
         """Adds the trajectories of further questions in place of those whose returns are all equal."""
         rounds, added = self.config.credit.filter.refill, 0
         for refill in range(rounds):
-            missing = groups_to_refill(trajectories, self.config.rollout.questions, self.config.credit)
+            wanted = self.config.rollout.questions
+            missing = groups_to_refill(trajectories, wanted, self.config.credit, self.env.max_tokens)
             asked = {trajectory.question_id for trajectory in trajectories}
             further = draw_further(
                 self.questions, missing, besides=asked, iteration=iteration, refill=refill, seed=self.seed
