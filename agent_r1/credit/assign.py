@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +16,9 @@ from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, left_out, select
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.train import CreditParams
-from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
+from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
+
+OUTCOMES = (Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.MALFORMED)  # of what credit sees
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
 
@@ -228,16 +231,19 @@ def _left_out_metrics(trajectories: Sequence[Trajectory], params: CreditParams) 
 
 
 def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """How the episodes went. An episode without an answer scores 0; the share of valid calls is 0 without a call."""
+    """How the episodes went and ended. One without an answer scores 0; a share of calls or actions is 0 without any."""
     calls = [step.call_status for t in trajectories for step in t.steps if step.call_status is not CallStatus.NONE]
+    cut = sum(step.stop_reason is StopReason.LENGTH for t in trajectories for step in t.steps)
     facts = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
+    ends = Counter(t.outcome for t in trajectories)
     return {
+        **{f"outcome/{each}": ends[each] / len(trajectories) for each in OUTCOMES},
         "rollout/em": _mean([stated.get("em", 0.0) for stated in facts]),
         "rollout/f1": _mean([stated.get("f1", 0.0) for stated in facts]),
         "rollout/steps": _mean([len(t.steps) for t in trajectories]),
         "rollout/tool_calls": len(calls) / len(trajectories),
         "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),
-        "rollout/answered_share": _mean([t.outcome is Outcome.ANSWERED for t in trajectories]),
+        "rollout/cut_action_share": cut / max(sum(len(t.steps) for t in trajectories), 1),
         "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
         "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
     }

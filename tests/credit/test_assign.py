@@ -18,7 +18,7 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params.train import WITH_CRITIC, CreditParams
-from agent_r1.records import CallStatus, Outcome, Trajectory
+from agent_r1.records import CallStatus, Outcome, StopReason, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 MakeParams = Callable[..., CreditParams]
@@ -222,9 +222,10 @@ def test_permuting_trajectories_permutes_credits(
 
 def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
     ok, malformed = {"call_status": CallStatus.OK, "tool": "search"}, {"call_status": CallStatus.MALFORMED}
+    cut = {"stop_reason": StopReason.LENGTH}
     rows = [
         trajectory("PAAOTA", [ok, {"rewards": {"em": 1.0, "f1": 1.0}}], outcome=Outcome.ANSWERED, group=0),
-        trajectory("PAOA", [malformed, ok], group=0),
+        trajectory("PAOA", [malformed | cut, ok], group=0),
         trajectory("PAOA", [ok, {"rewards": {"em": 0.0, "f1": 0.5}}], outcome=Outcome.ANSWERED, group=1),
     ]
     values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
@@ -236,13 +237,15 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "rollout/steps": 2,
             "rollout/tool_calls": 4 / 3,
             "rollout/valid_call_share": 3 / 4,
-            "rollout/answered_share": 2 / 3,
+            "rollout/cut_action_share": 1 / 6,
             "rollout/tokens": 14 / 3,
             "rollout/action_tokens": 7 / 3,
             "rollout/answer_repetition": 0,  # no episode gives a text
             "rollout/thought_repetition": 0,  # no action is as long as an n-gram
         }
     )
+    ends = {"answered": 2 / 3, "turn_limit": 1 / 3, "token_limit": 0, "malformed": 0}
+    assert {name: metrics[f"outcome/{name}"] for name in ends} == pytest.approx(ends)
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
         {
             "reward/agent_r1": (1 - 1 + 0) / 3,
