@@ -141,6 +141,8 @@ def test_a_missing_key_is_refused(content: dict[str, Any], key: str) -> None:
 
 
 OUT_OF_RANGE: list[tuple[Any, str, str]] = [
+    (0, "train.credit.gigpo", "weight"),
+    (INF, "train.credit.gigpo", "weight"),
     (0, "train.rollout", "questions samples top_p temperature"),
     (0, "train.update", "learning_rate clip_low minibatches"),
     (0, "train.monitor", "patience first_iterations"),
@@ -189,6 +191,7 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], key: str, valu
 IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
 SERVER = {"engine.kind": "server"}
+GIGPO = {"train.credit.estimator": "gigpo"}
 OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer": 128}
 
 
@@ -218,6 +221,11 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},
             r"train\.credit: kl_reward 0\.1 with estimator grpo: .* train\.update\.kl_loss",
         ),
+        (
+            {**GROUPS, **GIGPO, "train.credit.gigpo.std": True, "train.credit.kl_reward": 0.1},
+            r"train\.credit: kl_reward 0\.1 with estimator gigpo: .* train\.update\.kl_loss",
+        ),
+        (GIGPO, r"train: estimator gigpo compares the episodes of a group, and rollout\.samples is 1"),
         ({"train.credit.rewards.overlong": 1.0}, r"train\.credit: overlong_buffer 0 with rewards\.overlong 1\.0"),
         ({"train.credit.overlong_buffer": 9}, r"train\.credit: overlong_buffer 9 with rewards\.overlong 0\.0"),
         (
@@ -322,6 +330,9 @@ def test_what_a_run_needs_follows_from_its_coefficients(
         ("reinforce_pp_baseline", True, "recursion whitening", {}, ""),
         ("step_gae", True, "recursion", {}, "recursion"),  # an observation belongs to no step
         ("step_gae", True, "critic", {}, "critic"),
+        ("step_return", True, "recursion", {}, "recursion"),
+        ("gigpo", True, "whitening", {}, "whitening"),
+        ("gigpo", True, "critic", {}, "critic"),
         ("bi_level_gae", False, "recursion", {}, "recursion"),
         ("bi_level_gae", True, "whitening", {}, ""),
     ],
@@ -390,6 +401,9 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
         ("step_gae", {"credit": {"gamma": 0.9}}, "credit.gamma"),
         ("reinforce_pp", {"credit": {"lam": 0.9}}, "credit.lam"),
         ("reinforce_pp", {"update": {"value_clip": 0.1}}, "update.value_clip"),
+        ("step_return", {"credit": {"step_lam": 0.9, "gigpo": {"weight": 2.0}}}, "credit.step_lam, credit.gigpo"),
+        ("gigpo", {"credit": {"gamma": 0.9}}, "credit.gamma"),
+        ("gigpo", {"credit": {"step_gamma": 0.9, "gigpo": {"weight": 2.0}}}, ""),
         ("rloo", {"update": {"critic_warmup_iterations": 0}}, "update.critic_warmup_iterations"),
         ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"value_clip": 0.1, "critic_learning_rate": 1}}, ""),
         ("bi_level_gae", {"credit": {"lam": 0.5, "gamma": 0.9, "step_gamma": 0.9, "step_lam": 0.5}}, ""),

@@ -38,17 +38,29 @@ class RewardWeights(Section):
 
 
 Estimator = Literal[
-    "gae", "step_gae", "bi_level_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"
+    "gae",
+    "step_gae",
+    "bi_level_gae",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "step_return",
+    "gigpo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
 ]
-STEP_LEVEL = frozenset({"step_gae", "bi_level_gae"})  # work on steps, which hold action tokens and no others
-WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
-WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
+WITH_CRITIC = frozenset({"gae", "step_gae", "bi_level_gae"})
+STEPS_IN_GROUPS = frozenset({"step_return", "gigpo"})  # compare the steps of a group's trajectories
+STEP_LEVEL = frozenset({"step_gae", "bi_level_gae", *STEPS_IN_GROUPS})  # steps hold action tokens and no others
+WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", *STEPS_IN_GROUPS})
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
 OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # of update: read with one
-DISCOUNTS: dict[str, frozenset[str]] = {  # what each reads of them; the others read none
+READS: dict[str, frozenset[str]] = {  # what each reads of `credit` that others do not
     "gae": frozenset({"gamma", "lam"}),
     "step_gae": frozenset({"step_gamma", "step_lam"}),
     "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam"}),
+    "step_return": frozenset({"step_gamma"}),
+    "gigpo": frozenset({"step_gamma", "gigpo"}),
     "reinforce_pp": frozenset({"gamma"}),
 }
 
@@ -80,12 +92,20 @@ class LeftOutParams(Section):
     void_step: bool
 
 
+class GigpoParams(Section):
+    """Of estimator gigpo alone; see `agent_r1.credit.estimators.gigpo`."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    std: bool
+
+
 class CreditParams(Section):
     estimator: Estimator
     gamma: Share
     lam: Share
     step_gamma: Share
     step_lam: Share
+    gigpo: GigpoParams
     loss_mask: bool
     advantage_mask: AdvantageMask
     kl_reward: Weight
@@ -99,15 +119,20 @@ class CreditParams(Section):
         return self.estimator in WITH_CRITIC
 
     @property
-    def discounts(self) -> frozenset[str]:
-        """Those of `gamma`, `lam`, `step_gamma` and `step_lam` that the estimator reads."""
-        return DISCOUNTS.get(self.estimator, frozenset())
+    def read(self) -> frozenset[str]:
+        """Those of `gamma`, `lam`, `step_gamma`, `step_lam` and `gigpo` that the estimator reads."""
+        return READS.get(self.estimator, frozenset())
+
+    @property
+    def divides_by_std(self) -> bool:
+        """Whether advantages are divided by the standard deviation of their own group's returns."""
+        return self.estimator == "grpo" or (self.estimator == "gigpo" and self.gigpo.std)
 
     def objections(self) -> Iterator[str]:
-        if self.estimator == "grpo" and self.kl_reward:
+        if self.divides_by_std and self.kl_reward:
             yield (
-                f"kl_reward {self.kl_reward} with estimator grpo: where a group's rewards are equal, the penalty alone "
-                "would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
+                f"kl_reward {self.kl_reward} with estimator {self.estimator}: where a group's rewards are equal, the "
+                "penalty alone would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
                 "train.update.kl_loss instead"
             )
         if (self.rewards.overlong > 0) != (self.overlong_buffer > 0):
@@ -284,7 +309,7 @@ class TrainParams(Section):
         A ValueError names, after `where`, those that the estimator does not read.
         """
         never = {
-            "credit": frozenset[str]().union(*DISCOUNTS.values()) - self.credit.discounts,
+            "credit": frozenset[str]().union(*READS.values()) - self.credit.read,
             "update": frozenset[str]() if self.credit.needs_critic else OF_CRITIC,
         }
         unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]
