@@ -150,7 +150,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "engine", "vllm.threads vllm.cpu_cache_gib transformers.batch_size server.concurrency server.timeout_s"),
     (0, "train", "keep.every credit.filter.share"),
     (0, "model", "threads lora.alpha"),
-    (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1 overlong_buffer"),
+    (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1 overlong_buffer whitening_floor"),
     (-1, "train.update", "importance_cap kl_loss constant_length"),
     (-1, "", "search.cache_entries engine.server.retries train.monitor.max_rollbacks model.lora.rank"),
     (-1, "prepare.files.musique.test", "questions"),
@@ -224,6 +224,10 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         (
             {**GROUPS, **GIGPO, "train.credit.gigpo.std": True, "train.credit.kl_reward": 0.1},
             r"train\.credit: kl_reward 0\.1 with estimator gigpo: .* train\.update\.kl_loss",
+        ),
+        (
+            {**GROUPS, "train.credit.estimator": "rloo", "train.credit.whitening_floor": 0.1},
+            r"train\.credit: whitening_floor 0\.1 has no effect on estimator rloo, which does not whiten",
         ),
         (GIGPO, r"train: estimator gigpo compares the episodes of a group, and rollout\.samples is 1"),
         ({"train.credit.rewards.overlong": 1.0}, r"train\.credit: overlong_buffer 0 with rewards\.overlong 1\.0"),

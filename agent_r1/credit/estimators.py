@@ -51,7 +51,7 @@ def gae(batch: Batch, params: CreditParams) -> Estimate:
         over_critic = token_advantages(batch.rewards, values, batch.critic_mask, params)
         targets = np.where(beyond, over_critic + values, targets)
     return Estimate(
-        advantages=whitened(raw, batch),
+        advantages=whitened(raw, batch, params.whitening_floor),
         value_targets=np.where(batch.critic_mask, targets, 0.0),
         critic_mask=batch.critic_mask,
     )
@@ -69,7 +69,7 @@ def step_gae(batch: Batch, params: CreditParams) -> Estimate:
     values = _critic_values(batch, params)[spans.first]
     raw = _step_advantages(batch.rewards, values, spans, params)
     return Estimate(
-        advantages=whitened(_on_steps(raw, spans), batch),
+        advantages=whitened(_on_steps(raw, spans), batch, params.whitening_floor),
         value_targets=_scatter(raw + values, spans.first),
         critic_mask=spans.first,
     )
@@ -95,7 +95,7 @@ def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
     returns[ends] = _step_advantages(batch.rewards, values[ends], spans, params) + values[ends]
     raw = generalized_advantages(returns, values, spans.tokens, gamma=params.gamma, lam=params.lam)
     return Estimate(
-        advantages=whitened(_scatter(raw, spans.acting), batch),
+        advantages=whitened(_scatter(raw, spans.acting), batch, params.whitening_floor),
         value_targets=_scatter(raw + values, spans.acting),
         critic_mask=spans.acting,
     )
@@ -174,7 +174,7 @@ def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
     """
     rewards, lengths = _rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
     returns = _scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
-    return without_critic(whitened(returns, batch))
+    return without_critic(whitened(returns, batch, params.whitening_floor))
 
 
 def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
@@ -182,7 +182,7 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++ with baseline, Hu et al. 2025 (arXiv 2501.03262).
     """
-    return without_critic(whitened(broadcast(_compare_returns(batch)[0], batch), batch))
+    return without_critic(whitened(broadcast(_compare_returns(batch)[0], batch), batch, params.whitening_floor))
 
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
@@ -241,16 +241,19 @@ def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
     return sums
 
 
-def whitened(advantages: Floats, batch: Batch) -> Floats:
+def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
     """[B, L] the advantages whitened over the batch's whitening mask, exactly 0 outside its time steps."""
-    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask), 0.0)
+    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask, floor), 0.0)
 
 
-def whiten(advantages: Floats, over: Mask) -> Floats:
-    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1."""
+def whiten(advantages: Floats, over: Mask, floor: float) -> Floats:
+    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1.
+
+    A std below `floor` counts as the floor, so that what hardly differs is not scaled up to what differs.
+    """
     counted = advantages[over]
     mean, std = float(counted.mean()), float(counted.std())
-    return (advantages - mean) / (std + WHITENING_EPSILON)
+    return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)
 
 
 def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Counts]:

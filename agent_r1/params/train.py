@@ -108,6 +108,7 @@ class CreditParams(Section):
     gigpo: GigpoParams
     loss_mask: bool
     advantage_mask: AdvantageMask
+    whitening_floor: Weight
     kl_reward: Weight
     rewards: RewardWeights
     overlong_buffer: Natural
@@ -160,6 +161,11 @@ class CreditParams(Section):
             yield f"estimator {self.estimator} trains no critic: leave advantage_mask.critic true"
         if self.estimator not in WITH_WHITENING and not mask.whitening:
             yield f"estimator {self.estimator} does not whiten over the batch: leave advantage_mask.whitening true"
+        if self.estimator not in WITH_WHITENING and self.whitening_floor:
+            yield (
+                f"whitening_floor {self.whitening_floor} has no effect on estimator {self.estimator}, which does not "
+                "whiten over the batch; set it to 0"
+            )
         if self.loss_mask and mask.whitening and not mask.recursion and self._observations_cannot_matter():
             yield (
                 f"advantage_mask.recursion: false has no effect on estimator {self.estimator} at gamma {self.gamma} "

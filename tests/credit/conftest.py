@@ -71,7 +71,15 @@ def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on."""
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
-    content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, "kl_reward": 0.0}
+    content = {
+        "gamma": 1.0,
+        "lam": 1.0,
+        "step_gamma": 1.0,
+        "step_lam": 1.0,
+        "loss_mask": True,
+        "kl_reward": 0.0,
+        "whitening_floor": 0.0,
+    }
     content |= {"gigpo": {"weight": 1.0, "std": False}}
     content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, "overlong_buffer": 0}
     content |= {"left_out": {"truncated": False, "void_step": False}, **changes}
