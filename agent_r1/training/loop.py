@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import select_tokens
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
-from agent_r1.params.train import TrainParams
+from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure
@@ -94,9 +94,10 @@ class Training:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
         `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from the questions
-        of the train split, validations from those of the dev split. A ValueError says that the model cannot be loaded,
-        needs more memory than there is, or that questions are missing.
+        of the train split, validations from those of the dev split. A ValueError says that questions are missing or
+        lack what a weighted reward is made of, or that the model cannot be loaded or needs more memory than there is.
         """
+        require_gold_titles(questions, config.credit)
         self.env, self.config, self.folder, self.index = settings.env, config, folder, index
         self.questions = [question for question in questions if question.split == "train"]
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
@@ -268,6 +269,22 @@ def timed(verb: Verb) -> Verb:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
+
+
+def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
+    """Raises ValueError, which names them, for data sets without gold passages where `progress` pays for those.
+
+    It is paid in training: questions of other splits are let pass.
+    """
+    asked: dict[str, bool] = {}
+    for question in (each for each in questions if each.split == "train"):
+        asked[question.dataset] = asked.get(question.dataset, False) or bool(question.gold_titles)
+    bare = [dataset for dataset, has_titles in asked.items() if not has_titles]
+    if credit.rewards.progress and bare:
+        raise ValueError(
+            f"credit.rewards.progress {credit.rewards.progress} pays for gold passages, and no question of "
+            f"{', '.join(bare)} names any; set it to 0, or leave that out of prepare.datasets"
+        )
 
 
 def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
