@@ -139,7 +139,7 @@ def step_return(batch: Batch, params: CreditParams) -> Estimate:
     """
     _warn_of_groups_of_one(batch)
     spans = step_spans(batch.steps)
-    of_this_index = _within_groups(batch, spans, batch.steps[spans.first])
+    of_this_index = _within_groups(batch, spans, batch.steps[spans.first].astype(np.int64))
     deviations, _, _ = group_statistics(_step_returns(batch.rewards, spans, params), of_this_index)
     return without_critic(_on_steps(deviations, spans))
 
