@@ -94,6 +94,24 @@ def test_starpos_runs_differ_in_what_they_are_named_after(params: Params) -> Non
     assert shaped.questions * shaped.samples == starpo.rollout.questions * starpo.rollout.samples
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("dapo", {"credit.estimator": "grpo", "credit.filter.share": 1.0, "credit.rewards.overlong": 1.0}),
+        ("dapo", {"update.clip_low": 0.2, "update.clip_high": 0.28, "update.aggregation": "token_mean"}),
+        ("gspo", {"credit.estimator": "grpo", "update.ratio": "sequence", "update.minibatches": 4}),
+        ("gspo", {"update.clip_low": 3e-4, "update.clip_high": 4e-4, "update.aggregation": "sequence_mean"}),
+        ("gigpo", {"credit.step_gamma": 0.95, "credit.gigpo.weight": 1.0, "credit.gigpo.std": False}),
+        ("steppo", {"credit.estimator": "step_gae", "credit.step_gamma": 0.99, "credit.step_lam": 1.0}),
+        ("steppo", {"update.ratio": "step", "update.minibatches": 1, "update.clip_low": 0.2, "update.clip_high": 0.2}),
+    ],
+)
+def test_presets_have_the_published_values(params: Params, name: str, published: dict[str, Any]) -> None:
+    run = flatten(params.run(RunId(name)).model_dump())
+    assert {key: run[key] for key in published} == published
+    assert run["update.kl_loss"] == run["credit.kl_reward"] == 0
+
+
 def test_adding_a_run_is_adding_lines(tmp_path: Path, params: Params) -> None:
     path = tmp_path / "params.yaml"
     lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
@@ -254,8 +272,8 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"warm_start.fine_tune": True}, r"warm_start\.fine_tune: true has no effect .* set model\.path"),
         ({"repro_baselines": ["naive"]}, r"repro_baselines\.0: Input should be 'base_tool_call'.*; got 'naive'"),
         ({"runs.closed_book": {}}, "runs: 'closed_book' is the name of a baseline; name the run differently"),
-        ({"repro_runs": ["ppo", "gpro"]}, r"repro_runs names 'gpro'.*did you mean 'grpo'\?"),
-        ({"ablations.runs": ["ppo", "gpro"]}, r"ablations\.runs names 'gpro'.*did you mean 'grpo'\?"),
+        ({"repro_runs": ["ppo", "grppo"]}, r"repro_runs names 'grppo'.*did you mean 'grpo'\?"),
+        ({"ablations.runs": ["ppo", "grppo"]}, r"ablations\.runs names 'grppo'.*did you mean 'grpo'\?"),
         ({"ablations.runs": ["ppo", "grpo", "ppo"]}, "runs names 'ppo' more than once"),
         ({"ablations.runs": []}, "at least 1 item"),
         ({"ablations.seeds": [0, 1, 1]}, "seeds names 1 more than once"),
