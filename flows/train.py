@@ -20,6 +20,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG
+from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training, iterate, leaves_work, require_gold_titles
 from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task
@@ -41,7 +42,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
         memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [config])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
-        identity = Identity.of(settings, config, _inputs(settings, index), code_of("train"))
+        identity = Identity.of(settings, config, _inputs(settings, config, index), code_of("train"))
         folder = RunFolder(places.training(meant), identity)
         with (
             folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
@@ -80,7 +81,7 @@ def code_of(stage: str) -> dict[str, str]:
     return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
 
 
-def _inputs(settings: Params, index: Cached) -> dict[str, str]:
+def _inputs(settings: Params, config: TrainParams, index: Cached) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
     env = asked_attempt("", index, settings.env).open()
@@ -90,6 +91,7 @@ def _inputs(settings: Params, index: Cached) -> dict[str, str]:
         "index": index.index_hash,
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
+        **own_rewards.sources(config.credit.rewards),
     }
 
 

@@ -209,6 +209,7 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], key: str, valu
 IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
 SERVER = {"engine.kind": "server"}
+OWN = {"function": "package.module:name", "weight": 0.5}
 GIGPO = {"train.credit.estimator": "gigpo"}
 OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer": 128}
 
@@ -243,6 +244,17 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
             {**GROUPS, **GIGPO, "train.credit.gigpo.std": True, "train.credit.kl_reward": 0.1},
             r"train\.credit: kl_reward 0\.1 with estimator gigpo: .* train\.update\.kl_loss",
         ),
+        (
+            {"train.credit.rewards.agent_r2": 1},
+            r"rewards: unknown key 'agent_r2'; did you mean 'agent_r1'\?; a reward of",
+        ),
+        ({"train.credit.rewards.em": OWN}, "'em' cannot be the name of a reward of one's own; take letters"),
+        ({"train.credit.rewards.total": OWN}, "'total' cannot be the name of a reward of one's own"),
+        ({"train.credit.rewards.a-b": OWN}, "'a-b' cannot be the name of a reward of one's own"),
+        ({"train.credit.rewards.own": {**OWN, "function": "a.b"}}, r"own\.function: name a function as package\.mod"),
+        ({"train.credit.rewards.own": {**OWN, "wight": 1}}, r"key 'train\.credit\.rewards\.own\.wight'; did you mean"),
+        ({"train.credit.rewards.own": {"function": "a:b"}}, r"key 'train\.credit\.rewards\.own\.weight' is missing"),
+        ({"train.credit.rewards.agent_r1": 0, "train.credit.rewards.own": {**OWN, "weight": 0}}, "weights are 0"),
         (
             {**GROUPS, "train.credit.estimator": "rloo", "train.credit.whitening_floor": 0.1},
             r"train\.credit: whitening_floor 0\.1 has no effect on estimator rloo, which does not whiten",
@@ -303,6 +315,14 @@ def test_what_does_not_go_together_is_refused(content: dict[str, Any], changes: 
 def test_what_goes_together_is_accepted(content: dict[str, Any]) -> None:
     tuned = check(content, {"warm_start.fine_tune": True, "model.path": "own/model", "repro_baselines": []})
     assert tuned.repro_baselines == []
+
+
+def test_a_reward_of_ones_own_stands_beside_the_parts(content: dict[str, Any], params: Params) -> None:
+    own = check(content, {"train.credit.rewards.own": OWN, "runs.new": {"credit": {"rewards": {"own": {"weight": 2}}}}})
+    rewards = own.run(RunId("new")).credit.rewards
+    assert rewards.weights == {**params.train.credit.rewards.weights, "own": 2.0}
+    assert not rewards.own["own"].batched
+    assert rewards.built_in == params.train.credit.rewards
 
 
 def test_a_data_set_has_the_splits_it_names(content: dict[str, Any]) -> None:

@@ -36,14 +36,15 @@ def step_rewards(
     _check_facts(trajectory, params.rewards)
     parts = {name: part(trajectory) for name, part in named.items()}
     totals = np.zeros(len(trajectory.steps))
-    for name, weight in params.rewards.model_dump().items():
+    for name, weight in params.rewards.weights.items():
         totals += weight * parts[name]
     return totals, parts
 
 
 def parts_of(params: CreditParams, max_tokens: int | None) -> dict[str, Part]:
     """The named parts, with what those read that look at more than the trajectory."""
-    return PARTS | {"overlong": partial(overlong, max_tokens=max_tokens, buffer=params.overlong_buffer)}
+    bound = {"overlong": partial(overlong, max_tokens=max_tokens, buffer=params.overlong_buffer)}
+    return PARTS | bound | {name: partial(_stated, fact=name) for name in params.rewards.own}
 
 
 def _stated(trajectory: Trajectory, fact: str) -> Floats:
@@ -145,7 +146,13 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
                     "an environment must state finite numbers"
                 )
     answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
-    weighted = weights.model_dump()
+    weighted = weights.weights
+    for name, function in weights.own.items():
+        if function.weight and not any(name in step.rewards for step in trajectory.steps[-1:]):
+            raise ValueError(
+                f"trajectory {trajectory.trajectory_id!r}: {function.function} was not asked when it was collected, so "
+                f"there is no reward {name!r}; collect anew, or set its weight to 0"
+            )
     for part in ("agent_r1", "em", "f1", "grounded", "think"):
         fact = "em" if part == "agent_r1" else part
         steps = trajectory.steps if part == "think" else answering

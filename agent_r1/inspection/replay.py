@@ -323,7 +323,7 @@ def _table(title: str, columns: Mapping[str, str], lines: Sequence[Line], about:
 
 
 def _reward_parts(replayed: Sequence[Replayed]) -> Table:
-    weights = [replay.configuration.train.credit.rewards.model_dump() for replay in replayed[0].replays]
+    weights = [replay.configuration.train.credit.rewards.weights for replay in replayed[0].replays]
     parts = [part for part in weights[0] if any(each[part] for each in weights)]
     lines = [
         (one.iteration, configuration.name, {part: weighed[part] * metrics[f"reward/{part}"] for part in parts})

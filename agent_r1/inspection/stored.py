@@ -182,7 +182,8 @@ class Selection:
                 f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones; "
                 "prepare the data that it was trained on (`dvc checkout` brings them back), or train it again"
             )
-        totals, parts = step_rewards(trajectory, self._credit, self._max_tokens)
+        params = self._credit if credit else self._credit.model_copy(update={"rewards": self._credit.rewards.built_in})
+        totals, parts = step_rewards(trajectory, params, self._max_tokens)
         if credit is not None and abs(credit.return_ - totals.sum()) > ROUNDING:
             raise ValueError(
                 f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}, and {totals.sum():g} "

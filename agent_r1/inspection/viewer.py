@@ -60,7 +60,7 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
     version = registry.of_policy(sha256(stored.policy_folder))
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
     groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after)
-    weights = config.credit.rewards.model_dump()
+    weights = config.credit.rewards.weights
     about = {
         "facts": [
             ["run", stored.run],

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight
+from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight, nearest
+
+LOGGED = frozenset({"total", "max", "std", "std_in_groups", "kl"})  # metrics reward/... that are no parts
+_NAME = re.compile(r"[A-Za-z_]\w{,99}", re.ASCII)
 
 
 class AdvantageMask(Section):
@@ -18,7 +22,26 @@ class AdvantageMask(Section):
     critic: bool
 
 
+def _reference(function: str) -> str:
+    if not re.fullmatch(rf"{_NAME.pattern}(\.{_NAME.pattern})*:{_NAME.pattern}", function, re.ASCII):
+        raise ValueError("name a function as package.module:name")
+    return function
+
+
+class RewardFunction(Section):
+    """A reward of one's own; see `agent_r1.training.own_rewards`."""
+
+    function: Annotated[str, AfterValidator(_reference)]
+    weight: Weight
+    batched: bool = False  # whether it takes a list of episodes and gives a list of values
+
+
 class RewardWeights(Section):
+    """Of the built-in parts, and under further names functions of one's own."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, RewardFunction]
+
     agent_r1: Weight
     em: Weight
     f1: Weight
@@ -32,8 +55,38 @@ class RewardWeights(Section):
     overlong: Weight
     length: Weight
 
+    @property
+    def own(self) -> dict[str, RewardFunction]:
+        """The rewards of one's own, by name."""
+        return dict(self.__pydantic_extra__)
+
+    @property
+    def built_in(self) -> Self:
+        """The same without the rewards of one's own, which are asked in training alone."""
+        return type(self).model_construct(**{name: getattr(self, name) for name in type(self).model_fields})
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every part, built in or one's own."""
+        built_in = {name: getattr(self, name) for name in type(self).model_fields}
+        return built_in | {name: reward.weight for name, reward in self.own.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_names(cls, content: Any) -> Any:
+        """What is no function is a misspelt part, and a function takes no name that another number is logged under."""
+        for name, value in content.items() if isinstance(content, dict) else ():
+            is_function, is_part = isinstance(value, dict | RewardFunction), name in cls.model_fields
+            if not is_function and not is_part:
+                remedy = "a reward of one's own is {function: package.module:name, weight: 1.0}"
+                raise ValueError(f"unknown key {name!r}{nearest(name, cls.model_fields)}; {remedy}")
+            if is_function and (is_part or name in LOGGED or not _NAME.fullmatch(name)):
+                yours = "letters, digits and _ that are no part's name and none of " + ", ".join(sorted(LOGGED))
+                raise ValueError(f"{name!r} cannot be the name of a reward of one's own; take {yours}")
+        return content
+
     def objections(self) -> Iterator[str]:
-        if not any(self.model_dump().values()):
+        if not any(self.weights.values()):
             yield "all reward weights are 0: nothing can be learned; set at least one above 0"
 
 

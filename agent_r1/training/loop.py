@@ -28,6 +28,7 @@ from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
@@ -98,6 +99,7 @@ class Training:
         lack what a weighted reward is made of, or that the model cannot be loaded or needs more memory than there is.
         """
         require_gold_titles(questions, config.credit)
+        self.own_rewards = own_rewards.load(config.credit.rewards)
         self.env, self.config, self.folder, self.index = settings.env, config, folder, index
         self.questions = [question for question in questions if question.split == "train"]
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
@@ -198,7 +200,7 @@ class Training:
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples
-        return collect(
+        trajectories = collect(
             self.engine,
             self.chat,
             tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group),
@@ -206,6 +208,13 @@ class Training:
             seed=self.seed,
             iteration=iteration,
             policy_version=self.learner.policy_version,
+        )
+        return own_rewards.state(
+            self.own_rewards,
+            trajectories,
+            {question.question_id: question for question in questions},
+            self.chat.decode,
+            aborted_share=self.env.aborted_share,
         )
 
     def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:
