@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +14,16 @@ import pytest
 from agent_r1 import params
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.faults import TooManyAborted
+from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams, RewardWeights
-from agent_r1.records import CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import CallStatus, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
+from agent_r1.tables import read_rows
+from agent_r1.training.folder import Identity, RunFolder
+from agent_r1.training.loop import Training, iterate
 from agent_r1.training.own_rewards import Episode, load, sources, state, view
 
-CREDIT = params.load(Path(__file__).parents[2] / "params.yaml").train.credit
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+CREDIT = params.load(PARAMS).train.credit
 MODULE = """
 from agent_r1.faults import WorldFault
 
@@ -186,3 +191,34 @@ def test_the_source_is_told_by_its_bytes(module: SimpleNamespace) -> None:
     module.file.write_text(MODULE + "\n")
     assert sources(credit("words").rewards) != before
     assert sources(CREDIT.rewards) == {}
+
+
+def test_a_training_asks_when_it_collects(
+    module: SimpleNamespace, tiny_model: Path, bm25_index: Callable[..., Any], tmp_path: Path
+) -> None:
+    """With GiGPO and truncated episodes left out, which of an untrained model are all of them."""
+    own = {"own": {"function": "users_rewards:words", "weight": 0.5}}
+    small = {
+        "engine": {"kind": "transformers"},
+        "env": {"max_steps": 2, "max_tokens": 256, "max_action_tokens": 4},
+        "train": {"credit": {"rewards": own, "left_out": {"truncated": True}}},
+        "runs": {"gigpo": {"iterations": 1, "rollout": {"questions": 3, "samples": 2}}},
+    }
+    whole = params.load(PARAMS).model_dump(mode="json", by_alias=True)
+    settings = validated(params.Params, override(whole, small), "small")
+    config = settings.run(params.RunId("gigpo"))
+    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
+    folder = RunFolder(tmp_path / "run", Identity.of(settings, config, sources(config.credit.rewards)))
+    with (
+        folder.opened(1, aside=tmp_path / "aside") as run,
+        Training(settings, config, questions=list(QUESTIONS.values()), index=index, model=tiny_model, folder=run) as it,
+    ):
+        iterate(it)
+        [row] = run.history()
+    rows = read_rows(run.trajectories(0), Trajectory)
+    assert sorted(module.asked()) == sorted(each.question_id for each in rows)
+    assert all(each.steps[-1].rewards["own"] == len(each.answer.split()) for each in rows)
+    assert row["reward/own"] == np.mean([len(each.answer.split()) for each in rows])
+    assert row["filter/left_out_share"] == np.mean([each.truncated for each in rows]) == 1
+    assert row["update/trained_share"] == 0
+    assert sum(row[f"outcome/{each}"] for each in Outcome) == 1
