@@ -152,6 +152,12 @@ class Trajectory:
         return [slice(*bounds) for bounds in pairwise([*self.context_starts, len(self.token_ids)])]
 
     @property
+    def truncated(self) -> bool:
+        """Whether a limit cut it: of tokens, of steps, or of one action's tokens."""
+        cut = any(step.stop_reason is StopReason.LENGTH for step in self.steps)
+        return cut or self.outcome in (Outcome.TOKEN_LIMIT, Outcome.TURN_LIMIT)
+
+    @property
     def action_mask(self) -> NDArray[np.bool_]:
         """[L] true where the policy sampled the token."""
         return np.equal(self.source, Source.ACTION)

@@ -55,6 +55,7 @@ def make_batch(trajectories: int, tokens: int, steps: int, mask: bool) -> Batch:
         whitening_mask=chosen,
         critic_mask=chosen,
         groups=np.arange(trajectories) // 8,
+        states=np.tile(np.arange(steps), trajectories),
     )
 
 

@@ -20,8 +20,9 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG
+from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
-from agent_r1.training.loop import Training, iterate, leaves_work
+from agent_r1.training.loop import Training, iterate, leaves_work, require_gold_titles
 from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
@@ -34,33 +35,35 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     """
     settings, meant = params.load(), RunId(run, seed, sweep)
     config, places = settings.run(meant), settings.places
+    questions = read_rows(places.questions, Question)
+    require_gold_titles(questions, config.credit)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         # before the folder is taken up: what cannot run replaces nothing
         memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [config])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
-        identity = Identity.of(settings, config, _inputs(settings, index), code_of("train"))
+        identity = Identity.of(settings, config, _inputs(settings, config, index), code_of("train"))
         folder = RunFolder(places.training(meant), identity)
         with (
             folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
             _tracked(meant, settings, config, folder) as tracked,
         ):
             if leaves_work(folder, config):
-                _learn(settings, config, index, folder, tracked)
+                _learn(settings, config, questions, index, folder, tracked)
             folder.tidy(config.keep)
             tracked.tag(CODE_TAG, folder.describe_code())
 
 
-def _learn(settings: Params, config: TrainParams, index: Cached, folder: RunFolder, tracked: tracking.Run) -> None:
-    places = settings.places
-    with Training(
-        settings,
-        config,
-        questions=read_rows(places.questions, Question),
-        index=index,
-        model=places.warm_start,
-        folder=folder,
-    ) as training:
+def _learn(
+    settings: Params,
+    config: TrainParams,
+    questions: list[Question],
+    index: Cached,
+    folder: RunFolder,
+    tracked: tracking.Run,
+) -> None:
+    model = settings.places.warm_start
+    with Training(settings, config, questions=questions, index=index, model=model, folder=folder) as training:
         iterate(training, tracked, as_task=task)
 
 
@@ -78,7 +81,7 @@ def code_of(stage: str) -> dict[str, str]:
     return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
 
 
-def _inputs(settings: Params, index: Cached) -> dict[str, str]:
+def _inputs(settings: Params, config: TrainParams, index: Cached) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
     env = asked_attempt("", index, settings.env).open()
@@ -88,6 +91,7 @@ def _inputs(settings: Params, index: Cached) -> dict[str, str]:
         "index": index.index_hash,
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
+        **own_rewards.sources(config.credit.rewards),
     }
 
 

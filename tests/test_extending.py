@@ -13,6 +13,7 @@ import pytest
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
+from agent_r1.faults import WorldFault
 from agent_r1.params import Params, RunId, load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams
@@ -60,6 +61,24 @@ def test_the_reward_part(page: dict[str, Any]) -> None:
     steps = [SimpleNamespace(action_start=2, action_stop=12), SimpleNamespace(action_start=20, action_stop=220)]
     trajectory = SimpleNamespace(steps=steps)
     np.testing.assert_allclose(page["brief"](trajectory), [0.9, 0.0])
+
+
+def test_the_rewards_of_ones_own(page: dict[str, Any]) -> None:
+    episode = SimpleNamespace(
+        steps=[SimpleNamespace(action="one two three"), SimpleNamespace(action="four")],
+        question=SimpleNamespace(text="Where?"),
+        answer="Tesk",
+    )
+    assert page["brevity"](episode) == pytest.approx(0.6)
+    page["ask_the_judge"] = lambda question, answer: 0.5
+    assert page["judged"]([episode]) == [0.5]
+
+    def silent(question: str, answer: str) -> float:
+        raise TimeoutError
+
+    page["ask_the_judge"] = silent
+    with pytest.raises(WorldFault, match="the judge does not answer"):
+        page["judged"]([episode])
 
 
 def test_the_estimator(page: dict[str, Any]) -> None:

@@ -94,6 +94,24 @@ def test_starpos_runs_differ_in_what_they_are_named_after(params: Params) -> Non
     assert shaped.questions * shaped.samples == starpo.rollout.questions * starpo.rollout.samples
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("dapo", {"credit.estimator": "grpo", "credit.filter.share": 1.0, "credit.rewards.overlong": 1.0}),
+        ("dapo", {"update.clip_low": 0.2, "update.clip_high": 0.28, "update.aggregation": "token_mean"}),
+        ("gspo", {"credit.estimator": "grpo", "update.ratio": "sequence", "update.minibatches": 4}),
+        ("gspo", {"update.clip_low": 3e-4, "update.clip_high": 4e-4, "update.aggregation": "sequence_mean"}),
+        ("gigpo", {"credit.step_gamma": 0.95, "credit.gigpo.weight": 1.0, "credit.gigpo.std": False}),
+        ("steppo", {"credit.estimator": "step_gae", "credit.step_gamma": 0.99, "credit.step_lam": 1.0}),
+        ("steppo", {"update.ratio": "step", "update.minibatches": 1, "update.clip_low": 0.2, "update.clip_high": 0.2}),
+    ],
+)
+def test_presets_have_the_published_values(params: Params, name: str, published: dict[str, Any]) -> None:
+    run = flatten(params.run(RunId(name)).model_dump())
+    assert {key: run[key] for key in published} == published
+    assert run["update.kl_loss"] == run["credit.kl_reward"] == 0
+
+
 def test_adding_a_run_is_adding_lines(tmp_path: Path, params: Params) -> None:
     path = tmp_path / "params.yaml"
     lines = "\n  ppo_hot:\n    update: {learning_rate: 1.0e-3}\n  ppo_again:\n"
@@ -141,6 +159,8 @@ def test_a_missing_key_is_refused(content: dict[str, Any], key: str) -> None:
 
 
 OUT_OF_RANGE: list[tuple[Any, str, str]] = [
+    (0, "train.credit.gigpo", "weight"),
+    (INF, "train.credit.gigpo", "weight"),
     (0, "train.rollout", "questions samples top_p temperature"),
     (0, "train.update", "learning_rate clip_low minibatches"),
     (0, "train.monitor", "patience first_iterations"),
@@ -148,7 +168,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "engine", "vllm.threads vllm.cpu_cache_gib transformers.batch_size server.concurrency server.timeout_s"),
     (0, "train", "keep.every credit.filter.share"),
     (0, "model", "threads lora.alpha"),
-    (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1"),
+    (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1 overlong_buffer whitening_floor"),
     (-1, "train.update", "importance_cap kl_loss constant_length"),
     (-1, "", "search.cache_entries engine.server.retries train.monitor.max_rollbacks model.lora.rank"),
     (-1, "prepare.files.musique.test", "questions"),
@@ -168,6 +188,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (INF, "search.remote", "backoff_s"),
     (NAN, "train", "credit.rewards.progress update.entropy_bonus"),
     ("other", "train", "credit.estimator credit.filter.kind keep.learner monitor.on_collapse update.ratio iterations"),
+    ("other", "train.credit.left_out", "truncated void_step"),
     ("other", "train.update", "aggregation"),
     ("other", "", "search.kind search.dense.pooling model.dtype engine.kind prepare.files.musique.format"),
     ([], "prepare", "datasets"),
@@ -188,6 +209,9 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], key: str, valu
 IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
 SERVER = {"engine.kind": "server"}
+OWN = {"function": "package.module:name", "weight": 0.5}
+GIGPO = {"train.credit.estimator": "gigpo"}
+OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer": 128}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +240,33 @@ SERVER = {"engine.kind": "server"}
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},
             r"train\.credit: kl_reward 0\.1 with estimator grpo: .* train\.update\.kl_loss",
         ),
+        (
+            {**GROUPS, **GIGPO, "train.credit.gigpo.std": True, "train.credit.kl_reward": 0.1},
+            r"train\.credit: kl_reward 0\.1 with estimator gigpo: .* train\.update\.kl_loss",
+        ),
+        (
+            {"train.credit.rewards.agent_r2": 1},
+            r"rewards: unknown key 'agent_r2'; did you mean 'agent_r1'\?; a reward of",
+        ),
+        ({"train.credit.rewards.em": OWN}, "'em' cannot be the name of a reward of one's own; take letters"),
+        ({"train.credit.rewards.total": OWN}, "'total' cannot be the name of a reward of one's own"),
+        ({"train.credit.rewards.a-b": OWN}, "'a-b' cannot be the name of a reward of one's own"),
+        ({"train.credit.rewards.own": {**OWN, "function": "a.b"}}, r"own\.function: name a function as package\.mod"),
+        ({"train.credit.rewards.own": {**OWN, "wight": 1}}, r"key 'train\.credit\.rewards\.own\.wight'; did you mean"),
+        ({"train.credit.rewards.own": {"function": "a:b"}}, r"key 'train\.credit\.rewards\.own\.weight' is missing"),
+        ({"train.credit.rewards.agent_r1": 0, "train.credit.rewards.own": {**OWN, "weight": 0}}, "weights are 0"),
+        (
+            {**GROUPS, "train.credit.estimator": "rloo", "train.credit.whitening_floor": 0.1},
+            r"train\.credit: whitening_floor 0\.1 has no effect on estimator rloo, which does not whiten",
+        ),
+        (GIGPO, r"train: estimator gigpo compares the episodes of a group, and rollout\.samples is 1"),
+        ({"train.credit.rewards.overlong": 1.0}, r"train\.credit: overlong_buffer 0 with rewards\.overlong 1\.0"),
+        ({"train.credit.overlong_buffer": 9}, r"train\.credit: overlong_buffer 9 with rewards\.overlong 0\.0"),
+        (
+            {**OVERLONG, "train.credit.left_out.truncated": True},
+            r"train\.credit: rewards\.overlong 1\.0 prices episodes that left_out\.truncated: true leaves out",
+        ),
+        ({**OVERLONG, "env.max_tokens": 128}, r"runs\.ppo: credit\.overlong_buffer 128 leaves nothing .* 128 that"),
         ({"train.credit.estimator": "rloo"}, r"train: estimator rloo .*rollout\.samples is 1"),
         (SERVER, "engine: kind: server needs server.urls; start one with"),
         (
@@ -233,8 +284,8 @@ SERVER = {"engine.kind": "server"}
         ({"warm_start.fine_tune": True}, r"warm_start\.fine_tune: true has no effect .* set model\.path"),
         ({"repro_baselines": ["naive"]}, r"repro_baselines\.0: Input should be 'base_tool_call'.*; got 'naive'"),
         ({"runs.closed_book": {}}, "runs: 'closed_book' is the name of a baseline; name the run differently"),
-        ({"repro_runs": ["ppo", "gpro"]}, r"repro_runs names 'gpro'.*did you mean 'grpo'\?"),
-        ({"ablations.runs": ["ppo", "gpro"]}, r"ablations\.runs names 'gpro'.*did you mean 'grpo'\?"),
+        ({"repro_runs": ["ppo", "grppo"]}, r"repro_runs names 'grppo'.*did you mean 'grpo'\?"),
+        ({"ablations.runs": ["ppo", "grppo"]}, r"ablations\.runs names 'grppo'.*did you mean 'grpo'\?"),
         ({"ablations.runs": ["ppo", "grpo", "ppo"]}, "runs names 'ppo' more than once"),
         ({"ablations.runs": []}, "at least 1 item"),
         ({"ablations.seeds": [0, 1, 1]}, "seeds names 1 more than once"),
@@ -264,6 +315,14 @@ def test_what_does_not_go_together_is_refused(content: dict[str, Any], changes: 
 def test_what_goes_together_is_accepted(content: dict[str, Any]) -> None:
     tuned = check(content, {"warm_start.fine_tune": True, "model.path": "own/model", "repro_baselines": []})
     assert tuned.repro_baselines == []
+
+
+def test_a_reward_of_ones_own_stands_beside_the_parts(content: dict[str, Any], params: Params) -> None:
+    own = check(content, {"train.credit.rewards.own": OWN, "runs.new": {"credit": {"rewards": {"own": {"weight": 2}}}}})
+    rewards = own.run(RunId("new")).credit.rewards
+    assert rewards.weights == {**params.train.credit.rewards.weights, "own": 2.0}
+    assert not rewards.own["own"].batched
+    assert rewards.built_in == params.train.credit.rewards
 
 
 def test_a_data_set_has_the_splits_it_names(content: dict[str, Any]) -> None:
@@ -313,6 +372,9 @@ def test_what_a_run_needs_follows_from_its_coefficients(
         ("reinforce_pp_baseline", True, "recursion whitening", {}, ""),
         ("step_gae", True, "recursion", {}, "recursion"),  # an observation belongs to no step
         ("step_gae", True, "critic", {}, "critic"),
+        ("step_return", True, "recursion", {}, "recursion"),
+        ("gigpo", True, "whitening", {}, "whitening"),
+        ("gigpo", True, "critic", {}, "critic"),
         ("bi_level_gae", False, "recursion", {}, "recursion"),
         ("bi_level_gae", True, "whitening", {}, ""),
     ],
@@ -381,6 +443,9 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
         ("step_gae", {"credit": {"gamma": 0.9}}, "credit.gamma"),
         ("reinforce_pp", {"credit": {"lam": 0.9}}, "credit.lam"),
         ("reinforce_pp", {"update": {"value_clip": 0.1}}, "update.value_clip"),
+        ("step_return", {"credit": {"step_lam": 0.9, "gigpo": {"weight": 2.0}}}, "credit.step_lam, credit.gigpo"),
+        ("gigpo", {"credit": {"gamma": 0.9}}, "credit.gamma"),
+        ("gigpo", {"credit": {"step_gamma": 0.9, "gigpo": {"weight": 2.0}}}, ""),
         ("rloo", {"update": {"critic_warmup_iterations": 0}}, "update.critic_warmup_iterations"),
         ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"value_clip": 0.1, "critic_learning_rate": 1}}, ""),
         ("bi_level_gae", {"credit": {"lam": 0.5, "gamma": 0.9, "step_gamma": 0.9, "step_lam": 0.5}}, ""),

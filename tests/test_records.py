@@ -127,6 +127,22 @@ def test_the_action_mask_is_where_the_source_says_so() -> None:
     assert trajectory().action_mask.tolist() == [False, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "stop_reason", "truncated"),
+    [
+        (Outcome.ANSWERED, StopReason.END, False),
+        (Outcome.MALFORMED, StopReason.END, False),
+        (Outcome.ABORTED, StopReason.END, False),
+        (Outcome.TOKEN_LIMIT, StopReason.END, True),
+        (Outcome.TURN_LIMIT, StopReason.END, True),
+        (Outcome.ANSWERED, StopReason.LENGTH, True),
+    ],
+)
+def test_truncated_is_what_a_limit_cut(outcome: Outcome, stop_reason: StopReason, truncated: bool) -> None:
+    steps = [dataclasses.replace(step(), stop_reason=stop_reason)]
+    assert trajectory(outcome=outcome, steps=steps).truncated == truncated
+
+
 def test_records_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         question().text = "another"  # type: ignore[misc]

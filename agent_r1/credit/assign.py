@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from agent_r1.credit.batch import Floats, Mask, collate, groups_of, select_tokens
 from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
-from agent_r1.credit.filters import differing, select
-from agent_r1.credit.rewards import PARTS, step_rewards
+from agent_r1.credit.filters import differing, left_out, select
+from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.train import CreditParams
-from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
+from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
+
+OUTCOMES = (Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.MALFORMED)  # of what credit sees
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
 
@@ -29,14 +32,16 @@ def assign(
     *,
     reference: Sequence[TokenFloats] | None = None,
     questions: int | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[list[Credit], dict[str, float]]:
     """The credit of every trajectory of one iteration, in their order, and the iteration's metrics.
 
     An episode that the world cut short (ABORTED) is treated as if it had never been: it is in no filter, statistic,
     group or loss, and no metric but `outcome/aborted` knows of it. A trajectory that `params.filter` drops is not
     `kept` and has no influence: it is in no statistic of the estimator, and its masks are empty, so that it is in no
-    loss and no denominator either. A trajectory that is kept and whose advantages are 0 is another matter: its loss
-    mask counts among the tokens that normalise the loss.
+    loss and no denominator either. One that `params.left_out` names is kept, in all statistics and in the critic's
+    training; only its loss mask is empty. A trajectory that is kept and whose advantages are 0 is another matter: its
+    loss mask counts among the tokens that normalise the loss.
 
     Args:
         values: the critic's value [L] at every token of every trajectory, or None without a critic.
@@ -44,9 +49,10 @@ def assign(
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
         questions: how many groups the filter's share of groups is of; all there are unless a refill has added some.
+        max_tokens: the world's limit of a context, which `rewards.overlong` needs.
 
     Raises ValueError if there is nothing to credit, a reward, value or logprob is not finite, the values do not suit
-    the estimator, or `kl_reward` has no reference.
+    the estimator, `kl_reward` has no reference, or `rewards.overlong` no limit.
     """
     lived = _lived(trajectories)
     if not lived:
@@ -56,7 +62,12 @@ def assign(
         return None if rows is None else [rows[index] for index in lived]
 
     credited, metrics = _assign(
-        [trajectories[index] for index in lived], of_the_living(values), params, of_the_living(reference), questions
+        [trajectories[index] for index in lived],
+        of_the_living(values),
+        params,
+        of_the_living(reference),
+        questions,
+        max_tokens,
     )
     found = dict(zip(lived, credited, strict=True))
     credits_ = [found.get(index) or _uncredited(each) for index, each in enumerate(trajectories)]
@@ -74,24 +85,28 @@ def _assign(
     params: CreditParams,
     reference: Sequence[TokenFloats] | None,
     questions: int | None,
+    max_tokens: int | None,
 ) -> tuple[list[Credit], dict[str, float]]:
     """`assign`, of trajectories that were not aborted."""
     _check(trajectories, values)
     if reference is None and params.kl_reward:
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
-    totals, parts = zip(*(step_rewards(trajectory, params.rewards) for trajectory in trajectories), strict=True)
+    totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
     groups = groups_of(trajectories)
     kept, share, threshold = select(_returns(totals), groups, params.filter, questions)
     if not kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
     credits_ = _credits(trajectories, totals, values, reference, kl, kept, params)
+    if kept.any() and not any(credit.loss_mask.any() for credit in credits_):
+        logger.warning("left_out leaves the policy loss no trajectory")
     filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
     metrics = {
         **_rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
         **_reward_metrics(totals, parts, groups),
         **({} if params.filter.kind == "none" else filtered),
+        **_left_out_metrics(trajectories, params),
         **_advantage_metrics(trajectories, credits_),
         **_value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
@@ -101,10 +116,12 @@ def _assign(
     return credits_, metrics
 
 
-def groups_to_refill(trajectories: Sequence[Trajectory], questions: int, params: CreditParams) -> int:
+def groups_to_refill(
+    trajectories: Sequence[Trajectory], questions: int, params: CreditParams, max_tokens: int | None = None
+) -> int:
     """How many groups an iteration lacks of `questions` whose returns differ: what a refill is to bring."""
     lived = [trajectories[index] for index in _lived(trajectories)]
-    returns = _returns([step_rewards(trajectory, params.rewards)[0] for trajectory in lived])
+    returns = _returns([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
     return questions - differing(returns, groups_of(lived))
 
 
@@ -173,9 +190,10 @@ def _credits(
     if not rows:
         return credits_
     estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
+    out = left_out(trajectories, params.left_out)
     for row, i in enumerate(rows):
         bare, length = credits_[i], len(trajectories[i].token_ids)
-        mask = select_tokens(trajectories[i].source, params.loss_mask)
+        mask = select_tokens(trajectories[i].source, params.loss_mask) & ~out[i]
         credits_[i] = replace(
             bare,
             advantages=estimated.advantages[row, :length].astype(np.float32),
@@ -205,17 +223,27 @@ def _uncredited(trajectory: Trajectory, return_: float = 0.0) -> Credit:
     )
 
 
+def _left_out_metrics(trajectories: Sequence[Trajectory], params: CreditParams) -> dict[str, float]:
+    """The share of trajectories that the policy loss leaves out; nothing where it may leave out none."""
+    if not any(params.left_out.model_dump().values()):
+        return {}
+    return {"filter/left_out_share": float(left_out(trajectories, params.left_out).mean())}
+
+
 def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """How the episodes went. An episode without an answer scores 0; the share of valid calls is 0 without a call."""
+    """How the episodes went and ended. One without an answer scores 0; a share of calls or actions is 0 without any."""
     calls = [step.call_status for t in trajectories for step in t.steps if step.call_status is not CallStatus.NONE]
+    cut = sum(step.stop_reason is StopReason.LENGTH for t in trajectories for step in t.steps)
     facts = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
+    ends = Counter(t.outcome for t in trajectories)
     return {
+        **{f"outcome/{each}": ends[each] / len(trajectories) for each in OUTCOMES},
         "rollout/em": _mean([stated.get("em", 0.0) for stated in facts]),
         "rollout/f1": _mean([stated.get("f1", 0.0) for stated in facts]),
         "rollout/steps": _mean([len(t.steps) for t in trajectories]),
         "rollout/tool_calls": len(calls) / len(trajectories),
         "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),
-        "rollout/answered_share": _mean([t.outcome is Outcome.ANSWERED for t in trajectories]),
+        "rollout/cut_action_share": cut / max(sum(len(t.steps) for t in trajectories), 1),
         "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
         "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
     }
@@ -229,7 +257,7 @@ def _reward_metrics(
     _, stds, sizes = group_statistics(returns, groups)
     _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
     return {
-        **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in PARTS},
+        **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in parts[0]},
         "reward/total": _mean(returns),
         "reward/max": float(returns.max()),
         "reward/std": float(std),
@@ -238,12 +266,12 @@ def _reward_metrics(
 
 
 def _advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
-    """Over the action tokens of all trajectories that are kept, as the loss sees them; nothing where none is."""
+    """Over the action tokens of the policy loss; nothing where there is none."""
     pairs = zip(trajectories, credits_, strict=True)
-    kept = [credit.advantages[t.action_mask] for t, credit in pairs if credit.kept]
-    if not kept:
+    advantages = np.concatenate([credit.advantages[t.action_mask & credit.loss_mask] for t, credit in pairs])
+    if not len(advantages):
         return {}
-    advantages = np.concatenate(kept).astype(np.float64)
+    advantages = advantages.astype(np.float64)
     return {
         "advantage/mean": float(advantages.mean()),
         "advantage/std": float(advantages.std()),

@@ -1,9 +1,14 @@
-"""From trajectories and step rewards to an estimator's batch. `source` [L] holds values of `Source`."""
+"""From trajectories and step rewards to an estimator's batch.
+
+Legend for shapes: B = trajectories, L = tokens of the longest, K = steps of one, S = steps of all, one trajectory after
+the other. `source` [L] holds values of `Source`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -28,6 +33,7 @@ class Batch:
     whitening_mask: Mask  # [B, L] tokens that the whitening statistics are taken over
     critic_mask: Mask  # [B, L] tokens a critic of tokens is trained at
     groups: NDArray[np.int64]  # [B] the group of each trajectory
+    states: NDArray[np.int64] | None = None  # [S] of every step before it, equal for equal ones; None where unread
 
 
 def collate(
@@ -57,6 +63,7 @@ def collate(
         whitening_mask=pad_masks(switches.whitening),
         critic_mask=pad_masks(switches.critic),
         groups=groups_of(chosen),
+        states=np.concatenate([step_states(each) for each in chosen]) if params.estimator == "gigpo" else None,
     )
 
 
@@ -109,6 +116,15 @@ def token_steps(trajectory: Trajectory) -> NDArray[np.int32]:
     if not np.array_equal(steps >= 0, trajectory.action_mask):
         raise ValueError(f"trajectory {trajectory.trajectory_id!r}: its steps are not the tokens that were sampled")
     return steps
+
+
+def step_states(trajectory: Trajectory) -> NDArray[np.int64]:
+    """[K] a hash of the token ids of the context that the policy read before each step, from the context's start."""
+    starts = [step.action_start for step in trajectory.steps]
+    opened = [max(each for each in trajectory.context_starts if each <= start) for start in starts]
+    contexts = [trajectory.token_ids[slice(*bounds)].tobytes() for bounds in zip(opened, starts, strict=True)]
+    digests = [blake2b(context, digest_size=8).digest() for context in contexts]
+    return np.array([int.from_bytes(digest, signed=True) for digest in digests], np.int64)
 
 
 def _pad(rows: Sequence[NDArray[Any]], fill: int = 0) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """The advantage estimators: with a critic, within groups, and REINFORCE++.
 
 Legend for shapes: B = trajectories of a batch, L = tokens of the longest, N = selected tokens of all trajectories, one
-after the other, S = sequences of such tokens.
+after the other, S = sequences of such tokens, such as the steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def gae(batch: Batch, params: CreditParams) -> Estimate:
         over_critic = token_advantages(batch.rewards, values, batch.critic_mask, params)
         targets = np.where(beyond, over_critic + values, targets)
     return Estimate(
-        advantages=whitened(raw, batch),
+        advantages=whitened(raw, batch, params.whitening_floor),
         value_targets=np.where(batch.critic_mask, targets, 0.0),
         critic_mask=batch.critic_mask,
     )
@@ -69,7 +69,7 @@ def step_gae(batch: Batch, params: CreditParams) -> Estimate:
     values = _critic_values(batch, params)[spans.first]
     raw = _step_advantages(batch.rewards, values, spans, params)
     return Estimate(
-        advantages=whitened(_scatter(np.repeat(raw, spans.tokens), spans.acting), batch),
+        advantages=whitened(_on_steps(raw, spans), batch, params.whitening_floor),
         value_targets=_scatter(raw + values, spans.first),
         critic_mask=spans.first,
     )
@@ -95,7 +95,7 @@ def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
     returns[ends] = _step_advantages(batch.rewards, values[ends], spans, params) + values[ends]
     raw = generalized_advantages(returns, values, spans.tokens, gamma=params.gamma, lam=params.lam)
     return Estimate(
-        advantages=whitened(_scatter(raw, spans.acting), batch),
+        advantages=whitened(_scatter(raw, spans.acting), batch, params.whitening_floor),
         value_targets=_scatter(raw + values, spans.acting),
         critic_mask=spans.acting,
     )
@@ -127,6 +127,43 @@ def rloo(batch: Batch, params: CreditParams) -> Estimate:
     return without_critic(broadcast(deviations * sizes / np.maximum(sizes - 1, 1), batch))
 
 
+def step_return(batch: Batch, params: CreditParams) -> Estimate:
+    """The step's return to go minus its mean over those of the group that have a step of this index.
+
+    The return to go is discounted by `step_gamma` per step, so a step is not credited with what was earned before it.
+    The mean stands for the value of having come so far; who has taken this many steps does not depend on the action of
+    this one, as a baseline must not. A step that no other trajectory of the group has gets 0.
+
+    Source: returns to go of turns as advantages: GTPO (arXiv 2511.14846); a baseline per time step: Greensmith et al.
+    2004 (JMLR 5); no std: Dr. GRPO (arXiv 2503.20783), §3.2.
+    """
+    _warn_of_groups_of_one(batch)
+    spans = step_spans(batch.steps)
+    of_this_index = _within_groups(batch, spans, batch.steps[spans.first].astype(np.int64))
+    deviations, _, _ = group_statistics(_step_returns(batch.rewards, spans, params), of_this_index)
+    return without_critic(_on_steps(deviations, spans))
+
+
+def gigpo(batch: Batch, params: CreditParams) -> Estimate:
+    """The episode against its group, plus `gigpo.weight` times the step against the group's steps in the same state.
+
+    The first compares returns, as `dr_grpo` does, the second returns to go (`step_gamma` per step). With `gigpo.std`
+    each is divided by the sample std of those that it is compared with, as in `grpo`. A step whose state occurs once in
+    its group has the first alone. Equal states are equal contexts, token for token: the first step's always are.
+
+    Source: GiGPO, Feng et al. 2025 (arXiv 2505.10978), Eq. 3 to 8, with F_norm = 1 or std.
+    """
+    if batch.states is None:
+        raise RuntimeError("gigpo compares states, and the batch has none")
+    spans = step_spans(batch.steps)
+    episodes = _relative(batch.rewards.sum(axis=1), batch.groups, params)
+    alike = _within_groups(batch, spans, batch.states)
+    steps = _relative(_step_returns(batch.rewards, spans, params), alike, params)
+    _warn_of_groups_of_one(batch)
+    advantages = np.repeat(episodes, spans.per_trajectory) + params.gigpo.weight * steps
+    return without_critic(_on_steps(advantages, spans))
+
+
 def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
     """The discounted return to go (`gamma`) at every time step, then whitening over the batch.
 
@@ -137,7 +174,7 @@ def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
     """
     rewards, lengths = _rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
     returns = _scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
-    return without_critic(whitened(returns, batch))
+    return without_critic(whitened(returns, batch, params.whitening_floor))
 
 
 def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
@@ -145,12 +182,23 @@ def reinforce_pp_baseline(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++ with baseline, Hu et al. 2025 (arXiv 2501.03262).
     """
-    return without_critic(whitened(broadcast(_compare_returns(batch)[0], batch), batch))
+    return without_critic(whitened(broadcast(_compare_returns(batch)[0], batch), batch, params.whitening_floor))
 
 
 ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
     each.__name__: each
-    for each in (gae, step_gae, bi_level_gae, grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline)
+    for each in (
+        gae,
+        step_gae,
+        bi_level_gae,
+        grpo,
+        dr_grpo,
+        rloo,
+        step_return,
+        gigpo,
+        reinforce_pp,
+        reinforce_pp_baseline,
+    )
 }
 
 
@@ -193,16 +241,19 @@ def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
     return sums
 
 
-def whitened(advantages: Floats, batch: Batch) -> Floats:
+def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
     """[B, L] the advantages whitened over the batch's whitening mask, exactly 0 outside its time steps."""
-    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask), 0.0)
+    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask, floor), 0.0)
 
 
-def whiten(advantages: Floats, over: Mask) -> Floats:
-    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1."""
+def whiten(advantages: Floats, over: Mask, floor: float) -> Floats:
+    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1.
+
+    A std below `floor` counts as the floor, so that what hardly differs is not scaled up to what differs.
+    """
     counted = advantages[over]
     mean, std = float(counted.mean()), float(counted.std())
-    return (advantages - mean) / (std + WHITENING_EPSILON)
+    return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)
 
 
 def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Counts]:
@@ -235,10 +286,38 @@ def step_spans(steps: NDArray[np.int32]) -> StepSpans:
     return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
 
 
+def _step_rewards(rewards: Floats, spans: StepSpans) -> Floats:
+    """[S] a step's reward is the sum of its tokens' rewards."""
+    summed: Floats = np.add.reduceat(_rewards_at(rewards, spans.acting), spans.starts)
+    return summed
+
+
 def _step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
-    """[S] the advantages of steps with values [S]; a step's reward is the sum of its tokens' rewards."""
-    per_step = np.add.reduceat(_rewards_at(rewards, spans.acting), spans.starts)
-    return generalized_advantages(per_step, values, spans.per_trajectory, gamma=params.step_gamma, lam=params.step_lam)
+    """[S] the advantages of steps with values [S]."""
+    received, steps = _step_rewards(rewards, spans), spans.per_trajectory
+    return generalized_advantages(received, values, steps, gamma=params.step_gamma, lam=params.step_lam)
+
+
+def _step_returns(rewards: Floats, spans: StepSpans, params: CreditParams) -> Floats:
+    """[S] what a step and those after it earn, discounted per step."""
+    return discounted_sums(_step_rewards(rewards, spans), spans.per_trajectory, params.step_gamma)
+
+
+def _within_groups(batch: Batch, spans: StepSpans, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[S] numbers that are equal for the steps of one group with the same key [S]."""
+    (_, group), (distinct, key) = (np.unique(each, return_inverse=True) for each in (batch.groups, keys))
+    return np.repeat(group, spans.per_trajectory) * max(len(distinct), 1) + key
+
+
+def _on_steps(advantages: Floats, spans: StepSpans) -> Floats:
+    """[B, L] the advantage [S] of a step at each of its tokens."""
+    return _scatter(np.repeat(advantages, spans.tokens), spans.acting)
+
+
+def _relative(returns: Floats, groups: NDArray[np.int64], params: CreditParams) -> Floats:
+    """Returns minus the mean of their group, divided by its std where `gigpo.std` says so."""
+    deviations, stds, _ = group_statistics(returns, groups)
+    return deviations / (stds + GROUP_EPSILON) if params.gigpo.std else deviations
 
 
 def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: CreditParams) -> Floats:
@@ -257,11 +336,14 @@ def _rewards_at(rewards: Floats, time_steps: Mask) -> Floats:
 
 def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
     """The `group_statistics` of the batch's returns, with a warning of trajectories that are alone in their group."""
-    deviations, stds, sizes = group_statistics(batch.rewards.sum(axis=1), batch.groups)
-    alone = np.count_nonzero(sizes == 1)
+    _warn_of_groups_of_one(batch)
+    return group_statistics(batch.rewards.sum(axis=1), batch.groups)
+
+
+def _warn_of_groups_of_one(batch: Batch) -> None:
+    alone = np.count_nonzero(np.unique(batch.groups, return_counts=True)[1] == 1)
     if alone:
-        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(sizes))
-    return deviations, stds, sizes
+        logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(batch.groups))
 
 
 def broadcast(advantages: Floats, batch: Batch) -> Floats:

@@ -1,19 +1,22 @@
-"""The trajectory filter of StarPO-S (RAGEN, arXiv 2504.20073, §4.2): train on the groups whose returns differ most.
+"""Which trajectories are trained on.
 
-What differs between attempts at one question is what the policy has yet to learn; where all attempts earn the same,
-a return says nothing. Legend for shapes: B = trajectories of an iteration, G = its groups.
+`select` is the filter of StarPO-S (RAGEN, arXiv 2504.20073, §4.2), the groups whose returns differ most: what differs
+between attempts at one question is what the policy has yet to learn; where all attempts earn the same, a return says
+nothing. `left_out` takes single trajectories out of the policy loss alone. Legend for shapes: B = trajectories of an
+iteration, G = its groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.batch import Floats, Mask
 from agent_r1.credit.estimators import group_statistics
-from agent_r1.params.train import FilterParams
+from agent_r1.params.train import FilterParams, LeftOutParams
+from agent_r1.records import CallStatus, Trajectory
 
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
 ROUNDING = 1e-9  # relative, of sums and products of shares
@@ -35,6 +38,21 @@ def select(
 def differing(returns: Floats, groups: NDArray[np.int64]) -> int:
     """The number of groups whose returns [B] are not all equal."""
     return int((_group_stds(returns, groups)[0] > EQUAL).sum())
+
+
+def left_out(trajectories: Sequence[Trajectory], params: LeftOutParams) -> Mask:
+    """[B] the trajectories that no policy loss runs over; statistics and critic keep them.
+
+    Source: truncated ones: overlong filtering, DAPO (arXiv 2503.14476), §3.4; those with a void step, whose action is
+    neither a well-formed call nor an answer: SimpleTIR (arXiv 2509.02479).
+    """
+    truncated = [params.truncated and each.truncated for each in trajectories]
+    void = [params.void_step and _has_void_step(each) for each in trajectories]
+    return np.logical_or(truncated, void)
+
+
+def _has_void_step(trajectory: Trajectory) -> bool:
+    return any(step.call_status is CallStatus.MALFORMED for step in trajectory.steps)
 
 
 def _group_stds(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, NDArray[np.intp]]:

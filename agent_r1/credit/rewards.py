@@ -13,24 +13,38 @@ from functools import partial
 import numpy as np
 
 from agent_r1.credit.batch import Floats
-from agent_r1.params.train import RewardWeights
+from agent_r1.params.train import CreditParams, RewardWeights
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
+Part = Callable[[Trajectory], Floats]
 
-def step_rewards(trajectory: Trajectory, weights: RewardWeights) -> tuple[Floats, dict[str, Floats]]:
+
+def step_rewards(
+    trajectory: Trajectory, params: CreditParams, max_tokens: int | None = None
+) -> tuple[Floats, dict[str, Floats]]:
     """[K] the reward of every step, the weighted sum of its parts, and name -> [K] each part unweighted.
 
-    An episode that the world cut short earns nothing, and loses nothing.
-    A ValueError names a reward that is not finite, or a fact that a weighted part is made of and that is not stated.
+    An episode that the world cut short earns nothing, and loses nothing. `max_tokens` is the limit of a context;
+    without it only `overlong` cannot be weighted. A ValueError names that, a reward that is not finite, or a fact that
+    a weighted part is made of and that is not stated.
     """
+    if params.rewards.overlong and max_tokens is None:
+        raise ValueError(f"rewards.overlong {params.rewards.overlong} needs env.max_tokens; give it, or set that to 0")
+    named = parts_of(params, max_tokens)
     if trajectory.outcome is Outcome.ABORTED:
-        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in PARTS}
-    _check_facts(trajectory, weights)
-    parts = {name: part(trajectory) for name, part in PARTS.items()}
+        return np.zeros(len(trajectory.steps)), {name: np.zeros(len(trajectory.steps)) for name in named}
+    _check_facts(trajectory, params.rewards)
+    parts = {name: part(trajectory) for name, part in named.items()}
     totals = np.zeros(len(trajectory.steps))
-    for name, weight in weights.model_dump().items():
+    for name, weight in params.rewards.weights.items():
         totals += weight * parts[name]
     return totals, parts
+
+
+def parts_of(params: CreditParams, max_tokens: int | None) -> dict[str, Part]:
+    """The named parts, with what those read that look at more than the trajectory."""
+    bound = {"overlong": partial(overlong, max_tokens=max_tokens, buffer=params.overlong_buffer)}
+    return PARTS | bound | {name: partial(_stated, fact=name) for name in params.rewards.own}
 
 
 def _stated(trajectory: Trajectory, fact: str) -> Floats:
@@ -86,7 +100,28 @@ def no_answer(trajectory: Trajectory) -> Floats:
     return _on_last_step(trajectory, 0.0 if trajectory.outcome is Outcome.ANSWERED else -1.0)
 
 
-PARTS: dict[str, Callable[[Trajectory], Floats]] = {
+def overlong(trajectory: Trajectory, *, max_tokens: int | None, buffer: int) -> Floats:
+    """On the last step: 0 for a last context of up to max_tokens - buffer, -1 at max_tokens, in between a line.
+
+    It is -1 too where the next observation would have gone beyond the limit, which ended the episode.
+
+    Source: soft overlong punishment, DAPO (arXiv 2503.14476), Eq. 13.
+    """
+    if trajectory.outcome is Outcome.TOKEN_LIMIT:
+        return _on_last_step(trajectory, -1.0)
+    if max_tokens is None or not buffer:
+        return _on_last_step(trajectory, 0.0)
+    last = trajectory.contexts[-1]
+    within = (max_tokens - buffer - (last.stop - last.start)) / buffer
+    return _on_last_step(trajectory, float(np.clip(within, -1.0, 0.0)))
+
+
+def length(trajectory: Trajectory) -> Floats:
+    """-1 for every token of the step's action."""
+    return np.array([step.action_start - step.action_stop for step in trajectory.steps], np.float64)
+
+
+PARTS: dict[str, Part] = {
     "agent_r1": agent_r1,
     "em": partial(_stated, fact="em"),  # of the answer, whatever the format of the calls before
     "f1": partial(_stated, fact="f1"),  # the answer's word overlap with the nearest gold answer, in [0, 1]
@@ -97,6 +132,7 @@ PARTS: dict[str, Callable[[Trajectory], Floats]] = {
     "progress": partial(_stated, fact="progress"),  # gold passages that the step brought up for the first time
     "repeat_call": repeat_call,
     "no_answer": no_answer,
+    "length": length,
 }
 
 
@@ -110,7 +146,13 @@ def _check_facts(trajectory: Trajectory, weights: RewardWeights) -> None:
                     "an environment must state finite numbers"
                 )
     answering = trajectory.steps[-1:] if trajectory.outcome is Outcome.ANSWERED else []
-    weighted = weights.model_dump()
+    weighted = weights.weights
+    for name, function in weights.own.items():
+        if function.weight and not any(name in step.rewards for step in trajectory.steps[-1:]):
+            raise ValueError(
+                f"trajectory {trajectory.trajectory_id!r}: {function.function} was not asked when it was collected, so "
+                f"there is no reward {name!r}; collect anew, or set its weight to 0"
+            )
     for part in ("agent_r1", "em", "f1", "grounded", "think"):
         fact = "em" if part == "agent_r1" else part
         steps = trajectory.steps if part == "think" else answering

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params.train import RewardWeights, UpdateParams
+from agent_r1.params.train import CreditParams, UpdateParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.losses import LossTokens, Metrics, concatenate, normaliser, policy_metrics, token_losses
 from agent_r1.policy.rows import join_credit, policy_pass
@@ -47,7 +47,7 @@ def advantage_comparison(
 
 
 def value_errors(
-    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], weights: RewardWeights
+    trajectories: Sequence[Trajectory], credits_: Sequence[Credit], params: CreditParams, max_tokens: int | None = None
 ) -> dict[str, float]:
     """How far the values of the kept trajectories are from the undiscounted return that was yet to come.
 
@@ -59,7 +59,7 @@ def value_errors(
     if not kept:
         return {}
     values = np.concatenate([credit.values for _, credit in kept])
-    to_come = np.concatenate([returns_to_come(trajectory, weights) for trajectory, _ in kept])
+    to_come = np.concatenate([returns_to_come(trajectory, params, max_tokens) for trajectory, _ in kept])
     acted = np.concatenate([trajectory.action_mask for trajectory, _ in kept])
     read = np.concatenate([after_prompt(trajectory.source) for trajectory, _ in kept]) & ~acted
     errors: dict[str, float] = {}
@@ -71,9 +71,9 @@ def value_errors(
     return errors
 
 
-def returns_to_come(trajectory: Trajectory, weights: RewardWeights) -> Floats:
+def returns_to_come(trajectory: Trajectory, params: CreditParams, max_tokens: int | None = None) -> Floats:
     """[L] the undiscounted sum of the rewards at a token and after it."""
-    rewards = token_rewards(trajectory, step_rewards(trajectory, weights)[0])
+    rewards = token_rewards(trajectory, step_rewards(trajectory, params, max_tokens)[0])
     return np.cumsum(rewards[::-1])[::-1]
 
 

@@ -27,7 +27,7 @@ from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import frozen
 from agent_r1.policy.losses import Metrics
-from agent_r1.policy.model import DtypeName, compute_dtype, default_device, load_policy
+from agent_r1.policy.model import compute_dtype, default_device, load_policy
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 
@@ -140,7 +140,7 @@ def replay(
     compared = configurations(settings, run, others, changes)
     stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)
     chosen = stored.choose(iterations)
-    replayer = Replayer(stored, compared, settings.model.dtype, with_gradient=with_gradient)
+    replayer = Replayer(stored, compared, settings, with_gradient=with_gradient)
     return [replayer.replay(number) for number in track(chosen, "replay", disable=not sys.stderr.isatty())]
 
 
@@ -148,11 +148,12 @@ class Replayer:
     """Replays the iterations of a stored run; loads a model when it is first needed."""
 
     def __init__(
-        self, stored: StoredRun, compared: list[Configuration], dtype: DtypeName, *, with_gradient: bool
+        self, stored: StoredRun, compared: list[Configuration], settings: Params, *, with_gradient: bool
     ) -> None:
         self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
+        self.max_tokens = settings.env.max_tokens
         self.device = default_device()
-        self.dtype = compute_dtype(dtype, self.device)
+        self.dtype = compute_dtype(settings.model.dtype, self.device)
         self.load = cache(partial(load_policy, device=self.device))
         needed = any(each.train.needs_reference for each in compared)
         self.reference = frozen(stored.warm_start, self._compute(compared[0].train)) if needed else None
@@ -171,7 +172,7 @@ class Replayer:
             angles = gradient.compared_with(own) if gradient and own else {}
             replays.append(Replay(each, metrics | compared | angles))
         credit = self.compared[0].train.credit
-        values = value_errors(trajectories, stored, credit.rewards) if credit.needs_critic else {}
+        values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
         return Replayed(number, policy, replays, values)
 
     def _assign(
@@ -185,7 +186,9 @@ class Replayer:
             masks = [select_tokens(each.source, credit.loss_mask) for each in trajectories]
             reference = self.reference.logprobs(trajectories, masks)
         questions = configuration.train.rollout.questions
-        credits_, metrics = assign(trajectories, values, credit, reference=reference, questions=questions)
+        credits_, metrics = assign(
+            trajectories, values, credit, reference=reference, questions=questions, max_tokens=self.max_tokens
+        )
         if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):
             raise ValueError(
                 f"{configuration.name} keeps trajectories that the filter of {self.stored.run} dropped, and no values "
@@ -320,7 +323,7 @@ def _table(title: str, columns: Mapping[str, str], lines: Sequence[Line], about:
 
 
 def _reward_parts(replayed: Sequence[Replayed]) -> Table:
-    weights = [replay.configuration.train.credit.rewards.model_dump() for replay in replayed[0].replays]
+    weights = [replay.configuration.train.credit.rewards.weights for replay in replayed[0].replays]
     parts = [part for part in weights[0] if any(each[part] for each in weights)]
     lines = [
         (one.iteration, configuration.name, {part: weighed[part] * metrics[f"reward/{part}"] for part in parts})

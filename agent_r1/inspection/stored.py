@@ -18,7 +18,7 @@ from agent_r1.answers import exact_match
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.files import sha256
 from agent_r1.params import policy_in
-from agent_r1.params.train import RewardWeights
+from agent_r1.params.train import CreditParams
 from agent_r1.policy import checkpoint
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.seeds import derive
@@ -126,8 +126,11 @@ class Shown:
 class Selection:
     """Draws trajectories of one run by the seed."""
 
-    def __init__(self, stored: StoredRun, questions: Mapping[str, Question], weights: RewardWeights, seed: int) -> None:
-        self._stored, self._questions, self._weights, self._seed = stored, questions, weights, seed
+    def __init__(
+        self, stored: StoredRun, questions: Mapping[str, Question], params: CreditParams, max_tokens: int, seed: int
+    ) -> None:
+        self._stored, self._questions, self._seed = stored, questions, seed
+        self._credit, self._max_tokens = params, max_tokens
 
     def groups(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
         """At most `count` trajectories, those of the same question together, test and training questions in turns.
@@ -179,7 +182,8 @@ class Selection:
                 f"question {trajectory.question_id!r} of {self._stored.run} is not among the prepared ones; "
                 "prepare the data that it was trained on (`dvc checkout` brings them back), or train it again"
             )
-        totals, parts = step_rewards(trajectory, self._weights)
+        params = self._credit if credit else self._credit.model_copy(update={"rewards": self._credit.rewards.built_in})
+        totals, parts = step_rewards(trajectory, params, self._max_tokens)
         if credit is not None and abs(credit.return_ - totals.sum()) > ROUNDING:
             raise ValueError(
                 f"trajectory {trajectory.trajectory_id!r} has a return of {credit.return_:g}, and {totals.sum():g} "

@@ -56,11 +56,11 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
         return str(tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
     questions = {row.question_id: row for row in read_rows(places.questions, Question)}
-    selection = Selection(stored, questions, config.credit.rewards, config.seed)
+    selection = Selection(stored, questions, config.credit, settings.env.max_tokens, config.seed)
     version = registry.of_policy(sha256(stored.policy_folder))
     after = (latest_folder(version, places) if version else None) or places.evaluation(run.label, run.sweep)
     groups = selection.groups(trajectories, places.evaluation(BASE_TOOL_CALL), after)
-    weights = config.credit.rewards.model_dump()
+    weights = config.credit.rewards.weights
     about = {
         "facts": [
             ["run", stored.run],

@@ -222,6 +222,11 @@ class Params(Section):
         where = f"{run.sweep}: runs.{run.run}" if run.sweep else f"runs.{run.run}"
         resolved = validated(TrainParams, merged | of_the_seed | of_the_sweep, where)
         resolved.require_read(overrides, where)
+        if resolved.credit.overlong_buffer >= self.env.max_tokens:
+            raise ValueError(
+                f"{where}: credit.overlong_buffer {resolved.credit.overlong_buffer} leaves nothing of env.max_tokens "
+                f"{self.env.max_tokens} that is not too long; lower it"
+            )
         return resolved
 
     def objections(self) -> Iterator[str]:

@@ -6,7 +6,7 @@ import difflib
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
-from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -116,7 +116,12 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
 def _keys_at(kind: Any, location: list[str]) -> list[str]:
     """The keys of the section at a place, inside of mappings and of sections that may be left out."""
     for key in location:
-        kind = get_args(kind)[1] if get_origin(kind) is dict else kind.model_fields[key].annotation
+        if get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        elif key in kind.model_fields:
+            kind = kind.model_fields[key].annotation
+        else:  # one of the further keys that a section may allow
+            kind = get_args(get_type_hints(kind)["__pydantic_extra__"])[1]
         kind = get_args(kind)[0] if get_origin(kind) is UnionType else kind
     return list(kind.model_fields)
 

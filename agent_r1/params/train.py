@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight
+from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight, nearest
+
+LOGGED = frozenset({"total", "max", "std", "std_in_groups", "kl"})  # metrics reward/... that are no parts
+_NAME = re.compile(r"[A-Za-z_]\w{,99}", re.ASCII)
 
 
 class AdvantageMask(Section):
@@ -18,7 +22,26 @@ class AdvantageMask(Section):
     critic: bool
 
 
+def _reference(function: str) -> str:
+    if not re.fullmatch(rf"{_NAME.pattern}(\.{_NAME.pattern})*:{_NAME.pattern}", function, re.ASCII):
+        raise ValueError("name a function as package.module:name")
+    return function
+
+
+class RewardFunction(Section):
+    """A reward of one's own; see `agent_r1.training.own_rewards`."""
+
+    function: Annotated[str, AfterValidator(_reference)]
+    weight: Weight
+    batched: bool = False  # whether it takes a list of episodes and gives a list of values
+
+
 class RewardWeights(Section):
+    """Of the built-in parts, and under further names functions of one's own."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, RewardFunction]
+
     agent_r1: Weight
     em: Weight
     f1: Weight
@@ -29,24 +52,68 @@ class RewardWeights(Section):
     progress: Weight
     repeat_call: Weight
     no_answer: Weight
+    overlong: Weight
+    length: Weight
+
+    @property
+    def own(self) -> dict[str, RewardFunction]:
+        """The rewards of one's own, by name."""
+        return dict(self.__pydantic_extra__)
+
+    @property
+    def built_in(self) -> Self:
+        """The same without the rewards of one's own, which are asked in training alone."""
+        return type(self).model_construct(**{name: getattr(self, name) for name in type(self).model_fields})
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every part, built in or one's own."""
+        built_in = {name: getattr(self, name) for name in type(self).model_fields}
+        return built_in | {name: reward.weight for name, reward in self.own.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_names(cls, content: Any) -> Any:
+        """What is no function is a misspelt part, and a function takes no name that another number is logged under."""
+        for name, value in content.items() if isinstance(content, dict) else ():
+            is_function, is_part = isinstance(value, dict | RewardFunction), name in cls.model_fields
+            if not is_function and not is_part:
+                remedy = "a reward of one's own is {function: package.module:name, weight: 1.0}"
+                raise ValueError(f"unknown key {name!r}{nearest(name, cls.model_fields)}; {remedy}")
+            if is_function and (is_part or name in LOGGED or not _NAME.fullmatch(name)):
+                yours = "letters, digits and _ that are no part's name and none of " + ", ".join(sorted(LOGGED))
+                raise ValueError(f"{name!r} cannot be the name of a reward of one's own; take {yours}")
+        return content
 
     def objections(self) -> Iterator[str]:
-        if not any(self.model_dump().values()):
+        if not any(self.weights.values()):
             yield "all reward weights are 0: nothing can be learned; set at least one above 0"
 
 
 Estimator = Literal[
-    "gae", "step_gae", "bi_level_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"
+    "gae",
+    "step_gae",
+    "bi_level_gae",
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "step_return",
+    "gigpo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
 ]
-STEP_LEVEL = frozenset({"step_gae", "bi_level_gae"})  # work on steps, which hold action tokens and no others
-WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
-WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
+WITH_CRITIC = frozenset({"gae", "step_gae", "bi_level_gae"})
+STEPS_IN_GROUPS = frozenset({"step_return", "gigpo"})  # compare the steps of a group's trajectories
+STEP_LEVEL = frozenset({"step_gae", "bi_level_gae", *STEPS_IN_GROUPS})  # steps hold action tokens and no others
+WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", *STEPS_IN_GROUPS})
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
 OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # of update: read with one
-DISCOUNTS: dict[str, frozenset[str]] = {  # what each reads of them; the others read none
+READS: dict[str, frozenset[str]] = {  # what each reads of `credit` that others do not
     "gae": frozenset({"gamma", "lam"}),
     "step_gae": frozenset({"step_gamma", "step_lam"}),
     "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam"}),
+    "step_return": frozenset({"step_gamma"}),
+    "gigpo": frozenset({"step_gamma", "gigpo"}),
     "reinforce_pp": frozenset({"gamma"}),
 }
 
@@ -71,16 +138,34 @@ class FilterParams(Section):
             )
 
 
+class LeftOutParams(Section):
+    """Which episodes the policy loss leaves out, while statistics and critic keep them; see `credit.filters`."""
+
+    truncated: bool
+    void_step: bool
+
+
+class GigpoParams(Section):
+    """Of estimator gigpo alone; see `agent_r1.credit.estimators.gigpo`."""
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    std: bool
+
+
 class CreditParams(Section):
     estimator: Estimator
     gamma: Share
     lam: Share
     step_gamma: Share
     step_lam: Share
+    gigpo: GigpoParams
     loss_mask: bool
     advantage_mask: AdvantageMask
+    whitening_floor: Weight
     kl_reward: Weight
     rewards: RewardWeights
+    overlong_buffer: Natural
+    left_out: LeftOutParams
     filter: FilterParams
 
     @property
@@ -88,16 +173,31 @@ class CreditParams(Section):
         return self.estimator in WITH_CRITIC
 
     @property
-    def discounts(self) -> frozenset[str]:
-        """Those of `gamma`, `lam`, `step_gamma` and `step_lam` that the estimator reads."""
-        return DISCOUNTS.get(self.estimator, frozenset())
+    def read(self) -> frozenset[str]:
+        """Those of `gamma`, `lam`, `step_gamma`, `step_lam` and `gigpo` that the estimator reads."""
+        return READS.get(self.estimator, frozenset())
+
+    @property
+    def divides_by_std(self) -> bool:
+        """Whether advantages are divided by the standard deviation of their own group's returns."""
+        return self.estimator == "grpo" or (self.estimator == "gigpo" and self.gigpo.std)
 
     def objections(self) -> Iterator[str]:
-        if self.estimator == "grpo" and self.kl_reward:
+        if self.divides_by_std and self.kl_reward:
             yield (
-                f"kl_reward {self.kl_reward} with estimator grpo: where a group's rewards are equal, the penalty alone "
-                "would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
+                f"kl_reward {self.kl_reward} with estimator {self.estimator}: where a group's rewards are equal, the "
+                "penalty alone would be scaled up to unit variance, whatever the coefficient; set kl_reward: 0 and "
                 "train.update.kl_loss instead"
+            )
+        if (self.rewards.overlong > 0) != (self.overlong_buffer > 0):
+            yield (
+                f"overlong_buffer {self.overlong_buffer} with rewards.overlong {self.rewards.overlong}: the tokens "
+                "over which that part falls to -1 are above 0 where it is weighted, and 0 where it is not"
+            )
+        if self.rewards.overlong and self.left_out.truncated:
+            yield (
+                f"rewards.overlong {self.rewards.overlong} prices episodes that left_out.truncated: true leaves out of "
+                "the policy loss; set overlong and overlong_buffer to 0, or truncated: false"
             )
         mask = self.advantage_mask
         if self.estimator in STEP_LEVEL and not (self.loss_mask and mask.recursion and mask.critic):
@@ -114,6 +214,11 @@ class CreditParams(Section):
             yield f"estimator {self.estimator} trains no critic: leave advantage_mask.critic true"
         if self.estimator not in WITH_WHITENING and not mask.whitening:
             yield f"estimator {self.estimator} does not whiten over the batch: leave advantage_mask.whitening true"
+        if self.estimator not in WITH_WHITENING and self.whitening_floor:
+            yield (
+                f"whitening_floor {self.whitening_floor} has no effect on estimator {self.estimator}, which does not "
+                "whiten over the batch; set it to 0"
+            )
         if self.loss_mask and mask.whitening and not mask.recursion and self._observations_cannot_matter():
             yield (
                 f"advantage_mask.recursion: false has no effect on estimator {self.estimator} at gamma {self.gamma} "
@@ -263,7 +368,7 @@ class TrainParams(Section):
         A ValueError names, after `where`, those that the estimator does not read.
         """
         never = {
-            "credit": frozenset[str]().union(*DISCOUNTS.values()) - self.credit.discounts,
+            "credit": frozenset[str]().union(*READS.values()) - self.credit.read,
             "update": frozenset[str]() if self.credit.needs_critic else OF_CRITIC,
         }
         unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]

@@ -94,10 +94,10 @@ class Learner:
     ) -> Metrics:
         """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps.
 
-        The first `critic_warmup_iterations` train the critic alone. Trajectories that are not kept have no influence:
-        the minibatches are formed without them. Those that are kept and have no gradient to give cost nothing, yet
-        count in the denominators of the losses. `rate` is the share of the configured learning rates that the steps
-        take.
+        The first `critic_warmup_iterations` train the critic alone, and so does a step without a token of the policy
+        loss. Trajectories that are not kept have no influence: the minibatches are formed without them. Those that are
+        kept and have no gradient to give cost nothing, yet count in the denominators of the losses. `rate` is the share
+        of the configured learning rates that the steps take.
 
         The metrics are means over the optimiser steps, those without a gradient left out; only the mismatch of sampler
         and learner is the first step's, which runs before any weight changes. Raises FloatingPointError if a loss or
@@ -115,7 +115,7 @@ class Learner:
             for epoch in range(self.params.epochs if rows else 0)
             for chosen in minibatches(len(rows), self.params, seed=self.seed, iteration=iteration, epoch=epoch)
         ]
-        self.policy_version += trains_policy and any(steps)
+        self.policy_version += any("policy/grad_norm" in step for step in steps)
         teaching = [row for row in rows if row.has_gradient(self.params)]
         return _summarise(steps) | {
             "policy/learning_rate": self.params.learning_rate * rate,
@@ -132,7 +132,9 @@ class Learner:
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        metrics = self._add_policy_gradient(teaching, divisor, learn=trains_policy)
+        acting = any(row.loss_tokens for row in teaching)
+        trains_policy = trains_policy and acting
+        metrics = self._add_policy_gradient(teaching, divisor, learn=trains_policy) if acting else {}
         training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
         if trains_policy:
             training.append(("policy", self.policy, self.policy_optimizer))
@@ -255,6 +257,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 def _summarise(steps: Sequence[Metrics]) -> Metrics:
     """Means over the steps that did something; of the mismatch, the first one's."""
-    done = [step for step in steps if step]
-    means = {name: sum(step[name] for step in done) / len(done) for name in (done[0] if done else {})}
-    return means | {name: done[0][name] for name in means if name.startswith("policy/mismatch")}
+    names = dict.fromkeys(name for step in steps for name in step)
+    shown = {name: [step[name] for step in steps if name in step] for name in names}
+    means = {name: sum(values) / len(values) for name, values in shown.items()}
+    return means | {name: shown[name][0] for name in means if name.startswith("policy/mismatch")}

@@ -52,7 +52,8 @@ def join_credit(
 
     A ValueError refuses a `kl_loss` above 0 where the credits were assigned without a reference.
     """
-    if params.kl_loss and not any(credit.reference_logprobs.any() for credit in credits):
+    in_loss = [credit for credit in credits if credit.loss_mask.any()]
+    if params.kl_loss and in_loss and not any(credit.reference_logprobs.any() for credit in in_loss):
         raise ValueError(
             f"kl_loss {params.kl_loss} needs a reference, and the credits hold no logprobs of one; "
             "assign credit with a reference, or set kl_loss: 0"

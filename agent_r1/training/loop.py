@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import select_tokens
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
-from agent_r1.params.train import TrainParams
+from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure
@@ -28,6 +28,7 @@ from agent_r1.rollout.sampling import Actor
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
@@ -94,9 +95,11 @@ class Training:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
         `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from the questions
-        of the train split, validations from those of the dev split. A ValueError says that the model cannot be loaded,
-        needs more memory than there is, or that questions are missing.
+        of the train split, validations from those of the dev split. A ValueError says that questions are missing or
+        lack what a weighted reward is made of, or that the model cannot be loaded or needs more memory than there is.
         """
+        require_gold_titles(questions, config.credit)
+        self.own_rewards = own_rewards.load(config.credit.rewards)
         self.env, self.config, self.folder, self.index = settings.env, config, folder, index
         self.questions = [question for question in questions if question.split == "train"]
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
@@ -134,7 +137,14 @@ class Training:
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         values = self.learner.values(trajectories) if self.learner.critic else None
         reference, questions = self._reference_logprobs(trajectories), self.config.rollout.questions
-        credits_, metrics = assign(trajectories, values, self.config.credit, reference=reference, questions=questions)
+        credits_, metrics = assign(
+            trajectories,
+            values,
+            self.config.credit,
+            reference=reference,
+            questions=questions,
+            max_tokens=self.env.max_tokens,
+        )
         write_rows(self.folder.credit(iteration), credits_, Credit)
         return metrics
 
@@ -190,7 +200,7 @@ class Training:
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples
-        return collect(
+        trajectories = collect(
             self.engine,
             self.chat,
             tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group),
@@ -199,12 +209,20 @@ class Training:
             iteration=iteration,
             policy_version=self.learner.policy_version,
         )
+        return own_rewards.state(
+            self.own_rewards,
+            trajectories,
+            {question.question_id: question for question in questions},
+            self.chat.decode,
+            aborted_share=self.env.aborted_share,
+        )
 
     def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:
         """Adds the trajectories of further questions in place of those whose returns are all equal."""
         rounds, added = self.config.credit.filter.refill, 0
         for refill in range(rounds):
-            missing = groups_to_refill(trajectories, self.config.rollout.questions, self.config.credit)
+            wanted = self.config.rollout.questions
+            missing = groups_to_refill(trajectories, wanted, self.config.credit, self.env.max_tokens)
             asked = {trajectory.question_id for trajectory in trajectories}
             further = draw_further(
                 self.questions, missing, besides=asked, iteration=iteration, refill=refill, seed=self.seed
@@ -260,6 +278,22 @@ def timed(verb: Verb) -> Verb:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
+
+
+def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
+    """Raises ValueError, which names them, for data sets without gold passages where `progress` pays for those.
+
+    It is paid in training: questions of other splits are let pass.
+    """
+    asked: dict[str, bool] = {}
+    for question in (each for each in questions if each.split == "train"):
+        asked[question.dataset] = asked.get(question.dataset, False) or bool(question.gold_titles)
+    bare = [dataset for dataset, has_titles in asked.items() if not has_titles]
+    if credit.rewards.progress and bare:
+        raise ValueError(
+            f"credit.rewards.progress {credit.rewards.progress} pays for gold passages, and no question of "
+            f"{', '.join(bare)} names any; set it to 0, or leave that out of prepare.datasets"
+        )
 
 
 def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:

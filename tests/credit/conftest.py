@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -70,8 +71,18 @@ def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     """Only `progress` is weighted, so that a test sets step rewards directly; all masks are on."""
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
-    content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, "kl_reward": 0.0}
-    content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, **changes}
+    content = {
+        "gamma": 1.0,
+        "lam": 1.0,
+        "step_gamma": 1.0,
+        "step_lam": 1.0,
+        "loss_mask": True,
+        "kl_reward": 0.0,
+        "whitening_floor": 0.0,
+    }
+    content |= {"gigpo": {"weight": 1.0, "std": False}}
+    content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, "overlong_buffer": 0}
+    content |= {"left_out": {"truncated": False, "void_step": False}, **changes}
     return CreditParams.model_validate(
         {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
     )
@@ -98,14 +109,18 @@ def _batch(
     whitening: bool = True,
     critic: bool = True,
     length: int = 0,
+    states: Sequence[int] = (),
 ) -> Batch:
     """Rows of (letters, rewards of the steps, values of the tokens), what is left out being 0.
+
+    States are equal where the letters before are, unless they are given.
 
     There may be more rewards than steps and more values than tokens, so that they can be drawn before the letters.
     """
     tokens = [_tokens(letters) for letters, *_ in rows]
     shape = (len(rows), max(length, *(len(source) for source, _ in tokens)))
     rewards, values, steps = np.zeros(shape), np.zeros(shape), np.full(shape, -1, dtype=np.int32)
+    before = [source[: np.argmax(index == k)] for source, index in tokens for k in range(index.max() + 1)]
     acting, after = np.zeros((2, *shape), dtype=np.bool_)
     for i, ((source, index), (_, step_rewards, *given)) in enumerate(zip(tokens, rows, strict=True)):
         tokens_of_row = slice(len(source))
@@ -123,6 +138,7 @@ def _batch(
         whitening_mask=acting if whitening else after,
         critic_mask=acting if critic else after,
         groups=np.array(groups or [0] * len(rows), dtype=np.int64),
+        states=np.array(states or [crc32(each.tobytes()) for each in before], dtype=np.int64),
     )
 
 

@@ -18,7 +18,7 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params.train import WITH_CRITIC, CreditParams
-from agent_r1.records import CallStatus, Outcome, Trajectory
+from agent_r1.records import CallStatus, Outcome, StopReason, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 MakeParams = Callable[..., CreditParams]
@@ -222,9 +222,10 @@ def test_permuting_trajectories_permutes_credits(
 
 def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
     ok, malformed = {"call_status": CallStatus.OK, "tool": "search"}, {"call_status": CallStatus.MALFORMED}
+    cut = {"stop_reason": StopReason.LENGTH}
     rows = [
         trajectory("PAAOTA", [ok, {"rewards": {"em": 1.0, "f1": 1.0}}], outcome=Outcome.ANSWERED, group=0),
-        trajectory("PAOA", [malformed, ok], group=0),
+        trajectory("PAOA", [malformed | cut, ok], group=0),
         trajectory("PAOA", [ok, {"rewards": {"em": 0.0, "f1": 0.5}}], outcome=Outcome.ANSWERED, group=1),
     ]
     values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
@@ -236,13 +237,15 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "rollout/steps": 2,
             "rollout/tool_calls": 4 / 3,
             "rollout/valid_call_share": 3 / 4,
-            "rollout/answered_share": 2 / 3,
+            "rollout/cut_action_share": 1 / 6,
             "rollout/tokens": 14 / 3,
             "rollout/action_tokens": 7 / 3,
             "rollout/answer_repetition": 0,  # no episode gives a text
             "rollout/thought_repetition": 0,  # no action is as long as an n-gram
         }
     )
+    ends = {"answered": 2 / 3, "turn_limit": 1 / 3, "token_limit": 0, "malformed": 0}
+    assert {name: metrics[f"outcome/{name}"] for name in ends} == pytest.approx(ends)
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
         {
             "reward/agent_r1": (1 - 1 + 0) / 3,
@@ -255,6 +258,8 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "reward/progress": 0,
             "reward/repeat_call": 0,
             "reward/no_answer": -1 / 3,
+            "reward/overlong": 0,
+            "reward/length": -7 / 3,
             "reward/total": (1.5 - 0.5 + 0.5) / 3,
             "reward/max": 1.5,
             "reward/std": 1,  # mean 1/2, squared deviations 1, 1, 0, over 2
@@ -326,6 +331,48 @@ def test_where_no_returns_differ_a_filter_keeps_nothing(
     assert (metrics["filter/kept_share"], metrics["filter/std_threshold"]) == (0, 0)
     assert np.isfinite(list(metrics.values())).all()
     assert "the returns of no group differ" in caplog.text
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_an_episode_left_out_is_in_the_statistics_and_in_no_policy_loss(
+    trajectory: MakeTrajectory, params: MakeParams, estimator: str
+) -> None:
+    """One ran out of steps, one broke off a call, one answered: the credit is the same but for the loss masks."""
+    void = {"call_status": CallStatus.MALFORMED}
+    rows = [
+        trajectory("PAAOA", progress(1, 2), name="a"),
+        trajectory("PAOA", [void, {}], outcome=Outcome.ANSWERED, name="b"),
+        trajectory("PAA", progress(1), outcome=Outcome.ANSWERED, name="c"),
+    ]
+    values = [np.linspace(0, 1, len(row.token_ids), dtype=np.float32) for row in rows] if estimator == "gae" else None
+    whole, _ = assign(rows, values, params(estimator))
+    for switches, in_loss in (
+        ({"truncated": True, "void_step": False}, [False, True, True]),
+        ({"truncated": False, "void_step": True}, [True, False, True]),
+        ({"truncated": True, "void_step": True}, [False, False, True]),
+    ):
+        credits_, metrics = assign(rows, values, params(estimator, left_out=switches))
+        assert [credit.loss_mask.any() for credit in credits_] == in_loss
+        assert metrics["filter/left_out_share"] == pytest.approx(1 - sum(in_loss) / 3)
+        seen = np.concatenate([each.advantages[each.loss_mask] for each in credits_])
+        assert metrics["advantage/mean"] == pytest.approx(seen.mean(), abs=1e-7)
+        for credit, before in zip(credits_, whole, strict=True):
+            assert credit.kept
+            assert credit.critic_mask.any() == (estimator == "gae")
+            for name in ("advantages", "values", "value_targets", "critic_mask"):
+                assert np.array_equal(getattr(credit, name), getattr(before, name)), name
+
+
+def test_where_all_are_left_out_nothing_of_the_advantages_is_shown(
+    trajectory: MakeTrajectory, params: MakeParams, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = params(left_out={"truncated": True, "void_step": False})
+    with caplog.at_level(logging.WARNING):
+        [credit], metrics = assign([trajectory("PA", progress(1))], [np.zeros(2, np.float32)], cut)
+    assert (credit.kept, credit.loss_mask.any(), credit.critic_mask.any()) == (True, False, True)
+    assert "left_out leaves the policy loss no trajectory" in caplog.text
+    assert "advantage/mean" not in metrics
+    assert "value/explained_variance" in metrics
 
 
 def test_without_a_filter_there_are_no_metrics_of_one(trajectory: MakeTrajectory, params: MakeParams) -> None:

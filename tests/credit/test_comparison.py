@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from agent_r1.inspection.gradients import advantage_comparison, returns_to_come, value_errors
+from agent_r1.params import load
 from agent_r1.params.train import RewardWeights
 from agent_r1.records import Credit, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 
-PROGRESS = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), "progress": 1.0})
+WEIGHTS = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), "progress": 1.0})
+PROGRESS = load(Path(__file__).parents[2] / "params.yaml").train.credit.model_copy(update={"rewards": WEIGHTS})
 
 
 def credit(advantages: Sequence[float], values: Sequence[float] | None = None, *, kept: bool = True) -> Credit:

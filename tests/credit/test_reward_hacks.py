@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.params import load
 from agent_r1.params.stages import EnvParams
 from agent_r1.params.train import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
@@ -22,6 +24,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.tools.base import search_tool
 
+CREDIT = load(Path(__file__).parents[2] / "params.yaml").train.credit
 MAX_STEPS = 5
 LIMITS = EnvParams(
     instructions="", top_k=2, max_steps=MAX_STEPS, max_tokens=4096, max_action_tokens=256, aborted_share=0.0
@@ -81,7 +84,8 @@ HONEST = (search("Low Tide", "By whom?"), search("Mara Quill", "Born where?"), a
 
 def earned(trajectory: Trajectory, **weights: float) -> float:
     chosen = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **weights})
-    return float(step_rewards(trajectory, chosen)[0].sum())
+    params = CREDIT.model_copy(update={"rewards": chosen})
+    return float(step_rewards(trajectory, params, LIMITS.max_tokens)[0].sum())
 
 
 def test_what_an_honest_episode_earns(play: Play) -> None:
@@ -97,6 +101,8 @@ def test_what_an_honest_episode_earns(play: Play) -> None:
         "progress": 2,
         "repeat_call": 0,
         "no_answer": 0,
+        "overlong": 0,
+        "length": -sum(step.action_stop - step.action_start for step in play(*HONEST).steps),
     }
 
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agent_r1.credit.rewards import PARTS, step_rewards
-from agent_r1.params.train import RewardWeights
+from agent_r1.credit.rewards import parts_of, step_rewards
+from agent_r1.params import load
+from agent_r1.params.train import CreditParams, RewardWeights
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 
 
-def weights(**given: float) -> RewardWeights:
-    return RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **given})
+FILE = Path(__file__).parents[2] / "params.yaml"
+CREDIT = load(FILE).train.credit
+
+
+def weights(**given: float) -> CreditParams:
+    rewards = RewardWeights.model_validate({**dict.fromkeys(RewardWeights.model_fields, 0.0), **given})
+    return CREDIT.model_copy(update={"rewards": rewards})
 
 
 def call(status: CallStatus, arguments: str = '{"query": "x"}', **rewards: float) -> dict[str, Any]:
@@ -29,7 +37,7 @@ def answer(em: float, **rewards: float) -> dict[str, Any]:
 
 
 def test_every_weight_has_a_part() -> None:
-    assert set(PARTS) == set(RewardWeights.model_fields)
+    assert set(parts_of(CREDIT, None)) == set(RewardWeights.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -169,3 +177,39 @@ def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing(trajectory:
     totals, parts = step_rewards(episode, weights(agent_r1=1.0, progress=1.0, failed_call=1.0, no_answer=1.0))
     assert totals.tolist() == [0, 0]
     assert {tuple(part) for part in parts.values()} == {(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("letters", "outcome", "expected"),
+    [
+        # A limit of 10 and a buffer of 4: from the seventh token on a quarter each.
+        ("PPPPPA", Outcome.ANSWERED, 0.0),
+        ("PPPPPAA", Outcome.ANSWERED, -0.25),
+        ("PPPPPAAOA", Outcome.TURN_LIMIT, -0.75),
+        ("PPPPPAAAAA", Outcome.MALFORMED, -1.0),
+        ("PA", Outcome.TOKEN_LIMIT, -1.0),  # the observation that did not fit would have gone beyond
+    ],
+)
+def test_overlong_falls_towards_the_token_limit(
+    trajectory: MakeTrajectory, letters: str, outcome: Outcome, expected: float
+) -> None:
+    """DAPO, Eq. 13."""
+    priced = weights(overlong=2.0).model_copy(update={"overlong_buffer": 4})
+    totals, parts = step_rewards(trajectory(letters, outcome=outcome), priced, 10)
+    assert parts["overlong"][-1] == expected
+    assert totals.sum() == 2 * expected
+    with pytest.raises(ValueError, match=r"rewards\.overlong 2\.0 needs env\.max_tokens"):
+        step_rewards(trajectory(letters, outcome=outcome), priced)
+
+
+def test_overlong_looks_at_the_last_context(trajectory: MakeTrajectory) -> None:
+    """Eight tokens in all, and five since the context was written anew: one of them in the buffer."""
+    split = replace(trajectory("PAAPPPPA"), context_starts=[0, 3])
+    priced = weights(overlong=1.0).model_copy(update={"overlong_buffer": 2})
+    assert step_rewards(split, priced, 6)[1]["overlong"].tolist() == [0, -0.5]
+
+
+def test_length_prices_every_action_token_on_its_step(trajectory: MakeTrajectory) -> None:
+    totals, parts = step_rewards(trajectory("PAAAOTA"), weights(length=0.5))
+    assert parts["length"].tolist() == [-3, -1]
+    assert totals.tolist() == [-1.5, -0.5]

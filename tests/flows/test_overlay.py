@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.params import load
+from agent_r1.params import RunId, load
 from flows.overlay import switch
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,22 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert "train" not in full.prepare.files["musique"].splits
     assert full.model.path == "Qwen/Qwen2.5-3B-Instruct"
     assert (full.train.update.learning_rate, full.train.update.critic_learning_rate) == (1e-5, 1e-4)
-    assert set(full.runs) == set(own.runs)
+    assert [full.run(RunId(name)).update.kl_loss for name in ("ppo", "dapo", "gspo", "steppo")] == [0.001, 0, 0, 0]
+    assert full.run(RunId("dapo")).credit.overlong_buffer == full.env.max_tokens // 5
+    assert set(full.runs) == {*own.runs, "ppo_lam_95"}
+
+
+def test_at_full_scale_lambda_is_1_but_where_the_advantage_mask_is_compared(project: Path) -> None:
+    """Those runs stand beside one that differs from each of them in its masks alone."""
+    switch("qwen2.5-3b")
+    full = load()
+    first, *unmasked, ppo = (full.run(RunId(name)) for name in full.ablations.runs[:4])
+    assert ppo == full.train
+    assert (ppo.credit.lam, first.credit.lam) == (1.0, 0.95)
+    for run in unmasked:
+        masks = {"loss_mask": run.credit.loss_mask, "advantage_mask": run.credit.advantage_mask}
+        assert run.credit == first.credit.model_copy(update=masks) != first.credit
+        assert run.model_copy(update={"credit": first.credit}) == first
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,47 @@ def test_rows_that_are_not_kept_have_no_influence(
     assert metrics == expected | {"update/trained_share": 0.5}
 
 
+def left_out(credit: Credit) -> Credit:
+    """The credit of a trajectory that the policy loss leaves out."""
+    nowhere, zeros = np.zeros_like(credit.loss_mask), np.zeros_like(credit.advantages)
+    return dataclasses.replace(credit, loss_mask=nowhere, reference_logprobs=zeros)
+
+
+def test_rows_left_out_are_in_no_policy_loss_and_in_no_denominator(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    alone, beside = (make_learner(with_critic=False, minibatches=1) for _ in range(2))
+    credits = [dataclasses.replace(make_credit(each), critic_mask=each.action_mask & False) for each in trajectories]
+    metrics = beside.update(trajectories, [left_out(credits[0]), credits[1], left_out(credits[2]), credits[3]], 0)
+    expected = alone.update(trajectories[1::2], credits[1::2], 0)
+    assert metrics == expected | {"update/trained_share": 0.5}
+    assert same_bits(weights(alone.policy), weights(beside.policy))
+
+
+def test_where_all_are_left_out_the_critic_trains_alone(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner(minibatches=2, kl_loss=0.1)
+    policy, critic = weights(learner.policy), weights(learner.critic)
+    metrics = learner.update(trajectories, [left_out(make_credit(each)) for each in trajectories], 0)
+    assert same_bits(policy, weights(learner.policy))
+    assert not same_bits(critic, weights(learner.critic))
+    assert learner.policy_version == 0
+    assert metrics["critic/loss"] > 0
+    assert "policy/loss" not in metrics
+    assert metrics["update/trained_share"] == 1.0, "they have the critic's gradient"
+
+
+def test_a_minibatch_that_is_left_out_is_in_no_mean_of_the_policys_metrics(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner(minibatches=4)
+    credits = [make_credit(each) for each in trajectories]
+    metrics = learner.update(trajectories, [credits[0], *map(left_out, credits[1:])], 0)
+    assert metrics["policy/entropy"] > 1, "of a model that knows nothing yet, and no mean with steps of none"
+    assert learner.policy_version == 1
+
+
 @pytest.mark.parametrize("kept", [4, 2])
 def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
     make_learner: Make,

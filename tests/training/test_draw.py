@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_r1.params import RunId, load
+from agent_r1.params.sections import override
 from agent_r1.records import Question
-from agent_r1.training.loop import draw, draw_further
+from agent_r1.training.loop import Training, draw, draw_further, require_gold_titles
+
+PARAMS = load(Path(__file__).parents[2] / "params.yaml")
 
 
 def pool(size: int) -> list[Question]:
@@ -79,3 +86,16 @@ def test_no_more_further_questions_than_there_are() -> None:
     asked = set(drawn(12, 10, 0))
     assert sorted(further(5, asked)) == sorted({question.question_id for question in pool(12)} - asked)
     assert further(0, asked) == []
+
+
+def test_progress_is_refused_where_a_data_set_names_no_gold_passages() -> None:
+    """Before anything is loaded: there is neither a model nor a folder."""
+    config = PARAMS.run(RunId("ppo"))
+    paid = type(config).model_validate(override(config.model_dump(), {"credit": {"rewards": {"progress": 0.1}}}))
+    bare = pool(2)
+    titled = [dataclasses.replace(each, dataset="hotpotqa", gold_titles=["Tesk"]) for each in bare]
+    mixed = [*titled, dataclasses.replace(titled[0], gold_titles=[])]  # one that lacks them stands beside others
+    require_gold_titles(bare, config.credit)
+    require_gold_titles(mixed, paid.credit)
+    with pytest.raises(ValueError, match=r"rewards\.progress 0\.1 pays .* no question of atlas names any; set it to 0"):
+        Training(PARAMS, paid, questions=[*mixed, *bare], index=None, model="nowhere", folder=None)  # type: ignore[arg-type]

@@ -1,0 +1,188 @@
+"""Rewards of one's own: functions of a finished episode that `train.credit.rewards` names.
+
+They are asked once, when the episodes are collected; what they say is stored as a fact on the last step, and weighted
+like any other part from there on, by a resumed run and a replay too.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from agent_r1.faults import TooManyAborted, WorldFault
+from agent_r1.files import sha256
+from agent_r1.params.sections import nearest
+from agent_r1.params.train import RewardFunction, RewardWeights
+from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
+
+Decode = Callable[[Sequence[int]], str]
+Value = float | WorldFault
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeStep:
+    """One step, as text."""
+
+    action: str  # what the policy wrote, without the token that ends it
+    observation: str  # what came back and was read, "" where the episode ended
+    tool: str  # "" without a call
+    arguments: str  # the call's, as JSON; "" without a call
+    call_status: CallStatus
+    facts: Mapping[str, float]  # what the environment stated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """A finished episode, as a reward function sees it."""
+
+    question: Question
+    steps: Sequence[EpisodeStep]  # at least one
+    answer: str  # "" without one
+    outcome: Outcome
+
+
+class Reward(NamedTuple):
+    """A function by its name in params.yaml; it takes some episodes and gives as many values."""
+
+    name: str
+    params: RewardFunction
+    function: Callable[[list[Episode]], Sequence[Any]]
+
+
+def load(rewards: RewardWeights) -> list[Reward]:
+    """The functions that the weights name; a ValueError says which module or function is not there."""
+    found = []
+    for name, params in rewards.own.items():
+        module, function = _module(name, params), params.function.partition(":")[2]
+        call = vars(module).get(function)
+        if not callable(call):
+            functions = [each for each, value in vars(module).items() if callable(value)]
+            raise ValueError(
+                f"credit.rewards.{name}: {module.__name__} has no function {function!r}{nearest(function, functions)}"
+            )
+        found.append(Reward(name, params, call if params.batched else _one_by_one(call)))
+    return found
+
+
+def sources(rewards: RewardWeights) -> dict[str, str]:
+    """The sha256 of each function's source file, by the name of its reward; raises as `load`."""
+    files = {name: _module(name, params).__file__ for name, params in rewards.own.items()}
+    return {f"reward {name}": sha256(Path(file)) if file else "built in" for name, file in files.items()}
+
+
+def _module(name: str, params: RewardFunction) -> ModuleType:
+    module = params.function.partition(":")[0]
+    try:
+        return import_module(module)
+    except Exception as fault:
+        raise ValueError(
+            f"credit.rewards.{name}: module {module!r} cannot be imported ({type(fault).__name__}: {fault}); "
+            f"`python -c 'import {module}'` in the project's root has to find it"
+        ) from fault
+
+
+def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Sequence[Any]]:
+    return lambda episodes: [call(episode) for episode in episodes]
+
+
+def state(
+    rewards: Sequence[Reward],
+    trajectories: Sequence[Trajectory],
+    questions: Mapping[str, Question],
+    decode: Decode,
+    *,
+    aborted_share: float,
+) -> list[Trajectory]:
+    """The trajectories with the values of all rewards as facts on their last steps.
+
+    What meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED, as are those
+    that came so. A TooManyAborted says that they are more than the share; a ValueError names reward and trajectory
+    where a function raises anything else, or gives what is no finite number.
+    """
+    stated = list(trajectories)
+    for reward in rewards:
+        asked = [place for place, each in enumerate(stated) if each.outcome is not Outcome.ABORTED]
+        values = _ask(reward, [stated[place] for place in asked], questions, decode)
+        for place, value in zip(asked, values, strict=True):
+            stated[place] = _with_fact(stated[place], reward.name, value)
+    aborted = sum(each.outcome is Outcome.ABORTED for each in stated)
+    if rewards and aborted > aborted_share * len(stated):
+        raise TooManyAborted(
+            f"the world cut {aborted} of {len(stated)} episodes short, rewards included, and env.aborted_share is "
+            f"{aborted_share}; none of them is kept, run it again when that is mended"
+        )
+    return stated
+
+
+def _ask(
+    reward: Reward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
+) -> list[Value]:
+    """The value of every trajectory, or the fault that its second attempt met too."""
+    episodes = [view(each, questions[each.question_id], decode) for each in trajectories]
+    values: dict[int, Value] = {}
+    for _ in range(2):
+        left = [place for place in range(len(episodes)) if not isinstance(values.get(place), float)]
+        for chunk in [left] if reward.params.batched and left else [[place] for place in left]:
+            names = [trajectories[place].trajectory_id for place in chunk]
+            values |= zip(chunk, _values(reward, names, [episodes[place] for place in chunk]), strict=True)
+    faults = [value for value in values.values() if isinstance(value, WorldFault)]
+    if faults:
+        logger.warning("reward %s met a fault of the world in %d episodes: %s", reward.name, len(faults), faults[0])
+    return [values[place] for place in range(len(episodes))]
+
+
+def _values(reward: Reward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
+    """What one call gives, checked; a fault of the world that it raises is that of all its episodes."""
+    who = f"credit.rewards.{reward.name} ({reward.params.function}) of trajectory {', '.join(names[:3])}"
+    try:
+        values = list(reward.function(episodes))
+    except WorldFault as fault:
+        return [fault] * len(episodes)
+    except Exception as fault:
+        raise ValueError(
+            f"{who} raised {type(fault).__name__}: {fault}; mend it, or raise agent_r1.faults.WorldFault where a "
+            "server is to blame"
+        ) from fault
+    if len(values) != len(episodes):
+        raise ValueError(f"{who} gave {len(values)} values for {len(episodes)} episodes; give one for each")
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, WorldFault) and not (isinstance(value, Real) and math.isfinite(value)):
+            raise ValueError(f"{who}: the value of {name} is {value!r}; give a finite number")
+    return [value if isinstance(value, WorldFault) else float(value) for value in values]
+
+
+def _with_fact(trajectory: Trajectory, name: str, value: Value) -> Trajectory:
+    if isinstance(value, WorldFault):
+        return replace(trajectory, outcome=Outcome.ABORTED)
+    *before, last = trajectory.steps
+    return replace(trajectory, steps=[*before, replace(last, rewards={**last.rewards, name: value})])
+
+
+def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:
+    """The typed view of a trajectory of at least one step."""
+    ends = [*(step.action_start for step in trajectory.steps[1:]), len(trajectory.token_ids)]
+    steps = []
+    for step, end in zip(trajectory.steps, ends, strict=True):
+        closed = step.stop_reason is StopReason.END
+        read = slice(step.action_stop, end)
+        observed = trajectory.token_ids[read][trajectory.source[read] == Source.OBSERVATION]
+        steps.append(
+            EpisodeStep(
+                action=decode(trajectory.token_ids[step.action_start : step.action_stop - closed].tolist()),
+                observation=decode(observed.tolist()),
+                tool=step.tool,
+                arguments=step.arguments,
+                call_status=step.call_status,
+                facts=step.rewards,
+            )
+        )
+    return Episode(question=question, steps=steps, answer=trajectory.answer, outcome=trajectory.outcome)

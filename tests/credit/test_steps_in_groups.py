@@ -1,0 +1,163 @@
+"""Steps compared within a group, against numbers worked by hand and against the estimators of whole episodes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.credit.assign import assign
+from agent_r1.credit.batch import Batch, step_states
+from agent_r1.credit.estimators import dr_grpo, gigpo, grpo, step_return
+from agent_r1.params.train import CreditParams
+from agent_r1.records import Trajectory
+
+MakeBatch = Callable[..., Batch]
+MakeParams = Callable[..., CreditParams]
+MakeTrajectory = Callable[..., Trajectory]
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Drawn groups of one warn in every example."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def of_steps(found: np.ndarray, made: Batch) -> list[list[float]]:
+    """The advantage of every step of every trajectory; it is one number for all of a step's tokens."""
+    for row, steps in zip(found, made.steps, strict=True):
+        assert all(len(set(row[steps == k])) == 1 for k in range(steps.max() + 1))
+    rows = zip(found, made.steps, strict=True)
+    return [[float(row[steps == k][0]) for k in range(steps.max() + 1)] for row, steps in rows]
+
+
+def close(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> bool:
+    return all(np.allclose(*pair, atol=1e-5) for pair in zip(found, expected, strict=True))
+
+
+def test_a_step_is_compared_with_the_same_step_of_the_others(batch: MakeBatch, params: MakeParams) -> None:
+    # Returns to go at 1/2 per step: 1 + 2/2 = 2 and 2; 0 + 4/2 = 2, 4 + 0/2 and 0; 5. The other group: 1 and 3.
+    made = batch(
+        [("PAAOA", [1, 2]), ("PAOAOA", [0, 4, 0]), ("PA", [5]), ("PA", [1]), ("PA", [3])], groups=[4, 4, 4, 7, 7]
+    )
+    found = step_return(made, params("step_return", step_gamma=0.5))
+    assert not found.critic_mask.any()
+    assert not found.value_targets.any()
+    assert not found.advantages[made.steps < 0].any()
+    # First steps 2, 2, 5, mean 3; second ones 2, 4, mean 3; the third is alone. First steps 1, 3, mean 2.
+    assert close(of_steps(found.advantages, made), [[-1, -1], [-1, 1, 0], [2], [-1], [1]])
+
+
+def test_gigpo_adds_the_step_among_equal_states_to_the_episode(batch: MakeBatch, params: MakeParams) -> None:
+    # Returns 3, 4, 5: mean 4, episodes -1, 0, 1. Returns to go at 1/2 per step: 2, 2; 2, 4, 0; 5.
+    # State 8 is before steps with 2, 2 and 5 to go, mean 3; state 9 before 2 and 4, mean 3; state 6 is seen once.
+    rows = [("PAAOA", [1, 2]), ("PAOAOA", [0, 4, 0]), ("PA", [5])]
+    made = batch(rows, states=[8, 9, 8, 9, 6, 8])
+    episode, step = [[-1, -1], [0, 0, 0], [1]], [[-1, -1], [-1, 1, 0], [2]]
+    for weight in (1.0, 0.25):
+        chosen = params("gigpo", step_gamma=0.5, gigpo={"weight": weight, "std": False})
+        wanted = [
+            np.add(*[np.array(part) * scale for part, scale in zip(pair, (1, weight), strict=True)])
+            for pair in zip(episode, step, strict=True)
+        ]
+        assert close(of_steps(gigpo(made, chosen).advantages, made), wanted)
+    # Sample std: of the returns 1; of 2, 2, 5 it is sqrt((1 + 1 + 4) / 2) = sqrt 3; of 2, 4 it is sqrt 2.
+    by_std = gigpo(made, params("gigpo", step_gamma=0.5, gigpo={"weight": 1.0, "std": True}))
+    three, two = 1 / math.sqrt(3), 1 / math.sqrt(2)
+    wanted = [[-1 - three, -1 - two], [-three, two, 0], [1 + 2 * three]]
+    assert close(of_steps(by_std.advantages, made), wanted)
+
+
+def test_equal_states_of_two_groups_are_not_compared(batch: MakeBatch, params: MakeParams) -> None:
+    rows = [("PA", [0]), ("PA", [2]), ("PA", [10]), ("PA", [20])]
+    made = batch(rows, groups=[0, 0, 1, 1], states=[5, 5, 5, 5])
+    assert close(of_steps(gigpo(made, params("gigpo")).advantages, made), [[-2], [2], [-10], [10]])
+
+
+single = st.lists(st.tuples(st.sampled_from(["PA", "PAAO", "PPAAA"]), st.integers(-8, 8)), min_size=2, max_size=9)
+several = st.lists(
+    st.tuples(st.sampled_from(["PA", "PAAOA", "PAOAOA"]), st.lists(st.integers(-8, 8), min_size=3, max_size=3)),
+    min_size=2,
+    max_size=9,
+)
+
+
+@pytest.mark.usefixtures("quiet")
+@given(rows=single, groups=st.lists(st.integers(0, 2), min_size=9, max_size=9))
+def test_with_one_step_per_episode_a_step_is_its_episode(
+    batch: MakeBatch, params: MakeParams, rows: list[Any], groups: list[int]
+) -> None:
+    """Step return is Dr. GRPO then, and GiGPO twice that, or twice GRPO."""
+    made = batch([(letters, [reward]) for letters, reward in rows], groups=groups[: len(rows)])
+    made = replace(made, states=np.zeros(len(rows), np.int64))
+    episodes = dr_grpo(made, params("dr_grpo")).advantages
+    np.testing.assert_allclose(step_return(made, params("step_return")).advantages, episodes, atol=1e-12)
+    np.testing.assert_allclose(gigpo(made, params("gigpo")).advantages, 2 * episodes, atol=1e-12)
+    by_std = gigpo(made, params("gigpo", gigpo={"weight": 1.0, "std": True})).advantages
+    np.testing.assert_allclose(by_std, 2 * grpo(made, params("grpo")).advantages, atol=1e-12)
+
+
+@pytest.mark.usefixtures("quiet")
+@given(rows=several, groups=st.lists(st.integers(0, 2), min_size=9, max_size=9))
+def test_without_equal_states_gigpo_is_its_episode(
+    batch: MakeBatch, params: MakeParams, rows: list[Any], groups: list[int]
+) -> None:
+    made = batch(rows, groups=groups[: len(rows)])
+    assert made.states is not None
+    made = replace(made, states=np.arange(len(made.states)))
+    found = gigpo(made, params("gigpo", step_gamma=0.5, gigpo={"weight": 3.0, "std": False})).advantages
+    assert np.array_equal(found, dr_grpo(made, params("dr_grpo")).advantages)
+
+
+@given(rows=several)
+def test_the_steps_of_one_index_sum_to_nothing(batch: MakeBatch, params: MakeParams, rows: list[Any]) -> None:
+    made = batch(rows)
+    found = of_steps(step_return(made, params("step_return", step_gamma=0.5)).advantages, made)
+    for k in range(3):
+        assert sum(row[k] for row in found if len(row) > k) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", [step_return, gigpo])
+def test_a_group_of_one_gets_nothing_and_a_warning(
+    batch: MakeBatch, params: MakeParams, caplog: pytest.LogCaptureFixture, estimator: Callable[..., Any]
+) -> None:
+    made = batch([("PAOA", [3, 1]), ("PA", [0]), ("PA", [1])], groups=[5, 6, 6])
+    with caplog.at_level(logging.WARNING):
+        found = of_steps(estimator(made, params(estimator.__name__)).advantages, made)
+    assert found[0] == [0, 0]
+    assert found[1][0] < 0 < found[2][0]
+    assert "1 of 3 trajectories are alone in their group" in caplog.text
+
+
+def test_states_are_the_contexts_that_were_read(trajectory: MakeTrajectory) -> None:
+    """Token ids before the step, from where its context starts, and nothing after or before."""
+    whole = trajectory("PAOAPOA")  # token ids 0 to 6
+    first, second, third = step_states(whole)
+    assert len({first, second, third}) == 3
+    # The same first action and the same observation, and another second action.
+    other = replace(whole, token_ids=np.array([0, 1, 2, 9, 4, 5, 6], np.int32))
+    assert step_states(other)[:2].tolist() == [first, second]
+    assert step_states(other)[2] != third
+    # A context that starts at the fourth token hides what differs before it.
+    split, split_other = (replace(each, context_starts=[0, 4]) for each in (whole, other))
+    assert step_states(split)[2] == step_states(split_other)[2] != third
+    assert len(step_states(trajectory("PP"))) == 0
+
+
+def test_credit_compares_the_states_of_what_was_sampled(trajectory: MakeTrajectory, params: MakeParams) -> None:
+    """Two episodes act and read alike until the second step, a third goes another way at once."""
+    facts = [[{"rewards": {"progress": each}} for each in pair] for pair in ((0, 3), (0, 1), (2, 0))]
+    rows = [trajectory("PAOA", steps, name=str(i)) for i, steps in enumerate(facts)]
+    rows[2] = replace(rows[2], token_ids=np.array([0, 7, 2, 3], np.int32))
+    found = [credit.advantages[[1, 3]].tolist() for credit in assign(rows, None, params("gigpo"))[0]]
+    # Returns 3, 1, 2: episodes 1, -1, 0. First steps the same, of one state; second ones 3 and 1, the third alone.
+    assert found == [[2, 2], [-2, -2], [0, 0]]
