@@ -211,6 +211,10 @@ SERVER = {"engine.kind": "server"}
         ({"train.credit.rewards.agent_r1": 0.0}, r"train\.credit\.rewards: all reward weights are 0"),
         ({"train.update.constant_length": 512}, r"train\.update: constant_length 512 with aggregation token_mean"),
         ({"train.update.aggregation": "constant_length"}, "constant_length 0 with aggregation constant_length"),
+        ({"train.update.clip_high": 4.9e8}, r"clip_high 4\.9e\+08 never acts: ratios end at e\^20, 4\.85e\+08"),
+        ({"train.update.dual_clip": 1e9}, r"dual_clip 1e\+09 never acts"),
+        ({"train.update.importance_cap": 1e9}, r"importance_cap 1e\+09 never acts"),
+        ({"train.update.clip_low": 0.999999999}, r"clip_low 0\.9999999990+3 never acts: ratios begin at e\^-20"),
         ({"train.update.importance_cap": 0.5}, r"importance_cap 0\.5 cuts .* set it to 1 or more"),
         (
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},

@@ -14,7 +14,7 @@ from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, select
 from agent_r1.credit.rewards import PARTS, step_rewards
-from agent_r1.params.train import CreditParams
+from agent_r1.params.train import LARGEST_K3_DIFFERENCE, CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, Trajectory
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
@@ -99,9 +99,10 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
     """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
     differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
+    clamped = differences.clip(-LARGEST_K3_DIFFERENCE, LARGEST_K3_DIFFERENCE)
     return {
         "reward/kl": _mean([each.sum() for each in kl]),
-        "policy/reference_kl": _mean(np.expm1(differences) - differences),
+        "policy/reference_kl": _mean(np.expm1(clamped) - clamped),
     }
 
 

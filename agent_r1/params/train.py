@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -128,6 +129,10 @@ class CreditParams(Section):
         return self.estimator in WITH_GROUPS or self.gamma == 1
 
 
+LARGEST_LOG_RATIO = 20.0  # nats; where the losses clamp a ratio's logarithm
+LARGEST_K3_DIFFERENCE = 10.0  # nats; where the KL estimate k3 clamps its own
+
+
 class CanaryTolerance(Section):
     float32: Positive
     bfloat16: Positive
@@ -166,11 +171,22 @@ class UpdateParams(Section):
                 f"importance_cap {self.importance_cap} cuts the weight even where sampler and learner agree, which "
                 "only scales the loss; set it to 1 or more, or to 0 to switch it off"
             )
+        yield from self._bounds_out_of_reach()
         if (self.aggregation == "constant_length") != (self.constant_length > 0):
             yield (
                 f"constant_length {self.constant_length} with aggregation {self.aggregation}: it is the tokens that "
                 "aggregation constant_length divides a trajectory's sum by, above 0 there and 0 with the others"
             )
+
+    def _bounds_out_of_reach(self) -> Iterator[str]:
+        """The bounds that no ratio passes, because its logarithm is clamped."""
+        largest = math.exp(LARGEST_LOG_RATIO)
+        above = {"clip_high": 1 + self.clip_high, "dual_clip": self.dual_clip, "importance_cap": self.importance_cap}
+        for name, bound in above.items():
+            if bound >= largest:
+                yield f"{name} {getattr(self, name):g} never acts: ratios end at e^20, {largest:.3g}; lower it"
+        if 1 - self.clip_low <= 1 / largest:
+            yield f"clip_low {self.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"
 
 
 class MonitorThresholds(Section):

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.train import LARGEST_K3_DIFFERENCE, LARGEST_LOG_RATIO, UpdateParams
 
 Metrics = dict[str, float]
 
@@ -104,7 +104,8 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Me
 def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None) -> Tensor:
     """[N] how much likelier the tokens have become: the geometric mean of exp(logprob - old_logprob) over their span.
 
-    The lengths of the `spans` add up to N; None takes every token for itself.
+    The lengths of the `spans` add up to N; None takes every token for itself. A logarithm beyond 20 nats counts as 20
+    and has no gradient, so that no single token overflows a step.
 
     Source: tokens: PPO (arXiv 1707.06347), §3; sequences: GSPO (arXiv 2507.18071), Eq. 7; steps of an agent: StepPO
     (arXiv 2604.18401). As in GSPO's Eq. 5 the gradient goes through the mean: where advantages differ within a span,
@@ -113,7 +114,7 @@ def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | 
     log_ratio = logprobs - old_logprobs
     if spans is not None:
         log_ratio = torch.cat([span.mean().expand_as(span) for span in log_ratio.split(list(spans))])
-    return torch.exp(log_ratio)
+    return torch.exp(log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
@@ -151,14 +152,14 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float
 def k3(logprobs: Tensor, others: Tensor) -> Tensor:
     """[N] an estimate of KL(p || q) in nats at each of the tokens that p drew; never negative.
 
-    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x. Between sampler and learner it is 0 where
-    both hold the same weights and compute alike; before an update it measures numerical mismatch, or stale weights in
-    the sampler.
+    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x; an x beyond 10 counts as 10 and has no
+    gradient. Between sampler and learner it is 0 where both hold the same weights and compute alike; before an update
+    it measures numerical mismatch, or stale weights in the sampler.
 
     Source: Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html); as a loss: DeepSeekMath
     (arXiv 2402.03300), Eq. 4.
     """
-    difference = others - logprobs
+    difference = (others - logprobs).clamp(-LARGEST_K3_DIFFERENCE, LARGEST_K3_DIFFERENCE)
     return torch.expm1(difference) - difference
 
 
