@@ -38,7 +38,7 @@ def assign(
 
     Args:
         values: the critic's value [L] at every token of every trajectory, or None without a critic.
-        reference: the frozen reference's logprob [L] of every token of the loss mask, or None without one. With
+        reference: the frozen reference's logprob [L] of every action token, or None without one. With
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
         questions: how many groups the filter's share of groups is of; all there are unless a refill has added some.
@@ -159,14 +159,14 @@ def _credits(
     estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
     for row, i in enumerate(rows):
         bare, length = credits_[i], len(trajectories[i].token_ids)
-        mask = select_tokens(trajectories[i].source, params.loss_mask)
+        acting = trajectories[i].action_mask
         credits_[i] = replace(
             bare,
             advantages=estimated.advantages[row, :length].astype(np.float32),
             values=values[i] if values else bare.values,
             value_targets=estimated.value_targets[row, :length].astype(np.float32),
-            reference_logprobs=np.where(mask, reference[i], np.float32(0)) if reference else bare.reference_logprobs,
-            loss_mask=mask,
+            reference_logprobs=np.where(acting, reference[i], np.float32(0)) if reference else bare.reference_logprobs,
+            loss_mask=select_tokens(trajectories[i].source, params.loss_mask),
             critic_mask=estimated.critic_mask[row, :length],
             kept=True,
         )

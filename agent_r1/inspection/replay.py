@@ -18,7 +18,6 @@ from rich.progress import track
 from rich.table import Table
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.batch import select_tokens
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.params import Params, RunId
@@ -182,8 +181,7 @@ class Replayer:
         values = [row.values for row in stored] if credit.needs_critic else None
         reference = None
         if self.reference is not None and configuration.train.needs_reference:
-            masks = [select_tokens(each.source, credit.loss_mask) for each in trajectories]
-            reference = self.reference.logprobs(trajectories, masks)
+            reference = self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
         questions = configuration.train.rollout.questions
         credits_, metrics = assign(trajectories, values, credit, reference=reference, questions=questions)
         if values and any(new.kept and not old.kept for new, old in zip(credits_, stored, strict=True)):

@@ -28,7 +28,7 @@ class LossTokens:
     entropy: Tensor  # [N] of the distribution that predicts the token, nats
     old_logprobs: Tensor  # [N] the denominators of the ratio, nats
     sampler_logprobs: Tensor  # [N] nats; at tokens that were not sampled, the learner's own before the update
-    reference_logprobs: Tensor  # [N] nats; 0 without a reference
+    reference_logprobs: Tensor  # [N] nats; 0 without a reference, and where not sampled
     advantages: Tensor  # [N]
     weights: Tensor  # [N] of the token in the step's sum, as `token_weight` has it
     sampled: Tensor  # [N] bool, true at action tokens
@@ -50,6 +50,7 @@ def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
 def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     """[N] every token's loss: the clipped objective, the KL to the reference (k3), minus the entropy bonus.
 
+    KL and entropy are of the policy's own choices: at tokens that were not sampled they are 0, whatever the loss mask.
     With an importance cap the clipped objective is weighted for the mismatch of sampler and learner.
     """
     ratio = policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans)
@@ -58,9 +59,9 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
         old, samplers = tokens.old_logprobs, tokens.sampler_logprobs
         terms = terms * importance_weights(old, samplers, cap=params.importance_cap)
     if params.kl_loss:
-        terms = terms + params.kl_loss * k3(tokens.logprobs, tokens.reference_logprobs)
+        terms = terms + params.kl_loss * tokens.sampled * k3(tokens.logprobs, tokens.reference_logprobs)
     if params.entropy_bonus:
-        terms = terms - params.entropy_bonus * tokens.entropy
+        terms = terms - params.entropy_bonus * tokens.sampled * tokens.entropy
     return terms
 
 
@@ -94,7 +95,7 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Me
     return {
         "policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor,
         "policy/clip_fraction": clipped.sum().item() / len(clipped),
-        "policy/entropy": tokens.entropy.mean().item(),
+        "policy/entropy": tokens.entropy[tokens.sampled].mean().item(),
         "policy/mismatch_kl": k3(samplers, learners).sum().item() / len(learners),
         "policy/mismatch_mean": (learners - samplers).abs().mean().item(),
         "policy/mismatch_max": (learners - samplers).abs().max().item(),

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill
-from agent_r1.credit.batch import select_tokens
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
@@ -171,11 +170,10 @@ class Training:
         return {"filter/refilled_groups": added} if rounds else {}
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
-        """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""
+        """What the warm-started model thinks of the tokens that were sampled; None without a KL."""
         if self.reference is None:
             return None
-        masks = [select_tokens(each.source, self.config.credit.loss_mask) for each in trajectories]
-        return self.reference.logprobs(trajectories, masks)
+        return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
 
     def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""

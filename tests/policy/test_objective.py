@@ -67,6 +67,14 @@ def test_the_entropy_bonus_by_hand(update_params: UpdateParams) -> None:
     assert found.tolist() == pytest.approx([-1 - 0.2, -1])
 
 
+def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams) -> None:
+    # At the first token k3 is 1 - ln 2 and the entropy 2; the second, an observation, keeps its clipped loss of -1.
+    params = with_changes(update_params, kl_loss=0.5, entropy_bonus=0.1)
+    given = tokens(reference_logprobs=[LN2, LN2], entropy=[2.0, 6.0], sampled=[True, False])
+    assert token_losses(given, params).tolist() == pytest.approx([-1 + 0.5 * (1 - LN2) - 0.2, -1])
+    assert policy_metrics(given, params, 2)["policy/entropy"] == 2
+
+
 def test_the_importance_cap_by_hand(update_params: UpdateParams) -> None:
     # Learner before the update against sampler: 4, capped at 2; 1/2; not sampled, so equal: 1.
     # The ratio is that of the learner after to before, 5/4, and only the clipped objective is weighted.
@@ -107,7 +115,7 @@ def test_metrics_by_hand(update_params: UpdateParams) -> None:
         {
             "policy/loss": -(1 + 2 + 3 * 1.28) / 4,
             "policy/clip_fraction": 1 / 3,
-            "policy/entropy": 3,
+            "policy/entropy": 3 / 2,
             "policy/mismatch_kl": (1 - LN2) / 2,
             "policy/mismatch_mean": LN2 / 2,
             "policy/mismatch_max": LN2,
