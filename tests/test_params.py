@@ -154,7 +154,8 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (-1, "prepare.files.musique.test", "questions"),
     (0.5, "train.monitor.thresholds", "entropy_rise"),
     (0.7, "train.rollout", "top_p temperature"),
-    (1.0, "train.update", "clip_low dual_clip"),
+    (1.0, "train.update", "dual_clip"),
+    (1.5, "train.update", "clip_low"),
     (1.0, "train.monitor.thresholds", "grad_norm_spike"),
     (1.5, "train", "rollout.top_p credit.gamma credit.step_gamma credit.filter.share"),
     (1.5, "search", "bm25.b"),
@@ -168,7 +169,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (INF, "search.remote", "backoff_s"),
     (NAN, "train", "credit.rewards.progress update.entropy_bonus"),
     ("other", "train", "credit.estimator credit.filter.kind keep.learner monitor.on_collapse update.ratio iterations"),
-    ("other", "train.update", "aggregation"),
+    ("other", "train.update", "aggregation loss"),
     ("other", "", "search.kind search.dense.pooling model.dtype engine.kind prepare.files.musique.format"),
     ([], "prepare", "datasets"),
     ([], "model.lora", "targets"),
@@ -215,6 +216,12 @@ SERVER = {"engine.kind": "server"}
         ({"train.update.dual_clip": 1e9}, r"dual_clip 1e\+09 never acts"),
         ({"train.update.importance_cap": 1e9}, r"importance_cap 1e\+09 never acts"),
         ({"train.update.clip_low": 0.999999999}, r"clip_low 0\.9999999990+3 never acts: ratios begin at e\^-20"),
+        ({"train.update.clip_low": 1.0}, r"clip_low 1 never acts: ratios begin at e\^-20, 2\.06e-09"),
+        ({"train.update.loss": "cispo"}, r"dual_clip 3\.0 has no effect with loss: cispo.*set dual_clip: 0"),
+        (
+            {"train.update.loss": "cispo", "train.update.dual_clip": 0, "train.update.ratio": "sequence_token"},
+            "sequence_token is ratio: sequence with loss: cispo",
+        ),
         ({"train.update.importance_cap": 0.5}, r"importance_cap 0\.5 cuts .* set it to 1 or more"),
         (
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},
@@ -329,6 +336,23 @@ def test_masks_are_refused_where_they_would_have_no_effect(
     changes = {**ONLY_PPO, **GROUPS, **{f"train.credit.{key}": value for key, value in credit.items()}}
     with pytest.raises(ValueError, match=rf"train\.credit: .*advantage_mask\.{named}") if named else nullcontext():
         check(content, changes)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "refused"), [("grpo", True), ("rloo", True), ("gae", False), ("step_gae", False)]
+)
+def test_gspo_token_needs_advantages_that_differ_within_a_trajectory(
+    content: dict[str, Any], estimator: str, refused: bool
+) -> None:
+    changes = {**ONLY_PPO, **GROUPS, "train.credit.estimator": estimator, "train.update.ratio": "sequence_token"}
+    message = rf"update\.ratio: sequence_token gives the gradient of ratio: sequence with estimator {estimator}"
+    with pytest.raises(ValueError, match=message) if refused else nullcontext():
+        check(content, changes)
+
+
+def test_cispo_may_leave_weights_without_a_lower_bound(content: dict[str, Any]) -> None:
+    cispo = {"train.update.loss": "cispo", "train.update.dual_clip": 0, "train.update.clip_low": 1.0}
+    assert check(content, cispo).train.update.loss == "cispo"
 
 
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:

@@ -145,10 +145,11 @@ class UpdateParams(Section):
     critic_warmup_iterations: Natural
     epochs: Count
     minibatches: Count
-    ratio: Literal["token", "step", "sequence"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    loss: Literal["clip", "cispo"]
+    ratio: Literal["token", "step", "sequence", "sequence_token"]
+    clip_low: Annotated[float, Field(gt=0, le=1)]
     clip_high: Positive
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    dual_clip: Multiple
     importance_cap: Weight
     kl_loss: Weight
     entropy_bonus: Weight
@@ -171,6 +172,16 @@ class UpdateParams(Section):
                 f"importance_cap {self.importance_cap} cuts the weight even where sampler and learner agree, which "
                 "only scales the loss; set it to 1 or more, or to 0 to switch it off"
             )
+        if self.loss == "cispo" and self.dual_clip:
+            yield (
+                f"dual_clip {self.dual_clip} has no effect with loss: cispo, whose weights clip_high bounds for every "
+                "advantage; set dual_clip: 0"
+            )
+        if self.loss == "cispo" and self.ratio == "sequence_token":
+            yield (
+                "ratio: sequence_token is ratio: sequence with loss: cispo, which takes no gradient through the ratio; "
+                "set ratio: sequence"
+            )
         yield from self._bounds_out_of_reach()
         if (self.aggregation == "constant_length") != (self.constant_length > 0):
             yield (
@@ -185,7 +196,7 @@ class UpdateParams(Section):
         for name, bound in above.items():
             if bound >= largest:
                 yield f"{name} {getattr(self, name):g} never acts: ratios end at e^20, {largest:.3g}; lower it"
-        if 1 - self.clip_low <= 1 / largest:
+        if self.loss == "clip" and 1 - self.clip_low <= 1 / largest:
             yield f"clip_low {self.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"
 
 
@@ -277,6 +288,12 @@ class TrainParams(Section):
 
     def objections(self) -> Iterator[str]:
         kind, samples = self.credit.filter.kind, self.rollout.samples
+        if self.update.ratio == "sequence_token" and self.credit.estimator in WITH_GROUPS:
+            yield (
+                f"update.ratio: sequence_token gives the gradient of ratio: sequence with estimator "
+                f"{self.credit.estimator}, whose advantage is the same at all tokens of a trajectory; set ratio: "
+                "sequence, or choose an estimator whose advantages differ"
+            )
         few = f"and rollout.samples is {samples}; set it to 2 or more"
         if self.credit.estimator in WITH_GROUPS and samples < 2:
             yield f"estimator {self.credit.estimator} compares the episodes of a group, {few}"

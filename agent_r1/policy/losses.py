@@ -48,13 +48,16 @@ def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
 
 
 def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
-    """[N] every token's loss: the clipped objective, the KL to the reference (k3), minus the entropy bonus.
+    """[N] every token's loss: the objective of `params.loss`, the KL to the reference (k3), minus the entropy bonus.
 
     KL and entropy are of the policy's own choices: at tokens that were not sampled they are 0, whatever the loss mask.
-    With an importance cap the clipped objective is weighted for the mismatch of sampler and learner.
+    With an importance cap the objective is weighted for the mismatch of sampler and learner.
     """
-    ratio = policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans)
-    terms = clipped_policy_loss(ratio, tokens.advantages, params)
+    ratio = ratios(tokens, params)
+    if params.loss == "clip":
+        terms = clipped_policy_loss(ratio, tokens.advantages, params)
+    else:
+        terms = clipped_weight_loss(tokens.logprobs, ratio, tokens.advantages, params)
     if params.importance_cap:
         old, samplers = tokens.old_logprobs, tokens.sampler_logprobs
         terms = terms * importance_weights(old, samplers, cap=params.importance_cap)
@@ -89,8 +92,7 @@ def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
 
 def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Metrics:
     """The numbers of one optimiser step, from all its tokens; `divisor` is the step's `normaliser`."""
-    ratio = policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans)
-    clipped = clipped_tokens(ratio, tokens.advantages, params)
+    clipped = clipped_tokens(ratios(tokens, params), tokens.advantages, params)
     learners, samplers = tokens.logprobs[tokens.sampled], tokens.sampler_logprobs[tokens.sampled]
     return {
         "policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor,
@@ -102,7 +104,15 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Me
     }
 
 
-def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None) -> Tensor:
+def ratios(tokens: LossTokens, params: UpdateParams) -> Tensor:
+    """[N] the ratios that `params.ratio` asks for."""
+    through_token = params.ratio == "sequence_token"
+    return policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans, through_token=through_token)
+
+
+def policy_ratio(
+    logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None, *, through_token: bool = False
+) -> Tensor:
     """[N] how much likelier the tokens have become: the geometric mean of exp(logprob - old_logprob) over their span.
 
     The lengths of the `spans` add up to N; None takes every token for itself. A logarithm beyond 20 nats counts as 20
@@ -110,33 +120,55 @@ def policy_ratio(logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | 
 
     Source: tokens: PPO (arXiv 1707.06347), §3; sequences: GSPO (arXiv 2507.18071), Eq. 7; steps of an agent: StepPO
     (arXiv 2604.18401). As in GSPO's Eq. 5 the gradient goes through the mean: where advantages differ within a span,
-    its tokens share their effect.
+    its tokens share their effect. `through_token` keeps the mean's value and takes the gradient through the token's own
+    logprob alone, as GSPO-token does (Eq. 13 and 14), so that every token answers for its own advantage.
     """
     log_ratio = logprobs - old_logprobs
     if spans is not None:
         log_ratio = torch.cat([span.mean().expand_as(span) for span in log_ratio.split(list(spans))])
+    if through_token:
+        log_ratio = log_ratio.detach() + (logprobs - logprobs.detach())
     return torch.exp(log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO))
 
 
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
     """[N] PPO's clipped objective with separate bounds, to minimise, from ratios rho [N] and advantages A [N].
 
-    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -dual_clip A, so that an action
-    which has become likely again cannot dominate the step.
+    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -dual_clip A where that is not 0, so
+    that an action which has become likely again cannot dominate the step.
 
     Source: Schulman et al. 2017 (arXiv 1707.06347), Eq. 7; clip-higher: DAPO (arXiv 2503.14476), Eq. 10; the cap for
     A < 0: dual-clip PPO, Ye et al. 2020 (arXiv 1912.09729), Eq. 5.
     """
     clipped = ratio.clamp(1 - params.clip_low, 1 + params.clip_high)
     loss = torch.maximum(-advantages * ratio, -advantages * clipped)
+    if not params.dual_clip:
+        return loss
     return torch.where(advantages < 0, torch.minimum(loss, -params.dual_clip * advantages), loss)
 
 
+def clipped_weight_loss(logprobs: Tensor, ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
+    """[N] CISPO's objective, to minimise: -A logprob, weighted by the clipped ratio, which has no gradient.
+
+    A token beyond the bounds keeps the gradient of its logprob; only its weight is clipped, into
+    [1 - clip_low, 1 + clip_high].
+
+    Source: MiniMax-M1 (arXiv 2506.13585), Eq. 4 and 5, which sets no lower bound: clip_low 1.
+    """
+    weights = ratio.detach().clamp(1 - params.clip_low, 1 + params.clip_high)
+    return -weights * advantages * logprobs
+
+
 def clipped_tokens(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
-    """[N] true where `clipped_policy_loss` clips the token, which gets no gradient from it."""
-    too_likely = (advantages > 0) & (ratio > 1 + params.clip_high)
-    too_unlikely = (advantages < 0) & ((ratio < 1 - params.clip_low) | (ratio > params.dual_clip))
-    return too_likely | too_unlikely
+    """[N] true where a bound acts: `clipped_policy_loss` then has no gradient, `clipped_weight_loss` a smaller one.
+
+    A token whose advantage is 0 has no gradient either way and is not clipped.
+    """
+    above, below = ratio > 1 + params.clip_high, ratio < 1 - params.clip_low
+    if params.loss == "cispo":
+        return (advantages != 0) & (above | below)
+    far_above = ratio > (params.dual_clip or math.inf)
+    return ((advantages > 0) & above) | ((advantages < 0) & (below | far_above))
 
 
 def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float) -> Tensor:

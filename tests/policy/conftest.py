@@ -29,6 +29,7 @@ def update_params() -> UpdateParams:
         critic_warmup_iterations=0,
         epochs=1,
         minibatches=1,
+        loss="clip",
         ratio="token",
         clip_low=0.2,
         clip_high=0.28,

@@ -87,6 +87,12 @@ def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: f
     assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (dual_clip < 4)
 
 
+def test_without_the_dual_clip_nothing_bounds_them() -> None:
+    bounds = CLIP.model_copy(update={"dual_clip": 0.0})
+    assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == 8
+    assert not clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item()
+
+
 def test_every_token_has_its_own_loss() -> None:
     # rho = 1 everywhere: -A
     advantages = torch.tensor([1.0, 2.0, -4.0])

@@ -54,6 +54,44 @@ def test_a_span_is_clipped_as_a_whole(update_params: UpdateParams) -> None:
     assert policy_metrics(of_spans, update_params, 3)["policy/clip_fraction"] == pytest.approx(1 / 3)
 
 
+def slopes(given: LossTokens, params: UpdateParams) -> tuple[list[float], list[float]]:
+    """The losses, and the gradient of their sum at the logprobs."""
+    logprobs = given.logprobs.clone().requires_grad_()
+    losses = token_losses(replace(given, logprobs=logprobs), params)
+    losses.sum().backward()
+    assert logprobs.grad is not None
+    return losses.tolist(), logprobs.grad.tolist()
+
+
+def test_cispo_by_hand(update_params: UpdateParams) -> None:
+    """-A w log p with the weight w of 1.25, 2 clipped to 1.28, 1/2 to 0.8 and none at A = 0; the slope is -A w."""
+    params = with_changes(update_params, loss="cispo", dual_clip=0)
+    logprobs = torch.tensor([0.25, 0.5, 0.125, 0.25]).log()
+    old = torch.tensor([0.2, 0.25, 0.25, 0.25]).log()
+    given = tokens(logprobs=logprobs, old_logprobs=old, advantages=[2.0, 1.0, -1.0, 0.0])
+    losses, slope = slopes(given, params)
+    assert losses == pytest.approx([2.5 * 2 * LN2, 1.28 * LN2, -0.8 * 3 * LN2, 0])
+    assert slope == pytest.approx([-2.5, -1.28, 0.8, 0])
+    assert policy_metrics(given, params, 4)["policy/clip_fraction"] == 2 / 4
+    unbounded = with_changes(params, clip_low=1.0)
+    assert slopes(given, unbounded)[1] == pytest.approx([-2.5, -1.28, 0.5, 0])
+
+
+def test_gspo_token_has_the_sequences_value_and_each_tokens_own_gradient(update_params: UpdateParams) -> None:
+    """Ratios 1/2 and 2.42: 1.1 for both; with advantages 1 and 3 the slopes are -1.1 and -3.3, not -2.2 each.
+
+    The next sequence is clipped as a whole: 3/2 with A > 0 has no gradient at any of its tokens.
+    """
+    ratios = torch.tensor([0.5, 2.42, 1.5, 1.5])
+    given = tokens(spans=[2, 2], logprobs=ratios.log(), advantages=[1.0, 3.0, 1.0, 2.0])
+    together = slopes(given, with_changes(update_params, ratio="sequence"))
+    apart = slopes(given, with_changes(update_params, ratio="sequence_token"))
+    assert apart[0] == pytest.approx([-1.1, -3.3, -1.28, -2.56])
+    assert together[0] == pytest.approx(apart[0])
+    assert apart[1] == pytest.approx([-1.1, -3.3, 0, 0])
+    assert together[1] == pytest.approx([-2.2, -2.2, 0, 0])
+
+
 def test_the_kl_to_the_reference_by_hand(update_params: UpdateParams) -> None:
     # Drawn by the policy with x = log(reference / policy) = ln 2, -ln 2: 1 - ln 2, ln 2 - 1/2; coefficient 1/2
     params = with_changes(update_params, kl_loss=0.5)
