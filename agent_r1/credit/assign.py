@@ -186,6 +186,9 @@ def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/answered_share": _mean([t.outcome is Outcome.ANSWERED for t in trajectories]),
         "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
         "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
+        "rollout/surprisal": -_mean(
+            np.concatenate([t.logprobs[t.action_mask] for t in trajectories], dtype=np.float64)
+        ),
     }
 
 

@@ -100,9 +100,9 @@ class Learner:
         take.
 
         The metrics are means over the optimiser steps, those without a gradient left out; only the mismatch of sampler
-        and learner is the first step's, which runs before any weight changes. Raises FloatingPointError if a loss or
-        gradient is not finite, in a step that then changes no weight, and ValueError if `kl_loss` needs a reference
-        that the credits have not had.
+        and learner is the first step's, before any weight changes, over all its action tokens. Raises
+        FloatingPointError if a loss or gradient is not finite, in a step that then changes no weight, and ValueError if
+        `kl_loss` needs a reference that the credits have not had.
         """
         rows = join_credit(self.policy, trajectories, credits, self.params, self.compute)
         rows = [row for row in rows if row.credit.kept]
@@ -110,11 +110,10 @@ class Learner:
         if self.critic_optimizer:
             _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
         trains_policy = self.critic is None or iteration >= self.params.critic_warmup_iterations
-        steps = [
-            self.step([rows[index] for index in chosen], trains_policy)
-            for epoch in range(self.params.epochs if rows else 0)
-            for chosen in minibatches(len(rows), self.params, seed=self.seed, iteration=iteration, epoch=epoch)
-        ]
+        steps: list[Metrics] = []
+        for epoch in range(self.params.epochs if rows else 0):
+            for chosen in minibatches(len(rows), self.params, seed=self.seed, iteration=iteration, epoch=epoch):
+                steps.append(self.step([rows[index] for index in chosen], trains_policy, first=not any(steps)))
         self.policy_version += trains_policy and any(steps)
         teaching = [row for row in rows if row.has_gradient(self.params)]
         return _summarise(steps) | {
@@ -123,16 +122,21 @@ class Learner:
             "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
         }
 
-    def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool) -> Metrics:
+    def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool, *, first: bool) -> Metrics:
         """One optimiser step of the critic, and of the policy where it trains; no metrics where nothing has a gradient.
 
-        A FloatingPointError says that a loss or gradient is not finite; then no weight was changed.
+        The `first` one measures the mismatch of sampler and learner too. A FloatingPointError says that a loss or
+        gradient is not finite; then no weight was changed.
         """
         teaching = [row for row in rows if row.has_gradient(self.params)]
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        metrics = self._add_policy_gradient(teaching, divisor, learn=trains_policy)
+        seen = self._add_policy_gradient(teaching, divisor, learn=trains_policy)
+        acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
+        metrics = losses.policy_metrics(seen, self.params, divisor, acted)
+        if first:
+            metrics |= self._mismatch(rows, seen)
         training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
         if trains_policy:
             training.append(("policy", self.policy, self.policy_optimizer))
@@ -150,14 +154,24 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
         return metrics
 
-    def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> Metrics:
-        """Adds up the policy's gradient of one optimiser step, or only measures."""
+    def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> LossTokens:
+        """Adds up the policy's gradient of one optimiser step, or only looks; returns the tokens of its loss."""
         seen: list[LossTokens] = []
         for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
             if learn:
                 ((terms * tokens.weights).sum() / divisor).backward()
             seen.append(tokens.detach())
-        return losses.policy_metrics(losses.concatenate(seen), self.params, divisor)
+        return losses.concatenate(seen)
+
+    def _mismatch(self, rows: Sequence[CreditedTrajectory], seen: LossTokens) -> Metrics:
+        """Of all action tokens of a step: those that its loss has `seen`, and with a pass of their own the others."""
+        trajectories = [row.trajectory for row in rows]
+        unseen = [row.trajectory.action_mask & ~(row.credit.loss_mask & row.has_gradient(self.params)) for row in rows]
+        own = score_logprobs(self.policy, trajectories, unseen, self.compute)
+        pairs = [(seen.logprobs[seen.sampled].cpu().numpy(), seen.sampler_logprobs[seen.sampled].cpu().numpy())]
+        pairs += [(ours[mask], each.logprobs[mask]) for ours, each, mask in zip(own, trajectories, unseen, strict=True)]
+        learners, samplers = (torch.from_numpy(np.concatenate(each)) for each in zip(*pairs, strict=True))
+        return losses.mismatch_metrics(learners, samplers)
 
     def _add_critic_gradient(self, critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int) -> float:
         """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
@@ -254,7 +268,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 def _summarise(steps: Sequence[Metrics]) -> Metrics:
-    """Means over the steps that did something; of the mismatch, the first one's."""
+    """Means over the steps that have a metric."""
     done = [step for step in steps if step]
-    means = {name: sum(step[name] for step in done) / len(done) for name in (done[0] if done else {})}
-    return means | {name: done[0][name] for name in means if name.startswith("policy/mismatch")}
+    found = {name: [step[name] for step in done if name in step] for name in (done[0] if done else {})}
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -90,17 +90,36 @@ def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
     }[params.aggregation]
 
 
-def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int) -> Metrics:
-    """The numbers of one optimiser step, from all its tokens; `divisor` is the step's `normaliser`."""
+def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted: int) -> Metrics:
+    """The numbers of one optimiser step, from its tokens that have a gradient; `divisor` is the step's `normaliser`.
+
+    Clipped are those of all its `acted` action tokens whose ratio is beyond a bound; where the advantage is 0 none is.
+    """
     clipped = clipped_tokens(ratios(tokens, params), tokens.advantages, params)
-    learners, samplers = tokens.logprobs[tokens.sampled], tokens.sampler_logprobs[tokens.sampled]
     return {
         "policy/loss": (token_losses(tokens, params) * tokens.weights).sum().item() / divisor,
-        "policy/clip_fraction": clipped.sum().item() / len(clipped),
+        "policy/clip_fraction": (clipped & tokens.sampled).sum().item() / acted,
         "policy/entropy": tokens.entropy[tokens.sampled].mean().item(),
-        "policy/mismatch_kl": k3(samplers, learners).sum().item() / len(learners),
-        "policy/mismatch_mean": (learners - samplers).abs().mean().item(),
-        "policy/mismatch_max": (learners - samplers).abs().max().item(),
+    }
+
+
+def mismatch_metrics(learners: Tensor, samplers: Tensor) -> Metrics:
+    """How far learner and sampler are apart about the tokens that the sampler drew; logprobs [N] of both, in nats.
+
+    With the importance weights w = learner's / sampler's probability, the effective sample size (sum w)^2 / sum w^2 is
+    given as a share of N, and the mean of w^2 less 1 estimates the divergence chi^2(learner || sampler).
+
+    Source: effective sample size: Kong 1992, as in Owen, Monte Carlo theory, methods and examples, §9.3.
+    """
+    difference = learners - samplers
+    weights = difference.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).double().exp()
+    squares = weights.square()
+    return {
+        "policy/mismatch_kl": k3(samplers, learners).mean().item(),
+        "policy/mismatch_mean": difference.abs().mean().item(),
+        "policy/mismatch_max": difference.abs().max().item(),
+        "policy/mismatch_ess": (weights.sum().square() / squares.sum()).item() / len(weights),
+        "policy/mismatch_chi2": squares.mean().item() - 1,
     }
 
 

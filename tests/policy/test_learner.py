@@ -337,6 +337,25 @@ def test_mismatch_is_measured_at_action_tokens_before_the_first_step(
     assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
 
 
+def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_clipped(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Of rows with 5, 2, 6 and 5 action tokens the last two have no advantage; the sampler is off in these alone."""
+    credits = [dataclasses.replace(make_credit(each), critic_mask=each.action_mask & False) for each in trajectories]
+    credits[2:] = without_advantage(credits[2:])
+    stale = [
+        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - shift, 0).astype(np.float32))
+        for each, shift in zip(trajectories, (0, 0, np.log(2), np.log(2)), strict=True)
+    ]
+    metrics = make_learner(with_critic=False).update(stale, credits, 0)
+    assert metrics["update/trained_share"] == 0.5
+    assert metrics["policy/mismatch_mean"] == pytest.approx(11 / 18 * np.log(2), abs=1e-4)
+    assert metrics["policy/mismatch_ess"] == pytest.approx((7 + 22) ** 2 / (7 + 44) / 18, abs=1e-4)
+    far_off = dataclasses.replace(stale[0], logprobs=np.where(stale[0].action_mask, -20, 0).astype(np.float32))
+    clipped = make_learner(with_critic=False).update([far_off, *stale[1:]], credits, 0)["policy/clip_fraction"]
+    assert clipped == 5 / 18
+
+
 def test_ratio_starts_at_one_where_the_sampler_has_no_logprob(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
@@ -352,12 +371,17 @@ def test_ratio_starts_at_one_where_the_sampler_has_no_logprob(
 def test_old_logprobs_of_observations_are_those_before_the_first_step(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
-    # 9 loss tokens: 7 observations and the actions at index 2. The first pass clips nothing; were the ratio of an
-    # observation taken afresh in the second, the actions alone could clip at most 2/9, on average over both 1/9.
+    # Only observations have an advantage. Were their ratio taken afresh in the second pass, it would be 1 in both, and
+    # the loss minus the mean advantage.
     masks = [(each.source == 2) | (np.arange(len(each.source)) == 2) for each in trajectories[2:]]
     credits = [make_credit(each, loss_mask=mask) for each, mask in zip(trajectories[2:], masks, strict=True)]
+    credits = [
+        dataclasses.replace(credit, advantages=np.where(each.source == 2, credit.advantages, 0).astype(np.float32))
+        for each, credit in zip(trajectories[2:], credits, strict=True)
+    ]
+    advantages = np.concatenate([each.advantages[each.loss_mask] for each in credits])
     metrics = make_learner(epochs=2, learning_rate=0.05).update(trajectories[2:], credits, 0)
-    assert metrics["policy/clip_fraction"] > 1 / 9 + 1e-6
+    assert metrics["policy/loss"] < -advantages.mean() - 1e-2
 
 
 def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
