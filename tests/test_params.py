@@ -379,14 +379,34 @@ def test_a_policy_that_never_trains_is_refused(
     content: dict[str, Any], warmup: int, iterations: int, estimator: str
 ) -> None:
     """Nor may the iterations of the sweep be too few, which stand in for the run's. Without a critic none are."""
-    key = "train.update.critic_warmup_iterations"
+    key = "train.update.critic.warmup.iterations"
     changes = {**ONLY_PPO, "train.iterations": iterations, "train.credit.estimator": estimator}
-    with pytest.raises(ValueError, match=rf"train: update\.critic_warmup_iterations {warmup} .* all {iterations} iter"):
+    with pytest.raises(
+        ValueError, match=rf"train: update\.critic\.warmup .* {warmup} iterations, .* all {iterations},"
+    ):
         check(content, {**changes, key: warmup})
     check(content, {**changes, key: iterations - 1})
-    with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic_warmup_iterations 12 .* all 12"):
+    with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic\.warmup .* 12 iterations, .* all 12"):
         check(content, {key: content["ablations"]["iterations"]})
     check(content, {key: 12, "ablations.runs": ["grpo"], "ablations.iterations": 2})
+
+
+def test_a_warm_up_waits_for_what_the_critic_explains_up_to_a_limit(content: dict[str, Any], params: Params) -> None:
+    plain = params.train.update.critic.warmup
+    assert plain.longest == plain.iterations
+    assert [plain.is_over(iteration, -1.0) for iteration in range(4)] == [False, False, True, True]
+    key = "train.update.critic.warmup."
+    patient = {f"{key}iterations": 1, f"{key}explained_variance": 0.2, f"{key}limit": 3}
+    warmup = check(content, patient).train.update.critic.warmup
+    assert warmup.longest == 3
+    assert [warmup.is_over(iteration, 0.2) for iteration in range(4)] == [False, True, True, True]
+    assert [warmup.is_over(iteration, 0.1) for iteration in range(4)] == [False, False, False, True]
+    with pytest.raises(ValueError, match=r"explained_variance 0\.2 has no effect with limit 1"):
+        check(content, {**patient, f"{key}limit": 1})
+    with pytest.raises(ValueError, match="limit 3 has no effect without explained_variance"):
+        check(content, {**patient, f"{key}explained_variance": 0})
+    with pytest.raises(ValueError, match=r"warmup may train the critic alone for 20 iterations, which are all 20,"):
+        check(content, {**ONLY_PPO, **patient, f"{key}limit": 20})
 
 
 @pytest.mark.parametrize(("questions", "samples", "minibatches"), [(1, 1, 2), (3, 4, 13)])
@@ -397,7 +417,13 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
     full = minibatches - 1
     with pytest.raises(ValueError, match=rf"train: {full} trajectories .* update\.minibatches {minibatches}"):
         check(content, {**changes, "train.update.minibatches": minibatches})
-    check(content, {**changes, "train.update.minibatches": full})
+    fitting = {**changes, "train.update.minibatches": full, "train.update.critic.minibatches": full}
+    check(content, fitting)
+    with pytest.raises(ValueError, match=rf"train: {full} trajectories .* update\.critic\.minibatches {minibatches}"):
+        check(content, {**fitting, "train.update.critic.minibatches": minibatches})
+    check(
+        content, {**fitting, "train.update.critic.minibatches": minibatches, "train.credit.estimator": "reinforce_pp"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,9 +434,9 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
         ("gae", {"credit": {"step_lam": 0.95}}, "credit.step_lam"),  # the value that it has anyway
         ("step_gae", {"credit": {"gamma": 0.9}}, "credit.gamma"),
         ("reinforce_pp", {"credit": {"lam": 0.9}}, "credit.lam"),
-        ("reinforce_pp", {"update": {"value_clip": 0.1}}, "update.value_clip"),
-        ("rloo", {"update": {"critic_warmup_iterations": 0}}, "update.critic_warmup_iterations"),
-        ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"value_clip": 0.1, "critic_learning_rate": 1}}, ""),
+        ("reinforce_pp", {"update": {"critic": {"value_clip": 0.1}}}, "update.critic"),
+        ("rloo", {"update": {"critic": {"warmup": {"iterations": 0}}}}, "update.critic"),
+        ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"critic": {"value_clip": 0.1}}}, ""),
         ("bi_level_gae", {"credit": {"lam": 0.5, "gamma": 0.9, "step_gamma": 0.9, "step_lam": 0.5}}, ""),
         ("reinforce_pp", {"credit": {"gamma": 0.9}}, ""),
         ("grpo", {"update": {"minibatches": 1}}, ""),

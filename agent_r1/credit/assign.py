@@ -63,7 +63,7 @@ def assign(
         **_reward_metrics(totals, parts, groups),
         **({} if params.filter.kind == "none" else filtered),
         **_advantage_metrics(trajectories, credits_),
-        **_value_metrics(credits_),
+        **value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
     mean = metrics["reward/total"]
@@ -118,7 +118,7 @@ def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | N
         if not np.isfinite(row).all():
             raise ValueError(
                 f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
-                "lower train.update.critic_learning_rate"
+                "lower train.update.critic.learning_rate"
             )
 
 
@@ -222,7 +222,7 @@ def _advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Cr
     }
 
 
-def _value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
+def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
     """The share of the value targets' variance that the values explain, over the critic mask.
 
     Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.

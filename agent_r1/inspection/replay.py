@@ -33,12 +33,10 @@ from agent_r1.training.watch import accepted_gap
 REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
 OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
     "learning_rate",
-    "critic_learning_rate",
     "learning_rate_decay",
-    "critic_warmup_iterations",
+    "critic",
     "epochs",
     "minibatches",
-    "value_clip",
     "max_grad_norm",
 }
 OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits

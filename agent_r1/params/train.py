@@ -43,7 +43,6 @@ STEP_LEVEL = frozenset({"step_gae", "bi_level_gae"})  # work on steps, which hol
 WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
 WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
-OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # of update: read with one
 DISCOUNTS: dict[str, frozenset[str]] = {  # what each reads of them; the others read none
     "gae": frozenset({"gamma", "lam"}),
     "step_gae": frozenset({"step_gamma", "step_lam"}),
@@ -138,11 +137,49 @@ class CanaryTolerance(Section):
     bfloat16: Positive
 
 
+class CriticWarmup(Section):
+    """The iterations that train the critic alone."""
+
+    iterations: Natural
+    explained_variance: Share
+    limit: Natural
+
+    @property
+    def longest(self) -> int:
+        """The number of iterations after which it is over in any case."""
+        return max(self.iterations, self.limit)
+
+    def is_over(self, iteration: int, explained_variance: float) -> bool:
+        """Whether an iteration may train the policy, of whose value targets the critic explains that share."""
+        explains = explained_variance >= self.explained_variance or iteration >= self.limit
+        return iteration >= self.iterations and explains
+
+    def objections(self) -> Iterator[str]:
+        if self.explained_variance and self.limit <= self.iterations:
+            yield (
+                f"explained_variance {self.explained_variance} has no effect with limit {self.limit}, which ends the "
+                f"warm-up by iterations {self.iterations}; raise the limit, or set explained_variance: 0 and limit: 0"
+            )
+        if self.limit and not self.explained_variance:
+            yield (
+                f"limit {self.limit} has no effect without explained_variance, which it keeps from lasting for ever; "
+                "set limit: 0, or explained_variance above 0"
+            )
+
+
+class CriticParams(Section):
+    """How the critic is trained, where the estimator has one."""
+
+    learning_rate: Positive
+    epochs: Count
+    minibatches: Count
+    value_clip: Positive
+    warmup: CriticWarmup
+
+
 class UpdateParams(Section):
     learning_rate: Positive
-    critic_learning_rate: Positive
     learning_rate_decay: Literal["none", "linear"]
-    critic_warmup_iterations: Natural
     epochs: Count
     minibatches: Count
     loss: Literal["clip", "cispo"]
@@ -155,7 +192,7 @@ class UpdateParams(Section):
     entropy_bonus: Weight
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
     constant_length: Natural
-    value_clip: Positive
+    critic: CriticParams
     max_grad_norm: Positive
     max_tokens_per_microbatch: Count
     proved_trajectories: Count
@@ -277,7 +314,7 @@ class TrainParams(Section):
         """
         never = {
             "credit": frozenset[str]().union(*DISCOUNTS.values()) - self.credit.discounts,
-            "update": frozenset[str]() if self.credit.needs_critic else OF_CRITIC,
+            "update": frozenset[str]() if self.credit.needs_critic else frozenset({"critic"}),
         }
         unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]
         if unread:
@@ -299,18 +336,23 @@ class TrainParams(Section):
             yield f"estimator {self.credit.estimator} compares the episodes of a group, {few}"
         if kind != "none" and samples < 2:
             yield f"credit.filter {kind} looks at how returns differ within a group, {few}"
-        fill = f"do not fill update.minibatches {self.update.minibatches}; lower it or raise"
-        if kind != "none" and samples < self.update.minibatches:
-            yield f"credit.filter {kind} may keep a single group, whose {samples} trajectories {fill} rollout.samples"
+        minibatches = {"update.minibatches": self.update.minibatches}
+        if self.credit.needs_critic:
+            minibatches["update.critic.minibatches"] = self.update.critic.minibatches
         trajectories = self.rollout.questions * self.rollout.samples
-        if trajectories < self.update.minibatches:
-            product = "(rollout.questions times rollout.samples)"
-            yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
-        warmup = self.update.critic_warmup_iterations
+        for name, count in minibatches.items():
+            fill = f"do not fill {name} {count}; lower it or raise"
+            if kind != "none" and samples < count:
+                single = f"may keep a single group, whose {samples} trajectories"
+                yield f"credit.filter {kind} {single} {fill} rollout.samples"
+            if trajectories < count:
+                product = "(rollout.questions times rollout.samples)"
+                yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
+        warmup = self.update.critic.warmup.longest
         if self.credit.needs_critic and warmup >= self.iterations:
             yield (
-                f"update.critic_warmup_iterations {warmup} trains the critic alone in all {self.iterations} "
-                "iterations, and the policy never; lower it or raise iterations"
+                f"update.critic.warmup may train the critic alone for {warmup} iterations, which are all "
+                f"{self.iterations}, and the policy never; shorten it or raise iterations"
             )
         if self.monitor.on_collapse != "warn" and self.iterations <= self.monitor.patience:
             yield (

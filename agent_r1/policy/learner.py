@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from agent_r1.params.stages import ModelParams
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.policy import adapter, losses
 from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics
@@ -74,7 +74,7 @@ class Learner:
             if model.gradient_checkpointing:
                 recompute_activations(backbone)
         self.policy_optimizer = _adamw(self.policy, params.learning_rate)
-        self.critic_optimizer = _adamw(self.critic, params.critic_learning_rate) if self.critic else None
+        self.critic_optimizer = _adamw(self.critic, params.critic.learning_rate) if self.critic else None
 
     def values(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
@@ -90,14 +90,20 @@ class Learner:
         return score_logprobs(self.policy, trajectories, predicted, self.compute)
 
     def update(
-        self, trajectories: Sequence[Trajectory], credits: Sequence[Credit], iteration: int, *, rate: float = 1.0
+        self,
+        trajectories: Sequence[Trajectory],
+        credits: Sequence[Credit],
+        iteration: int,
+        *,
+        rate: float = 1.0,
+        explained_variance: float = 0.0,
     ) -> Metrics:
-        """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps.
+        """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps, then the critic's.
 
-        The first `critic_warmup_iterations` train the critic alone. Trajectories that are not kept have no influence:
-        the minibatches are formed without them. Those that are kept and have no gradient to give cost nothing, yet
-        count in the denominators of the losses. `rate` is the share of the configured learning rates that the steps
-        take.
+        During the warm-up, which may end by what the critic explains of the value targets' variance, the critic trains
+        alone; once the policy has been trained it is over. Trajectories that are not kept have no influence: the
+        minibatches are formed without them. Those that are kept and have no gradient to give cost nothing, yet count in
+        the denominators of the losses. `rate` is the share of the configured learning rates that the steps take.
 
         The metrics are means over the optimiser steps, those without a gradient left out; only the mismatch of sampler
         and learner is the first step's, before any weight changes, over all its action tokens. Raises
@@ -108,51 +114,70 @@ class Learner:
         rows = [row for row in rows if row.credit.kept]
         _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
-            _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
-        trains_policy = self.critic is None or iteration >= self.params.critic_warmup_iterations
+            _set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
+        over = self.policy_version > 0 or self.params.critic.warmup.is_over(iteration, explained_variance)
+        learn = self.critic is None or over
         steps: list[Metrics] = []
-        for epoch in range(self.params.epochs if rows else 0):
-            for chosen in minibatches(len(rows), self.params, seed=self.seed, iteration=iteration, epoch=epoch):
-                steps.append(self.step([rows[index] for index in chosen], trains_policy, first=not any(steps)))
-        self.policy_version += trains_policy and any(steps)
+        for chosen in self._minibatches(rows, self.params, iteration):
+            steps.append(self.policy_step(chosen, learn=learn, first=not any(steps)))
+        self.policy_version += learn and any(steps)
+        critics = [self.critic_step(chosen) for chosen in self._minibatches(rows, self.params.critic, iteration)]
         teaching = [row for row in rows if row.has_gradient(self.params)]
-        return _summarise(steps) | {
-            "policy/learning_rate": self.params.learning_rate * rate,
-            "update/trained_share": len(teaching) / len(trajectories),
-            "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
-        }
+        return (
+            _summarise(steps)
+            | _summarise(critics)
+            | {
+                "policy/learning_rate": self.params.learning_rate * rate,
+                "update/trained_share": len(teaching) / len(trajectories),
+                "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
+            }
+        )
 
-    def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool, *, first: bool) -> Metrics:
-        """One optimiser step of the critic, and of the policy where it trains; no metrics where nothing has a gradient.
+    def _minibatches(
+        self, rows: Sequence[CreditedTrajectory], params: UpdateParams | CriticParams, iteration: int
+    ) -> Iterator[list[CreditedTrajectory]]:
+        """The rows of one optimiser step after the other."""
+        for chosen in minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
+            yield [rows[index] for index in chosen]
+
+    def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> Metrics:
+        """One optimiser step of the policy, or only its numbers; none where no loss has a gradient.
 
         The `first` one measures the mismatch of sampler and learner too. A FloatingPointError says that a loss or
         gradient is not finite; then no weight was changed.
         """
-        teaching = [row for row in rows if row.has_gradient(self.params)]
+        teaching = [row for row in rows if row.loss_tokens and row.has_gradient(self.params)]
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        seen = self._add_policy_gradient(teaching, divisor, learn=trains_policy)
+        seen = self._add_policy_gradient(teaching, divisor, learn=learn)
         acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
         metrics = losses.policy_metrics(seen, self.params, divisor, acted)
         if first:
             metrics |= self._mismatch(rows, seen)
-        training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
-        if trains_policy:
-            training.append(("policy", self.policy, self.policy_optimizer))
-        if self.critic and self.critic_optimizer:
-            tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
-            metrics["critic/loss"] = self._add_critic_gradient(self.critic, teaching, tokens)
-            training.append(("critic", self.critic, self.critic_optimizer))
-        for name, model, _ in training:
-            norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
-            if not math.isfinite(norm):
-                raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in teaching])
-            metrics[f"{name}/grad_norm"] = norm  # before the clipping
-        for _, _, optimizer in training:  # after both gradients proved finite, so that a failed step changes nothing
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        if learn:
+            metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
+
+    def critic_step(self, rows: Sequence[CreditedTrajectory]) -> Metrics:
+        """One optimiser step of the critic; no metrics where there is none to train. Raises as `policy_step`."""
+        tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
+        if self.critic is None or self.critic_optimizer is None or not tokens:
+            return {}
+        loss = self._add_critic_gradient(self.critic, rows, tokens)
+        norm = self._take_step("critic", self.critic, self.critic_optimizer, rows)
+        return {"critic/loss": loss, "critic/grad_norm": norm}
+
+    def _take_step(
+        self, name: str, model: nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[CreditedTrajectory]
+    ) -> float:
+        """Changes the weights by the gradient that was added up; returns its norm before the clipping."""
+        norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
+        if not math.isfinite(norm):
+            raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
 
     def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> LossTokens:
         """Adds up the policy's gradient of one optimiser step, or only looks; returns the tokens of its loss."""
@@ -182,7 +207,7 @@ class Learner:
                 values = critic(batch.ids)[batch.mask]
             old_values = batch.take([row.credit.values for row in rows])
             targets = batch.take([row.credit.value_targets for row in rows])
-            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.value_clip)
+            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.critic.value_clip)
             require_finite("critic loss", batch, trajectories, terms, old_values)
             loss = terms.sum() / tokens
             loss.backward()

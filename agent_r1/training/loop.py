@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.assign import assign, groups_to_refill
+from agent_r1.credit.assign import assign, groups_to_refill, value_metrics
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
@@ -121,7 +121,9 @@ class Training:
         """Improves the policy and the critic."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         credits_ = read_rows(self.folder.credit(iteration), Credit)
-        return self.learner.update(trajectories, credits_, iteration, rate=self.config.rate(iteration))
+        rate = self.config.rate(iteration)
+        explained = value_metrics(credits_).get("value/explained_variance", 0.0)
+        return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
 
     def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
         """Writes the checkpoint, which makes the iteration a finished one, or goes back to the last good one."""

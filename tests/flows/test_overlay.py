@@ -103,7 +103,7 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert "test" in full.prepare.files["musique"].splits
     assert "train" not in full.prepare.files["musique"].splits
     assert full.model.path == "Qwen/Qwen2.5-3B-Instruct"
-    assert (full.train.update.learning_rate, full.train.update.critic_learning_rate) == (1e-5, 1e-4)
+    assert (full.train.update.learning_rate, full.train.update.critic.learning_rate) == (1e-5, 1e-4)
     assert set(full.runs) == set(own.runs)
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.params.train import OF_CRITIC
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Trajectory
 
@@ -239,12 +238,23 @@ def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     kept: int,
 ) -> None:
-    learner = make_learner(minibatches=2, epochs=3)
+    learner = make_learner(minibatches=2, epochs=3, critic={"minibatches": 1, "epochs": 4})
     steps: list[str] = []
     monkeypatch.setattr(learner.policy_optimizer, "step", lambda: steps.append("policy"))
     monkeypatch.setattr(learner.critic_optimizer, "step", lambda: steps.append("critic"))
     learner.update(trajectories, [make_credit(each, kept=i < kept) for i, each in enumerate(trajectories)], 0)
-    assert steps == ["policy", "critic"] * 6
+    assert steps == ["policy"] * 6 + ["critic"] * 4
+
+
+def test_the_policy_learns_the_same_however_often_the_critic_sees_the_trajectories(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    once = make_learner(minibatches=2)
+    often = make_learner(minibatches=2, critic={"epochs": 4, "minibatches": 2})
+    losses = [learner.update(trajectories, credits, 0)["critic/loss"] for learner in (once, often)]
+    assert same_bits(weights(once.policy), weights(often.policy))
+    assert losses[1] < losses[0], "the mean over four passes"
 
 
 def test_where_nothing_is_kept_nothing_changes(
@@ -385,7 +395,7 @@ def test_old_logprobs_of_observations_are_those_before_the_first_step(
 
 
 def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
-    learner = make_learner(critic_warmup_iterations=1)
+    learner = make_learner(critic={"warmup": {"iterations": 1}})
     policy, critic = weights(learner.policy), weights(learner.critic)
     credits = [make_credit(each) for each in trajectories]
     metrics = learner.update(trajectories, credits, 0)
@@ -397,6 +407,24 @@ def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[
     learner.update(trajectories, credits, 1)
     assert not same_bits(policy, weights(learner.policy))
     assert learner.policy_version == 1
+
+
+def test_the_warm_up_ends_for_good_where_the_critic_explains_enough(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Two iterations at least, until .3 of the variance is explained, at most five."""
+    credits = [make_credit(each) for each in trajectories]
+
+    def versions(explained: list[float]) -> list[int]:
+        learner = make_learner(critic={"warmup": {"iterations": 2, "explained_variance": 0.3, "limit": 5}})
+        found = []
+        for iteration, share in enumerate(explained):
+            learner.update(trajectories, credits, iteration, explained_variance=share)
+            found.append(learner.policy_version)
+        return found
+
+    assert versions([0.9, 0.9, 0.2, 0.3, -1.0]) == [0, 0, 0, 1, 2]
+    assert versions([0.0] * 7) == [0, 0, 0, 0, 0, 1, 2]
 
 
 def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
@@ -419,19 +447,19 @@ def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
 def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
-    learner = make_learner(with_critic=False, critic_warmup_iterations=5)
+    learner = make_learner(with_critic=False, critic={"warmup": {"iterations": 5}})
     assert [values.tolist() for values in learner.values(trajectories[:1])] == [[0.0] * 9]
     metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
     assert learner.policy_version == 1
     assert not any(name.startswith("critic/") for name in metrics)
 
 
-@pytest.mark.parametrize("key", sorted(OF_CRITIC))
+@pytest.mark.parametrize("key", ["learning_rate", "epochs", "minibatches", "value_clip"])
 def test_what_is_the_critics_changes_nothing_without_one(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make, key: str
 ) -> None:
     credits = [make_credit(each) for each in trajectories]
-    plain, other = make_learner(with_critic=False), make_learner(with_critic=False, **{key: 3})
+    plain, other = make_learner(with_critic=False), make_learner(with_critic=False, critic={key: 3})
     assert plain.update(trajectories, credits, 0) == other.update(trajectories, credits, 0)
     assert same_bits(weights(plain.policy), weights(other.policy))
 
@@ -451,32 +479,32 @@ def test_values_and_logprobs_come_in_the_order_of_the_trajectories(
             np.testing.assert_allclose(left, right, atol=1e-5)
 
 
-@pytest.mark.parametrize("field", ["advantages", "value_targets"])
+@pytest.mark.parametrize(("model", "field"), [("policy", "advantages"), ("critic", "value_targets")])
 def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, field: str
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, model: str, field: str
 ) -> None:
     learner = make_learner()
-    before = weights(learner.policy) | weights(learner.critic)
+    before = weights(getattr(learner, model))
     credits = [make_credit(each) for each in trajectories]
     broken = getattr(credits[2], field).copy()
     broken[credits[2].loss_mask] = np.nan
     credits[2] = dataclasses.replace(credits[2], **{field: broken})
     with pytest.raises(FloatingPointError, match=r"loss is not finite in trajectories 0/q2/0;"):
         learner.update(trajectories, credits, 0)
-    assert same_bits(before, weights(learner.policy) | weights(learner.critic))
+    assert same_bits(before, weights(getattr(learner, model)))
 
 
 def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
     learner = make_learner()
-    before = weights(learner.policy) | weights(learner.critic)
+    before = weights(learner.critic)
     credits = [make_credit(each) for each in trajectories]
     huge = np.full_like(credits[0].value_targets, 1.8e19)  # its square is a float32, that of the gradient is not
     credits[0] = dataclasses.replace(credits[0], value_targets=huge, values=huge / 2)
     with pytest.raises(FloatingPointError, match=r"critic gradient is not finite in trajectories .*0/q0/0"):
         learner.update(trajectories, credits, 0)
-    assert same_bits(before, weights(learner.policy) | weights(learner.critic))
+    assert same_bits(before, weights(learner.critic))
 
 
 def test_bfloat16_compute_keeps_float32_weights(
@@ -542,7 +570,7 @@ def test_the_policy_learns_what_pays_and_the_critic_what_to_expect(
     make_learner: Make, make_trajectory: Make, sign: int
 ) -> None:
     """From even odds the policy comes to choose paid arms; with the advantages' sign flipped, unpaid ones."""
-    learner = make_learner(learning_rate=3e-3, critic_learning_rate=3e-3, max_tokens_per_microbatch=1024)
+    learner = make_learner(learning_rate=3e-3, critic={"learning_rate": 3e-3}, max_tokens_per_microbatch=1024)
     shares = []
     for iteration in range(30):
         episodes, rewards = play(learner, make_trajectory, iteration)
