@@ -434,6 +434,8 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
         ("gae", {"credit": {"step_lam": 0.95}}, "credit.step_lam"),  # the value that it has anyway
         ("step_gae", {"credit": {"gamma": 0.9}}, "credit.gamma"),
         ("reinforce_pp", {"credit": {"lam": 0.9}}, "credit.lam"),
+        ("rloo", {"credit": {"target_lam": 1.0}}, "credit.target_lam"),
+        ("step_gae", {"credit": {"target_lam": 1.0}}, ""),
         ("reinforce_pp", {"update": {"critic": {"value_clip": 0.1}}}, "update.critic"),
         ("rloo", {"update": {"critic": {"warmup": {"iterations": 0}}}}, "update.critic"),
         ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"critic": {"value_clip": 0.1}}}, ""),

@@ -44,9 +44,9 @@ WITH_CRITIC = frozenset({"gae", *STEP_LEVEL})
 WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"})  # one advantage per trajectory
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
 DISCOUNTS: dict[str, frozenset[str]] = {  # what each reads of them; the others read none
-    "gae": frozenset({"gamma", "lam"}),
-    "step_gae": frozenset({"step_gamma", "step_lam"}),
-    "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam"}),
+    "gae": frozenset({"gamma", "lam", "target_lam"}),
+    "step_gae": frozenset({"step_gamma", "step_lam", "target_lam"}),
+    "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam", "target_lam"}),
     "reinforce_pp": frozenset({"gamma"}),
 }
 
@@ -77,6 +77,7 @@ class CreditParams(Section):
     lam: Share
     step_gamma: Share
     step_lam: Share
+    target_lam: Share | None
     loss_mask: bool
     advantage_mask: AdvantageMask
     kl_reward: Weight
@@ -89,8 +90,15 @@ class CreditParams(Section):
 
     @property
     def discounts(self) -> frozenset[str]:
-        """Those of `gamma`, `lam`, `step_gamma` and `step_lam` that the estimator reads."""
+        """Those of `gamma`, `lam`, `step_gamma`, `step_lam` and `target_lam` that the estimator reads."""
         return DISCOUNTS.get(self.estimator, frozenset())
+
+    @property
+    def of_targets(self) -> CreditParams:
+        """The same with the lambdas of the value targets in place of those of the advantages."""
+        if self.target_lam is None:
+            return self
+        return self.model_copy(update={"lam": self.target_lam, "step_lam": self.target_lam})
 
     def objections(self) -> Iterator[str]:
         if self.estimator == "grpo" and self.kl_reward:

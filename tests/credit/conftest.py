@@ -71,7 +71,7 @@ def _params(estimator: str = "gae", **changes: Any) -> CreditParams:
     switches = {name: changes.pop(name, True) for name in ("recursion", "whitening", "critic")}
     weights = {**dict.fromkeys(RewardWeights.model_fields, 0.0), **changes.pop("weights", {"progress": 1.0})}
     content = {"gamma": 1.0, "lam": 1.0, "step_gamma": 1.0, "step_lam": 1.0, "loss_mask": True, "kl_reward": 0.0}
-    content |= {"filter": {"kind": "none", "share": 1.0, "refill": 0}, **changes}
+    content |= {"target_lam": None, "filter": {"kind": "none", "share": 1.0, "refill": 0}, **changes}
     return CreditParams.model_validate(
         {"estimator": estimator, "advantage_mask": switches, "rewards": weights, **content}
     )
