@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -149,7 +150,9 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "train", "keep.every credit.filter.share"),
     (0, "model", "threads lora.alpha"),
     (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1"),
-    (-1, "train.update", "importance_cap kl_loss constant_length"),
+    (-1, "train.update", "importance_cap kl_loss constant_length weight_decay learning_rate_warmup"),
+    ([0.9, 1.0], "train.update", "betas"),
+    ([0.9], "train.update", "betas"),
     (-1, "", "search.cache_entries engine.server.retries train.monitor.max_rollbacks model.lora.rank"),
     (-1, "prepare.files.musique.test", "questions"),
     (0.5, "train.monitor.thresholds", "entropy_rise"),
@@ -530,8 +533,33 @@ def test_a_name_that_no_disk_can_have_is_refused(content: dict[str, Any]) -> Non
 def test_the_learning_rate_decays_linearly_over_the_iterations(params: Params) -> None:
     train = params.train.model_copy(update={"iterations": 4})
     assert [train.rate(iteration) for iteration in range(4)] == [1.0, 0.75, 0.5, 0.25]
-    constant = train.model_copy(update={"update": train.update.model_copy(update={"learning_rate_decay": "none"})})
-    assert [constant.rate(iteration) for iteration in range(4)] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("decay", "warmup", "rates"),
+    [
+        ("none", 0, [1, 1, 1, 1]),
+        ("cosine", 0, [1, 0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5)]),
+        ("none", 1, [1 / 2, 1, 1, 1]),
+        ("linear", 2, [1 / 3 * 1, 2 / 3 * 0.75, 0.5, 0.25]),
+    ],
+)
+def test_rates_rise_and_decay_by_hand(params: Params, decay: str, warmup: int, rates: list[float]) -> None:
+    update = params.train.update.model_copy(update={"learning_rate_decay": decay, "learning_rate_warmup": warmup})
+    train = params.train.model_copy(update={"iterations": 4, "update": update})
+    assert [train.rate(iteration) for iteration in range(4)] == pytest.approx(rates)
+
+
+def test_a_warm_up_of_the_rates_that_the_policy_never_sees_or_never_leaves_is_refused(content: dict[str, Any]) -> None:
+    key = "train.update.learning_rate_warmup"
+    with pytest.raises(ValueError, match=r"learning_rate_warmup 20 lasts all 20 iterations"):
+        check(content, {**ONLY_PPO, key: 20})
+    with pytest.raises(
+        ValueError, match=r"learning_rate_warmup 2 is over before the policy is first trained, after the 2 iter"
+    ):
+        check(content, {**ONLY_PPO, key: 2, "train.update.critic.warmup.iterations": 2})
+    check(content, {**ONLY_PPO, key: 3, "train.update.critic.warmup.iterations": 2})
+    check(content, {**ONLY_PPO, **GROUPS, key: 2, "train.credit.estimator": "grpo"})
 
 
 def test_mappings_are_laid_over_flattened_and_compared_by_hand() -> None:

@@ -34,6 +34,9 @@ REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
 OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
     "learning_rate",
     "learning_rate_decay",
+    "learning_rate_warmup",
+    "weight_decay",
+    "betas",
     "critic",
     "epochs",
     "minibatches",

@@ -145,6 +145,9 @@ class CanaryTolerance(Section):
     bfloat16: Positive
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class CriticWarmup(Section):
     """The iterations that train the critic alone."""
 
@@ -187,7 +190,10 @@ class CriticParams(Section):
 
 class UpdateParams(Section):
     learning_rate: Positive
-    learning_rate_decay: Literal["none", "linear"]
+    learning_rate_decay: Literal["none", "linear", "cosine"]
+    learning_rate_warmup: Natural
+    weight_decay: Weight
+    betas: tuple[Beta, Beta]
     epochs: Count
     minibatches: Count
     loss: Literal["clip", "cispo"]
@@ -307,8 +313,15 @@ class TrainParams(Section):
     keep: KeepParams
 
     def rate(self, iteration: int) -> float:
-        """The share of the learning rates that an iteration's steps take: 1 at first, `1 / iterations` in the last."""
-        return 1.0 if self.update.learning_rate_decay == "none" else 1 - iteration / self.iterations
+        """The share of the learning rates that an iteration's steps take.
+
+        It decays from 1 by the share of the iterations that are over, towards 0, and rises before by equal parts: after
+        a warm-up of W iterations, of which the first takes 1 / (W + 1), it is what it would be without one.
+        """
+        over = iteration / self.iterations
+        decayed = {"none": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
+        risen = min(1.0, (iteration + 1) / (self.update.learning_rate_warmup + 1))
+        return decayed[self.update.learning_rate_decay] * risen
 
     @property
     def needs_reference(self) -> bool:
@@ -356,6 +369,17 @@ class TrainParams(Section):
             if trajectories < count:
                 product = "(rollout.questions times rollout.samples)"
                 yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
+        rise, alone = self.update.learning_rate_warmup, self.update.critic.warmup.iterations
+        if rise >= self.iterations:
+            yield (
+                f"update.learning_rate_warmup {rise} lasts all {self.iterations} iterations; lower it or raise "
+                "iterations"
+            )
+        if self.credit.needs_critic and 0 < rise <= alone:
+            yield (
+                f"update.learning_rate_warmup {rise} is over before the policy is first trained, after the {alone} "
+                "iterations of update.critic.warmup; raise it above them, or set it to 0"
+            )
         warmup = self.update.critic.warmup.longest
         if self.credit.needs_critic and warmup >= self.iterations:
             yield (

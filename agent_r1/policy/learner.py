@@ -73,8 +73,8 @@ class Learner:
                 adapter.attach(backbone, self.adapter, seed=derive(seed, "adapter", name))
             if model.gradient_checkpointing:
                 recompute_activations(backbone)
-        self.policy_optimizer = _adamw(self.policy, params.learning_rate)
-        self.critic_optimizer = _adamw(self.critic, params.critic.learning_rate) if self.critic else None
+        self.policy_optimizer = _adamw(self.policy, params.learning_rate, params)
+        self.critic_optimizer = _adamw(self.critic, params.critic.learning_rate, params) if self.critic else None
 
     def values(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
@@ -282,9 +282,11 @@ def frozen(path: str | Path, compute: Compute) -> Reference:
     return Reference(load_policy(path, compute.dtype, compute.device).requires_grad_(False), compute)
 
 
-def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, fused=True)
+    return torch.optim.AdamW(
+        trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
+    )
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

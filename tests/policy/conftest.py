@@ -26,6 +26,9 @@ def update_params() -> UpdateParams:
     return UpdateParams(
         learning_rate=1e-3,
         learning_rate_decay="none",
+        learning_rate_warmup=0,
+        weight_decay=0.0,
+        betas=(0.9, 0.999),
         epochs=1,
         minibatches=1,
         loss="clip",

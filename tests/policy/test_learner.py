@@ -444,6 +444,20 @@ def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
         torch.testing.assert_close(quarter, whole / 4, atol=1e-7, rtol=1e-3)
 
 
+def test_the_optimisers_are_as_configured(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Without a gradient at a row of the embeddings, weight decay alone moves it: by 1 - rate * decay."""
+    learner = make_learner(weight_decay=0.5, betas=(0.8, 0.9), learning_rate=0.01)
+    for optimizer in (learner.policy_optimizer, learner.critic_optimizer):
+        assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
+        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.5}
+    before = learner.critic.backbone.get_input_embeddings().weight.detach().clone()
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    after = learner.critic.backbone.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(after[0], before[0] * (1 - 1e-3 * 0.5))  # id 0 is in no trajectory
+
+
 def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
