@@ -358,6 +358,24 @@ def test_cispo_may_leave_weights_without_a_lower_bound(content: dict[str, Any]) 
     assert check(content, cispo).train.update.loss == "cispo"
 
 
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        ("", []),
+        ("whitening", ["advantage_mask.whitening: false counts"]),
+        ("recursion", ["advantage_mask.recursion: false with critic: true reads"]),
+        ("recursion whitening", ["advantage_mask.recursion: false with critic: true reads"]),
+        ("recursion whitening critic", []),
+    ],
+)
+def test_settings_that_do_more_than_their_names_say_are_remarked_on(
+    content: dict[str, Any], off: str, said: list[str]
+) -> None:
+    masks = {f"train.credit.advantage_mask.{name}": False for name in off.split()}
+    remarks = list(check(content, {**ONLY_PPO, **masks}).train.credit.remarks)
+    assert [remark.startswith(start) for remark, start in zip(remarks, said, strict=True)] == [True] * len(said)
+
+
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:
     """Another kind's settings, and where servers are, start nothing over."""
     others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0}

@@ -100,6 +100,21 @@ class CreditParams(Section):
             return self
         return self.model_copy(update={"lam": self.target_lam, "step_lam": self.target_lam})
 
+    @property
+    def remarks(self) -> Iterator[str]:
+        """Says what settings do that are allowed, and do more than their names say."""
+        mask = self.advantage_mask
+        if mask.recursion and not mask.whitening:
+            yield (
+                "advantage_mask.whitening: false counts the advantage 0 of observation tokens in mean and standard "
+                "deviation: advantages at action tokens are larger for it, and their mean is not 0"
+            )
+        if self.needs_critic and mask.critic and not mask.recursion:
+            yield (
+                "advantage_mask.recursion: false with critic: true reads values at observation tokens, where the "
+                "critic is never trained"
+            )
+
     def objections(self) -> Iterator[str]:
         if self.estimator == "grpo" and self.kl_reward:
             yield (

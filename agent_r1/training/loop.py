@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
@@ -29,6 +30,8 @@ from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 Verb = Callable[..., Metrics]
@@ -76,6 +79,8 @@ class Training:
         `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from `questions`. A
         ValueError says that the model cannot be loaded, or needs more memory than there is.
         """
+        for remark in config.credit.remarks:
+            logger.info("%s", remark)
         self.env, self.config, self.folder = settings.env, config, folder
         self.questions, self.index = list(questions), index
         with_critic = config.credit.needs_critic
