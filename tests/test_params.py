@@ -225,6 +225,7 @@ SERVER = {"engine.kind": "server"}
             {"train.update.loss": "cispo", "train.update.dual_clip": 0, "train.update.ratio": "sequence_token"},
             "sequence_token is ratio: sequence with loss: cispo",
         ),
+        ({"model.dtype": "float32", "model.float32_output": True}, r"float32_output: true has no effect with dtype: f"),
         ({"train.update.importance_cap": 0.5}, r"importance_cap 0\.5 cuts .* set it to 1 or more"),
         (
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},

@@ -34,6 +34,7 @@ class Compute:
     device: torch.device
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a padded micro-batch
+    float32_output: bool = False  # of the output layer, where the others compute in bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from agent_r1.policy.losses import LossTokens, Metrics
 from agent_r1.policy.model import (
     Critic,
     compute_dtype,
+    compute_output_in_float32,
     default_device,
     load_policy,
     load_tokenizer,
@@ -32,6 +34,8 @@ from agent_r1.policy.model import (
 from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
+
+logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -61,11 +65,18 @@ class Learner:
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
         device = device or default_device()
         dtype = compute_dtype(model.dtype, device)
-        self.compute = Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch)
+        widened = model.float32_output and dtype is not torch.float32
+        self.compute = Compute(
+            device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened
+        )
+        if model.float32_output and not widened:
+            logger.warning("model.float32_output: true has no effect: every layer computes in float32 on %s", device)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
         stored = dtype if self.adapter else torch.float32
         self.tokenizer = load_tokenizer(path)
         self.policy = load_policy(path, stored, device)
+        if widened:
+            compute_output_in_float32(self.policy)
         self.critic = Critic(path, stored, device) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
@@ -279,7 +290,10 @@ def reference_of(learner: Learner, path: str | Path) -> Reference:
 
 def frozen(path: str | Path, compute: Compute) -> Reference:
     """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
-    return Reference(load_policy(path, compute.dtype, compute.device).requires_grad_(False), compute)
+    policy = load_policy(path, compute.dtype, compute.device).requires_grad_(False)
+    if compute.float32_output:
+        compute_output_in_float32(policy)
+    return Reference(policy, compute)
 
 
 def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:

@@ -69,13 +69,21 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
         dtype: Any = "float32",
         adapter: LoraParams | None = None,
         gradient_checkpointing: bool = False,
+        float32_output: bool = False,
         **changes: Any,
     ) -> Learner:
         lora = adapter or NO_LORA
         return Learner(
             tiny_model,
             with_changes(update_params, **changes),
-            ModelParams(path="", dtype=dtype, gradient_checkpointing=gradient_checkpointing, lora=lora, threads=1),
+            ModelParams(
+                path="",
+                dtype=dtype,
+                float32_output=float32_output,
+                gradient_checkpointing=gradient_checkpointing,
+                lora=lora,
+                threads=1,
+            ),
             with_critic=with_critic,
             seed=3,
             device=torch.device("cpu"),

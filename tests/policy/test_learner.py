@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import load_policy
 from agent_r1.records import Credit, Trajectory
 
 Make = Callable[..., Any]
@@ -529,6 +531,31 @@ def test_bfloat16_compute_keeps_float32_weights(
     assert {parameter.dtype for parameter in learner.policy.parameters()} == {torch.float32}
     assert 0 < metrics["policy/mismatch_max"] < 0.2
     assert np.isfinite(list(metrics.values())).all()
+
+
+@pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])
+def test_the_output_layer_alone_computes_in_float32(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path, adapter: LoraParams | None
+) -> None:
+    """Its logits are those of float32 weights times what bfloat16 layers gave it, and it learns and is saved."""
+    learner = make_learner(dtype="bfloat16", float32_output=True, adapter=adapter)
+    seen: list[torch.Tensor] = []
+    output = learner.policy.get_output_embeddings()
+    output.register_forward_hook(lambda _, given, logits: seen.extend([given[0], logits]))
+    [logprobs, *_] = learner.logprobs(trajectories)
+    hidden, logits = seen[:2]
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, hidden.float() @ output.weight.float().T, atol=1e-5, rtol=1e-5)
+    assert logprobs.tolist() != make_learner(dtype="bfloat16", adapter=adapter).logprobs(trajectories)[0].tolist()
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    learner.save_policy(tmp_path / "policy")
+    saved = load_policy(tmp_path / "policy", device=torch.device("cpu")).get_output_embeddings().weight
+    torch.testing.assert_close(saved, output.weight.float())
+
+
+def test_in_float32_there_is_no_output_layer_to_widen(make_learner: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
+    assert "float32_output: true has no effect" in caplog.text
 
 
 def test_a_saved_policy_is_an_ordinary_folder(make_learner: Make, tmp_path: Path) -> None:
