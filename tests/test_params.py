@@ -402,19 +402,21 @@ def test_a_policy_that_never_trains_is_refused(
 ) -> None:
     """Nor may the iterations of the sweep be too few, which stand in for the run's. Without a critic none are."""
     key = "train.update.critic.warmup.iterations"
-    changes = {**ONLY_PPO, "train.iterations": iterations, "train.credit.estimator": estimator}
+    plain = {"train.update.critic.warmup.explained_variance": 0, "train.update.critic.warmup.limit": 0}
+    changes = {**ONLY_PPO, **plain, "train.iterations": iterations, "train.credit.estimator": estimator}
     with pytest.raises(
         ValueError, match=rf"train: update\.critic\.warmup .* {warmup} iterations, .* all {iterations},"
     ):
         check(content, {**changes, key: warmup})
     check(content, {**changes, key: iterations - 1})
     with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic\.warmup .* 12 iterations, .* all 12"):
-        check(content, {key: content["ablations"]["iterations"]})
-    check(content, {key: 12, "ablations.runs": ["grpo"], "ablations.iterations": 2})
+        check(content, {**plain, key: content["ablations"]["iterations"]})
+    check(content, {**plain, key: 12, "ablations.runs": ["grpo"], "ablations.iterations": 2})
 
 
 def test_a_warm_up_waits_for_what_the_critic_explains_up_to_a_limit(content: dict[str, Any], params: Params) -> None:
-    plain = params.train.update.critic.warmup
+    off = {"explained_variance": 0.0, "limit": 0}
+    plain = params.train.update.critic.warmup.model_copy(update=off)
     assert plain.longest == plain.iterations
     assert [plain.is_over(iteration, -1.0) for iteration in range(4)] == [False, False, True, True]
     key = "train.update.critic.warmup."
