@@ -172,7 +172,7 @@ class Credit:
     advantages: NDArray[np.float32]  # [L] exactly 0 where the advantage mask drops the token
     values: NDArray[np.float32]  # [L] the critic's, before the update; 0 without a critic
     value_targets: NDArray[np.float32]  # [L] what the critic is trained towards
-    reference_logprobs: NDArray[np.float32]  # [L] the reference's over the loss mask, nats; 0 elsewhere or without one
+    reference_logprobs: NDArray[np.float32]  # [L] the reference's of action tokens, nats; 0 elsewhere or without one
     loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
     critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
     kept: bool  # false: filtered out, no part of the update in any way; its masks are empty

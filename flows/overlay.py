@@ -11,6 +11,7 @@ import hashlib
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 from ruamel.yaml import YAML
@@ -49,6 +50,7 @@ def compose(base: str, name: str) -> str:
     round_trip, text = YAML(), io.StringIO()
     round_trip.width, round_trip.preserve_quotes = 1 << 16, True  # no line is broken
     round_trip.indent(mapping=2, sequence=4, offset=2)
+    round_trip.representer.add_representer(type(None), _null)
     changes = round_trip.load(path)
     if not isinstance(changes, dict):
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
@@ -56,6 +58,11 @@ def compose(base: str, name: str) -> str:
     body = text.getvalue()
     validated(Params, yaml.safe_load(body), str(path))
     return f"# Composed of {BASE} and {path} ({_digest(body)}); `python -m flows overlay base` goes back.\n{body}"
+
+
+def _null(representer: Any, _: None) -> Any:
+    """Written out, as in the base, where ruamel would leave nothing."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _base() -> str:

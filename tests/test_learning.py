@@ -22,7 +22,10 @@ from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.watch import StaleWeightsError, judge
 
 ITERATIONS = 24
-UPDATE = {"learning_rate": 2e-4, "critic_learning_rate": 5e-4, "critic_warmup_iterations": 1}
+UPDATE = {
+    "learning_rate": 2e-4,
+    "critic": {"learning_rate": 5e-4, "warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}},
+}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -169,12 +170,15 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "train", "keep.every credit.filter.share"),
     (0, "model", "threads lora.alpha"),
     (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1 overlong_buffer whitening_floor"),
-    (-1, "train.update", "importance_cap kl_loss constant_length"),
+    (-1, "train.update", "importance_cap kl_loss constant_length weight_decay learning_rate_warmup"),
+    ([0.9, 1.0], "train.update", "betas"),
+    ([0.9], "train.update", "betas"),
     (-1, "", "search.cache_entries engine.server.retries train.monitor.max_rollbacks model.lora.rank"),
     (-1, "prepare.files.musique.test", "questions"),
     (0.5, "train.monitor.thresholds", "entropy_rise"),
     (0.7, "train.rollout", "top_p temperature"),
-    (1.0, "train.update", "clip_low dual_clip"),
+    (1.0, "train.update", "dual_clip"),
+    (1.5, "train.update", "clip_low"),
     (1.0, "train.monitor.thresholds", "grad_norm_spike"),
     (1.5, "train", "rollout.top_p credit.gamma credit.step_gamma credit.filter.share"),
     (1.5, "search", "bm25.b"),
@@ -189,7 +193,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (NAN, "train", "credit.rewards.progress update.entropy_bonus"),
     ("other", "train", "credit.estimator credit.filter.kind keep.learner monitor.on_collapse update.ratio iterations"),
     ("other", "train.credit.left_out", "truncated void_step"),
-    ("other", "train.update", "aggregation"),
+    ("other", "train.update", "aggregation loss"),
     ("other", "", "search.kind search.dense.pooling model.dtype engine.kind prepare.files.musique.format"),
     ([], "prepare", "datasets"),
     ([], "model.lora", "targets"),
@@ -235,6 +239,17 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"train.credit.rewards.agent_r1": 0.0}, r"train\.credit\.rewards: all reward weights are 0"),
         ({"train.update.constant_length": 512}, r"train\.update: constant_length 512 with aggregation token_mean"),
         ({"train.update.aggregation": "constant_length"}, "constant_length 0 with aggregation constant_length"),
+        ({"train.update.clip_high": 4.9e8}, r"clip_high 4\.9e\+08 never acts: ratios end at e\^20, 4\.85e\+08"),
+        ({"train.update.dual_clip": 1e9}, r"dual_clip 1e\+09 never acts"),
+        ({"train.update.importance_cap": 1e9}, r"importance_cap 1e\+09 never acts"),
+        ({"train.update.clip_low": 0.999999999}, r"clip_low 0\.9999999990+3 never acts: ratios begin at e\^-20"),
+        ({"train.update.clip_low": 1.0}, r"clip_low 1 never acts: ratios begin at e\^-20, 2\.06e-09"),
+        ({"train.update.loss": "cispo"}, r"dual_clip 3\.0 has no effect with loss: cispo.*set dual_clip: 0"),
+        (
+            {"train.update.loss": "cispo", "train.update.dual_clip": 0, "train.update.ratio": "sequence_token"},
+            "sequence_token is ratio: sequence with loss: cispo",
+        ),
+        ({"model.dtype": "float32", "model.float32_output": True}, r"float32_output: true has no effect with dtype: f"),
         ({"train.update.importance_cap": 0.5}, r"importance_cap 0\.5 cuts .* set it to 1 or more"),
         (
             {**GROUPS, "train.credit.estimator": "grpo", "train.credit.kl_reward": 0.1},
@@ -389,6 +404,41 @@ def test_masks_are_refused_where_they_would_have_no_effect(
         check(content, changes)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "refused"), [("grpo", True), ("rloo", True), ("gae", False), ("step_gae", False)]
+)
+def test_gspo_token_needs_advantages_that_differ_within_a_trajectory(
+    content: dict[str, Any], estimator: str, refused: bool
+) -> None:
+    changes = {**ONLY_PPO, **GROUPS, "train.credit.estimator": estimator, "train.update.ratio": "sequence_token"}
+    message = rf"update\.ratio: sequence_token gives the gradient of ratio: sequence with estimator {estimator}"
+    with pytest.raises(ValueError, match=message) if refused else nullcontext():
+        check(content, changes)
+
+
+def test_cispo_may_leave_weights_without_a_lower_bound(content: dict[str, Any]) -> None:
+    cispo = {"train.update.loss": "cispo", "train.update.dual_clip": 0, "train.update.clip_low": 1.0}
+    assert check(content, cispo).train.update.loss == "cispo"
+
+
+@pytest.mark.parametrize(
+    ("off", "said"),
+    [
+        ("", []),
+        ("whitening", ["advantage_mask.whitening: false counts"]),
+        ("recursion", ["advantage_mask.recursion: false with critic: true reads"]),
+        ("recursion whitening", ["advantage_mask.recursion: false with critic: true reads"]),
+        ("recursion whitening critic", []),
+    ],
+)
+def test_settings_that_do_more_than_their_names_say_are_remarked_on(
+    content: dict[str, Any], off: str, said: list[str]
+) -> None:
+    masks = {f"train.credit.advantage_mask.{name}": False for name in off.split()}
+    remarks = list(check(content, {**ONLY_PPO, **masks}).train.credit.remarks)
+    assert [remark.startswith(start) for remark, start in zip(remarks, said, strict=True)] == [True] * len(said)
+
+
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:
     """Another kind's settings, and where servers are, start nothing over."""
     others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0}
@@ -413,14 +463,36 @@ def test_a_policy_that_never_trains_is_refused(
     content: dict[str, Any], warmup: int, iterations: int, estimator: str
 ) -> None:
     """Nor may the iterations of the sweep be too few, which stand in for the run's. Without a critic none are."""
-    key = "train.update.critic_warmup_iterations"
-    changes = {**ONLY_PPO, "train.iterations": iterations, "train.credit.estimator": estimator}
-    with pytest.raises(ValueError, match=rf"train: update\.critic_warmup_iterations {warmup} .* all {iterations} iter"):
+    key = "train.update.critic.warmup.iterations"
+    plain = {"train.update.critic.warmup.explained_variance": 0, "train.update.critic.warmup.limit": 0}
+    changes = {**ONLY_PPO, **plain, "train.iterations": iterations, "train.credit.estimator": estimator}
+    with pytest.raises(
+        ValueError, match=rf"train: update\.critic\.warmup .* {warmup} iterations, .* all {iterations},"
+    ):
         check(content, {**changes, key: warmup})
     check(content, {**changes, key: iterations - 1})
-    with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic_warmup_iterations 12 .* all 12"):
-        check(content, {key: content["ablations"]["iterations"]})
-    check(content, {key: 12, "ablations.runs": ["grpo"], "ablations.iterations": 2})
+    with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic\.warmup .* 12 iterations, .* all 12"):
+        check(content, {**plain, key: content["ablations"]["iterations"]})
+    check(content, {**plain, key: 12, "ablations.runs": ["grpo"], "ablations.iterations": 2})
+
+
+def test_a_warm_up_waits_for_what_the_critic_explains_up_to_a_limit(content: dict[str, Any], params: Params) -> None:
+    off = {"explained_variance": 0.0, "limit": 0}
+    plain = params.train.update.critic.warmup.model_copy(update=off)
+    assert plain.longest == plain.iterations
+    assert [plain.is_over(iteration, -1.0) for iteration in range(4)] == [False, False, True, True]
+    key = "train.update.critic.warmup."
+    patient = {f"{key}iterations": 1, f"{key}explained_variance": 0.2, f"{key}limit": 3}
+    warmup = check(content, patient).train.update.critic.warmup
+    assert warmup.longest == 3
+    assert [warmup.is_over(iteration, 0.2) for iteration in range(4)] == [False, True, True, True]
+    assert [warmup.is_over(iteration, 0.1) for iteration in range(4)] == [False, False, False, True]
+    with pytest.raises(ValueError, match=r"explained_variance 0\.2 has no effect with limit 1"):
+        check(content, {**patient, f"{key}limit": 1})
+    with pytest.raises(ValueError, match="limit 3 has no effect without explained_variance"):
+        check(content, {**patient, f"{key}explained_variance": 0})
+    with pytest.raises(ValueError, match=r"warmup may train the critic alone for 20 iterations, which are all 20,"):
+        check(content, {**ONLY_PPO, **patient, f"{key}limit": 20})
 
 
 @pytest.mark.parametrize(("questions", "samples", "minibatches"), [(1, 1, 2), (3, 4, 13)])
@@ -431,7 +503,13 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
     full = minibatches - 1
     with pytest.raises(ValueError, match=rf"train: {full} trajectories .* update\.minibatches {minibatches}"):
         check(content, {**changes, "train.update.minibatches": minibatches})
-    check(content, {**changes, "train.update.minibatches": full})
+    fitting = {**changes, "train.update.minibatches": full, "train.update.critic.minibatches": full}
+    check(content, fitting)
+    with pytest.raises(ValueError, match=rf"train: {full} trajectories .* update\.critic\.minibatches {minibatches}"):
+        check(content, {**fitting, "train.update.critic.minibatches": minibatches})
+    check(
+        content, {**fitting, "train.update.critic.minibatches": minibatches, "train.credit.estimator": "reinforce_pp"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -442,12 +520,14 @@ def test_an_iteration_that_fills_no_minibatches_is_refused(
         ("gae", {"credit": {"step_lam": 0.95}}, "credit.step_lam"),  # the value that it has anyway
         ("step_gae", {"credit": {"gamma": 0.9}}, "credit.gamma"),
         ("reinforce_pp", {"credit": {"lam": 0.9}}, "credit.lam"),
-        ("reinforce_pp", {"update": {"value_clip": 0.1}}, "update.value_clip"),
         ("step_return", {"credit": {"step_lam": 0.9, "gigpo": {"weight": 2.0}}}, "credit.step_lam, credit.gigpo"),
         ("gigpo", {"credit": {"gamma": 0.9}}, "credit.gamma"),
         ("gigpo", {"credit": {"step_gamma": 0.9, "gigpo": {"weight": 2.0}}}, ""),
-        ("rloo", {"update": {"critic_warmup_iterations": 0}}, "update.critic_warmup_iterations"),
-        ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"value_clip": 0.1, "critic_learning_rate": 1}}, ""),
+        ("rloo", {"credit": {"target_lam": 1.0}}, "credit.target_lam"),
+        ("step_gae", {"credit": {"target_lam": 1.0}}, ""),
+        ("reinforce_pp", {"update": {"critic": {"value_clip": 0.1}}}, "update.critic"),
+        ("rloo", {"update": {"critic": {"warmup": {"iterations": 0}}}}, "update.critic"),
+        ("gae", {"credit": {"lam": 0.5, "gamma": 0.9}, "update": {"critic": {"value_clip": 0.1}}}, ""),
         ("bi_level_gae", {"credit": {"lam": 0.5, "gamma": 0.9, "step_gamma": 0.9, "step_lam": 0.5}}, ""),
         ("reinforce_pp", {"credit": {"gamma": 0.9}}, ""),
         ("grpo", {"update": {"minibatches": 1}}, ""),
@@ -539,8 +619,33 @@ def test_a_name_that_no_disk_can_have_is_refused(content: dict[str, Any]) -> Non
 def test_the_learning_rate_decays_linearly_over_the_iterations(params: Params) -> None:
     train = params.train.model_copy(update={"iterations": 4})
     assert [train.rate(iteration) for iteration in range(4)] == [1.0, 0.75, 0.5, 0.25]
-    constant = train.model_copy(update={"update": train.update.model_copy(update={"learning_rate_decay": "none"})})
-    assert [constant.rate(iteration) for iteration in range(4)] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("decay", "warmup", "rates"),
+    [
+        ("none", 0, [1, 1, 1, 1]),
+        ("cosine", 0, [1, 0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5)]),
+        ("none", 1, [1 / 2, 1, 1, 1]),
+        ("linear", 2, [1 / 3 * 1, 2 / 3 * 0.75, 0.5, 0.25]),
+    ],
+)
+def test_rates_rise_and_decay_by_hand(params: Params, decay: str, warmup: int, rates: list[float]) -> None:
+    update = params.train.update.model_copy(update={"learning_rate_decay": decay, "learning_rate_warmup": warmup})
+    train = params.train.model_copy(update={"iterations": 4, "update": update})
+    assert [train.rate(iteration) for iteration in range(4)] == pytest.approx(rates)
+
+
+def test_a_warm_up_of_the_rates_that_the_policy_never_sees_or_never_leaves_is_refused(content: dict[str, Any]) -> None:
+    key = "train.update.learning_rate_warmup"
+    with pytest.raises(ValueError, match=r"learning_rate_warmup 20 lasts all 20 iterations"):
+        check(content, {**ONLY_PPO, key: 20})
+    with pytest.raises(
+        ValueError, match=r"learning_rate_warmup 2 is over before the policy is first trained, after the 2 iter"
+    ):
+        check(content, {**ONLY_PPO, key: 2, "train.update.critic.warmup.iterations": 2})
+    check(content, {**ONLY_PPO, key: 3, "train.update.critic.warmup.iterations": 2})
+    check(content, {**ONLY_PPO, **GROUPS, key: 2, "train.credit.estimator": "grpo"})
 
 
 def test_mappings_are_laid_over_flattened_and_compared_by_hand() -> None:

@@ -15,7 +15,7 @@ from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, left_out, select
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params.train import CreditParams
+from agent_r1.params.train import LARGEST_K3_DIFFERENCE, CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
 
 OUTCOMES = (Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.MALFORMED)  # of what credit sees
@@ -45,7 +45,7 @@ def assign(
 
     Args:
         values: the critic's value [L] at every token of every trajectory, or None without a critic.
-        reference: the frozen reference's logprob [L] of every token of the loss mask, or None without one. With
+        reference: the frozen reference's logprob [L] of every action token, or None without one. With
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
         questions: how many groups the filter's share of groups is of; all there are unless a refill has added some.
@@ -108,7 +108,7 @@ def _assign(
         **({} if params.filter.kind == "none" else filtered),
         **_left_out_metrics(trajectories, params),
         **_advantage_metrics(trajectories, credits_),
-        **_value_metrics(credits_),
+        **value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
     mean = metrics["reward/total"]
@@ -147,9 +147,10 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
     """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
     differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
+    clamped = differences.clip(-LARGEST_K3_DIFFERENCE, LARGEST_K3_DIFFERENCE)
     return {
         "reward/kl": _mean([each.sum() for each in kl]),
-        "policy/reference_kl": _mean(np.expm1(differences) - differences),
+        "policy/reference_kl": _mean(np.expm1(clamped) - clamped),
     }
 
 
@@ -165,7 +166,7 @@ def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | N
         if not np.isfinite(row).all():
             raise ValueError(
                 f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
-                "lower train.update.critic_learning_rate"
+                "lower train.update.critic.learning_rate"
             )
 
 
@@ -194,12 +195,13 @@ def _credits(
     for row, i in enumerate(rows):
         bare, length = credits_[i], len(trajectories[i].token_ids)
         mask = select_tokens(trajectories[i].source, params.loss_mask) & ~out[i]
+        acting = trajectories[i].action_mask
         credits_[i] = replace(
             bare,
             advantages=estimated.advantages[row, :length].astype(np.float32),
             values=values[i] if values else bare.values,
             value_targets=estimated.value_targets[row, :length].astype(np.float32),
-            reference_logprobs=np.where(mask, reference[i], np.float32(0)) if reference else bare.reference_logprobs,
+            reference_logprobs=np.where(acting, reference[i], np.float32(0)) if reference else bare.reference_logprobs,
             loss_mask=mask,
             critic_mask=estimated.critic_mask[row, :length],
             kept=True,
@@ -246,6 +248,9 @@ def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/cut_action_share": cut / max(sum(len(t.steps) for t in trajectories), 1),
         "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
         "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
+        "rollout/surprisal": -_mean(
+            np.concatenate([t.logprobs[t.action_mask] for t in trajectories], dtype=np.float64)
+        ),
     }
 
 
@@ -279,7 +284,7 @@ def _advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Cr
     }
 
 
-def _value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
+def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
     """The share of the value targets' variance that the values explain, over the critic mask.
 
     Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.

@@ -173,12 +173,14 @@ def _multiple_unless_solved(metric: str, standard: Metrics, judged: Metrics, thr
 
 
 # The healthiest of the first iterations is the standard, so that a run that collapses at once is held against what it
-# was; entropy can err on both sides, so the median of them is. Gradient norms grow in healthy runs: a spike stands out
-# from all that came before.
+# was; entropy can err on both sides, so the median of them is. It is judged by the surprisal of all that was sampled:
+# what has no gradient, groups of equal returns above all, goes through no other pass, and its share changes as a run
+# learns. Of an iteration it errs by a tenth, against thresholds of a tenth and of four times. Gradient norms grow in
+# healthy runs: a spike stands out from all that came before.
 SIGNS = {
     "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved),
-    "entropy_fall": Sign("policy/entropy", "below", _lower_median, _multiple),
-    "entropy_rise": Sign("policy/entropy", "above", _lower_median, _multiple),
+    "entropy_fall": Sign("rollout/surprisal", "below", _lower_median, _multiple),
+    "entropy_rise": Sign("rollout/surprisal", "above", _lower_median, _multiple),
     "grad_norm_spike": Sign("policy/grad_norm", "above", _lower_median, _multiple, among_all=True),
     "valid_call_fall": Sign("rollout/valid_call_share", "below", max, _multiple),
     "answer_repetition": Sign("rollout/answer_repetition", "above", min, _part_of_the_way_to_one),

@@ -38,17 +38,19 @@ class Estimate:
 def gae(batch: Batch, params: CreditParams) -> Estimate:
     """Generalised advantage estimation over tokens (`gamma`, `lam`), then whitening over the batch.
 
-    Value targets are A + V with the advantages before whitening. Where the critic is trained at tokens that are
-    no time steps (recursion on, critic off), the targets there come from the recursion over the critic's tokens.
+    Value targets are A + V with the advantages before whitening, and with `target_lam` in place of `lam` where it is
+    given. Where the critic is trained at tokens that are no time steps (recursion on, critic off), the targets there
+    come from the recursion over the critic's tokens.
 
-    Source: Schulman et al. 2016 (arXiv 1506.02438); over action tokens alone: Agent-R1 (arXiv 2511.14460), §4.
+    Source: Schulman et al. 2016 (arXiv 1506.02438); over action tokens alone: Agent-R1 (arXiv 2511.14460), §4; two
+    lambdas: the decoupled GAE of VC-PPO (arXiv 2503.01491).
     """
     values = _critic_values(batch, params)
     raw = token_advantages(batch.rewards, values, batch.time_steps, params)
-    targets = raw + values
+    targets = token_advantages(batch.rewards, values, batch.time_steps, params.of_targets) + values
     beyond = batch.critic_mask & ~batch.time_steps
     if beyond.any():
-        over_critic = token_advantages(batch.rewards, values, batch.critic_mask, params)
+        over_critic = token_advantages(batch.rewards, values, batch.critic_mask, params.of_targets)
         targets = np.where(beyond, over_critic + values, targets)
     return Estimate(
         advantages=whitened(raw, batch, params.whitening_floor),
@@ -61,16 +63,18 @@ def step_gae(batch: Batch, params: CreditParams) -> Estimate:
     """Generalised advantage estimation over steps (`step_gamma`, `step_lam`), the same at every token of a step.
 
     A step's value is that of the state before acting, at the step's first token. It is asked for nowhere else, so the
-    critic is trained there alone, towards A + V. Whitening counts tokens, as the loss does: a long step weighs more.
+    critic is trained there alone, towards A + V, with `target_lam` in place of `step_lam` where it is given. Whitening
+    counts tokens, as the loss does: a long step weighs more.
 
     Source: StepPO (arXiv 2604.18401), whose whitening counts steps.
     """
     spans = step_spans(batch.steps)
     values = _critic_values(batch, params)[spans.first]
     raw = _step_advantages(batch.rewards, values, spans, params)
+    targets = _step_advantages(batch.rewards, values, spans, params.of_targets) + values
     return Estimate(
         advantages=whitened(_on_steps(raw, spans), batch, params.whitening_floor),
-        value_targets=_scatter(raw + values, spans.first),
+        value_targets=_scatter(targets, spans.first),
         critic_mask=spans.first,
     )
 
@@ -82,23 +86,30 @@ def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
     2. Over the tokens of each step alone (`gamma`, `lam`), with that return as the reward of its last token, whose
        advantage is thereby the step's.
 
-    The critic is trained at every action token, towards the second level's A + V. Steps are told apart by their
-    index; where a reward of 0 or an action right after another hides the boundary, it is a boundary all the same.
+    The critic is trained at every action token, towards the second level's A + V, with `target_lam` in place of both
+    lambdas where it is given. Steps are told apart by their index; where a reward of 0 or an action right after another
+    hides the boundary, it is a boundary all the same.
 
     Source: VAGEN (arXiv 2510.16907), Bi-Level GAE; RAGEN, ragen/trainer/core_algos.py, which takes the tokens with a
     reward for the boundaries.
     """
     spans = step_spans(batch.steps)
     values = _critic_values(batch, params)[spans.acting]
-    ends = spans.starts + spans.tokens - 1
-    returns = np.zeros(len(values))
-    returns[ends] = _step_advantages(batch.rewards, values[ends], spans, params) + values[ends]
-    raw = generalized_advantages(returns, values, spans.tokens, gamma=params.gamma, lam=params.lam)
+    raw = _two_levels(batch.rewards, values, spans, params)
+    targets = _two_levels(batch.rewards, values, spans, params.of_targets) + values
     return Estimate(
         advantages=whitened(_scatter(raw, spans.acting), batch, params.whitening_floor),
-        value_targets=_scatter(raw + values, spans.acting),
+        value_targets=_scatter(targets, spans.acting),
         critic_mask=spans.acting,
     )
+
+
+def _two_levels(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
+    """[N] the advantages of action tokens with values [N], over steps and then over the tokens of each."""
+    ends = spans.starts + spans.tokens - 1
+    returns = np.zeros(len(values))
+    returns[ends] = _step_advantages(rewards, values[ends], spans, params) + values[ends]
+    return generalized_advantages(returns, values, spans.tokens, gamma=params.gamma, lam=params.lam)
 
 
 def grpo(batch: Batch, params: CreditParams) -> Estimate:

@@ -22,6 +22,8 @@ INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
 DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left out, by baseline
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
+EXPLAINED = "value/explained_variance"  # logged where there is a critic
+LEAST_EXPLAINED = -0.25  # drawn; a critic that errs by more is off the paper
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
 VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 6, "markeredgecolor": "white"}
@@ -40,14 +42,23 @@ def colours(runs: Sequence[str]) -> dict[str, str]:
 
 
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) -> None:
-    """Exact match and reward per iteration, a line per run; `baselines` are test scores, drawn dashed."""
-    figure = Figure((13, 6.2), **PAPER)
-    left, right = figure.subplots(1, 2)
+    """Exact match and reward per iteration, a line per run; `baselines` are test scores, drawn dashed.
+
+    Where a run has a critic, a third panel shows the share of its targets' variance that it explains.
+    """
+    metrics = ["rollout/em", "reward/total"]
+    metrics += [EXPLAINED] * any(EXPLAINED in row for rows in curves.values() for row in rows)
+    figure = Figure((6.5 * len(metrics), 6.2), **PAPER)
+    panels = figure.subplots(1, len(metrics))
+    left, right = panels[:2]
     _titles(left, "Exact match", "training questions, sampled; dashed: baselines, test questions")
     _titles(right, "Reward", "mean per episode of the training questions")
     left.set_ylim(0, 1)
+    for critic in panels[2:]:
+        _titles(critic, "Explained variance", "of the value targets, by the critic before the update")
+        critic.set_ylim(LEAST_EXPLAINED, 1)
     colour = colours(list(curves))
-    for axes, metric in ((left, "rollout/em"), (right, "reward/total")):
+    for axes, metric in zip(panels, metrics, strict=True):
         axes.margins(x=0.015)
         axes.set_xlabel("iteration", color=MUTED, fontsize=12)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))

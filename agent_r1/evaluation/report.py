@@ -22,7 +22,7 @@ from agent_r1.evaluation.comparison import (
     paired,
     warning,
 )
-from agent_r1.evaluation.plots import Curve, Curves, final_scores, learning_curves, seed_curves
+from agent_r1.evaluation.plots import EXPLAINED, Curve, Curves, final_scores, learning_curves, seed_curves
 from agent_r1.evaluation.scores import outcomes, score
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
@@ -69,7 +69,7 @@ def render(
         "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
         _differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
         "## Learning curves",
-        f"![Exact match and reward per iteration]({CURVES_PNG})",
+        f"![Exact match, reward, and what critics explain, per iteration]({CURVES_PNG})",
         *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
     ]
     write_report(folder, parts, {name: row["em"] for name, row in scores.items()})
@@ -187,8 +187,9 @@ def render_sweep(
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
         differences_table(list(hits), [reference, base], difference),
         "## Training",
-        f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds. An "
-        "alarm is the collapse monitor's; the iteration is that of the first one.",
+        f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
+        "is the share of its targets' variance that a critic explains. An alarm is the collapse monitor's; the "
+        "iteration is that of the first one.",
         _training(curves),
         f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
     ]
@@ -234,9 +235,11 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
         alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
         firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
         sampled = np.mean([metrics["rollout/em"] for curve in seeds for metrics in curve[-AT_THE_END:]])
-        minutes = np.mean([_seconds(curve) for curve in seeds]) / 60
-        rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", ", ".join(firsts), f"{minutes:.1f}"])
-    header = ["run", "iterations", "sampled exact match", "first alarm, by seed", "minutes per seed"]
+        shares = [metrics[EXPLAINED] for curve in seeds for metrics in curve[-AT_THE_END:] if EXPLAINED in metrics]
+        explained = f"{np.mean(shares):.2f}" if shares else ABSENT
+        minutes = f"{np.mean([_seconds(curve) for curve in seeds]) / 60:.1f}"
+        rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", explained, ", ".join(firsts), minutes])
+    header = ["run", "iterations", "sampled exact match", "explained", "first alarm, by seed", "minutes per seed"]
     return markdown_table(header, rows)
 
 

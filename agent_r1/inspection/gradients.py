@@ -16,7 +16,15 @@ from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.train import CreditParams, UpdateParams
 from agent_r1.policy.batching import Compute
-from agent_r1.policy.losses import LossTokens, Metrics, concatenate, normaliser, policy_metrics, token_losses
+from agent_r1.policy.losses import (
+    LossTokens,
+    Metrics,
+    concatenate,
+    mismatch_metrics,
+    normaliser,
+    policy_metrics,
+    token_losses,
+)
 from agent_r1.policy.rows import join_credit, policy_pass
 from agent_r1.records import Credit, Trajectory
 
@@ -139,7 +147,9 @@ def policy_gradient(
     if not seen:
         return PolicyGradient(sampled, observed, {}, 0.0)
     step = concatenate(seen)
-    metrics = policy_metrics(step, params, divisor)
+    acting = step.sampled
+    metrics = policy_metrics(step, params, divisor, int(acting.sum()))
+    metrics |= mismatch_metrics(step.logprobs[acting], step.sampler_logprobs[acting])
     return PolicyGradient(sampled, observed, metrics, _observed_loss_share(step, params))
 
 

@@ -18,7 +18,6 @@ from rich.progress import track
 from rich.table import Table
 
 from agent_r1.credit.assign import assign
-from agent_r1.credit.batch import select_tokens
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.params import Params, RunId
@@ -34,12 +33,13 @@ from agent_r1.training.watch import accepted_gap
 REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
 OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
     "learning_rate",
-    "critic_learning_rate",
     "learning_rate_decay",
-    "critic_warmup_iterations",
+    "learning_rate_warmup",
+    "weight_decay",
+    "betas",
+    "critic",
     "epochs",
     "minibatches",
-    "value_clip",
     "max_grad_norm",
 }
 OTHER_NUMERICS = 1e-4  # of advantages, whose scale is 1; the same parameters and code give the same bits
@@ -183,8 +183,7 @@ class Replayer:
         values = [row.values for row in stored] if credit.needs_critic else None
         reference = None
         if self.reference is not None and configuration.train.needs_reference:
-            masks = [select_tokens(each.source, credit.loss_mask) for each in trajectories]
-            reference = self.reference.logprobs(trajectories, masks)
+            reference = self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
         questions = configuration.train.rollout.questions
         credits_, metrics = assign(
             trajectories, values, credit, reference=reference, questions=questions, max_tokens=self.max_tokens

@@ -162,8 +162,13 @@ class ModelParams(Section):
     path: str
     threads: Count
     dtype: Literal["auto", "float32", "bfloat16"]
+    float32_output: bool
     gradient_checkpointing: bool
     lora: LoraParams
+
+    def objections(self) -> Iterator[str]:
+        if self.float32_output and self.dtype == "float32":
+            yield "float32_output: true has no effect with dtype: float32, in which all layers compute; set it to false"
 
     @property
     def adapter(self) -> LoraParams | None:

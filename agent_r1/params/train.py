@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -107,11 +108,10 @@ STEPS_IN_GROUPS = frozenset({"step_return", "gigpo"})  # compare the steps of a 
 STEP_LEVEL = frozenset({"step_gae", "bi_level_gae", *STEPS_IN_GROUPS})  # steps hold action tokens and no others
 WITH_GROUPS = frozenset({"grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", *STEPS_IN_GROUPS})
 WITH_WHITENING = frozenset({*WITH_CRITIC, "reinforce_pp", "reinforce_pp_baseline"})
-OF_CRITIC = frozenset({"critic_learning_rate", "critic_warmup_iterations", "value_clip"})  # of update: read with one
 READS: dict[str, frozenset[str]] = {  # what each reads of `credit` that others do not
-    "gae": frozenset({"gamma", "lam"}),
-    "step_gae": frozenset({"step_gamma", "step_lam"}),
-    "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam"}),
+    "gae": frozenset({"gamma", "lam", "target_lam"}),
+    "step_gae": frozenset({"step_gamma", "step_lam", "target_lam"}),
+    "bi_level_gae": frozenset({"gamma", "lam", "step_gamma", "step_lam", "target_lam"}),
     "step_return": frozenset({"step_gamma"}),
     "gigpo": frozenset({"step_gamma", "gigpo"}),
     "reinforce_pp": frozenset({"gamma"}),
@@ -158,6 +158,7 @@ class CreditParams(Section):
     lam: Share
     step_gamma: Share
     step_lam: Share
+    target_lam: Share | None
     gigpo: GigpoParams
     loss_mask: bool
     advantage_mask: AdvantageMask
@@ -174,13 +175,35 @@ class CreditParams(Section):
 
     @property
     def read(self) -> frozenset[str]:
-        """Those of `gamma`, `lam`, `step_gamma`, `step_lam` and `gigpo` that the estimator reads."""
+        """Those of `gamma`, `lam`, `step_gamma`, `step_lam`, `target_lam` and `gigpo` that the estimator reads."""
         return READS.get(self.estimator, frozenset())
 
     @property
     def divides_by_std(self) -> bool:
         """Whether advantages are divided by the standard deviation of their own group's returns."""
         return self.estimator == "grpo" or (self.estimator == "gigpo" and self.gigpo.std)
+
+    @property
+    def of_targets(self) -> CreditParams:
+        """The same with the lambdas of the value targets in place of those of the advantages."""
+        if self.target_lam is None:
+            return self
+        return self.model_copy(update={"lam": self.target_lam, "step_lam": self.target_lam})
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """Says what settings do that are allowed, and do more than their names say."""
+        mask = self.advantage_mask
+        if mask.recursion and not mask.whitening:
+            yield (
+                "advantage_mask.whitening: false counts the advantage 0 of observation tokens in mean and standard "
+                "deviation: advantages at action tokens are larger for it, and their mean is not 0"
+            )
+        if self.needs_critic and mask.critic and not mask.recursion:
+            yield (
+                "advantage_mask.recursion: false with critic: true reads values at observation tokens, where the "
+                "critic is never trained"
+            )
 
     def objections(self) -> Iterator[str]:
         if self.divides_by_std and self.kl_reward:
@@ -233,28 +256,77 @@ class CreditParams(Section):
         return self.estimator in WITH_GROUPS or self.gamma == 1
 
 
+LARGEST_LOG_RATIO = 20.0  # nats; where the losses clamp a ratio's logarithm
+LARGEST_K3_DIFFERENCE = 10.0  # nats; where the KL estimate k3 clamps its own
+
+
 class CanaryTolerance(Section):
     float32: Positive
     bfloat16: Positive
 
 
-class UpdateParams(Section):
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class CriticWarmup(Section):
+    """The iterations that train the critic alone."""
+
+    iterations: Natural
+    explained_variance: Share
+    limit: Natural
+
+    @property
+    def longest(self) -> int:
+        """The number of iterations after which it is over in any case."""
+        return max(self.iterations, self.limit)
+
+    def is_over(self, iteration: int, explained_variance: float) -> bool:
+        """Whether an iteration may train the policy, of whose value targets the critic explains that share."""
+        explains = explained_variance >= self.explained_variance or iteration >= self.limit
+        return iteration >= self.iterations and explains
+
+    def objections(self) -> Iterator[str]:
+        if self.explained_variance and self.limit <= self.iterations:
+            yield (
+                f"explained_variance {self.explained_variance} has no effect with limit {self.limit}, which ends the "
+                f"warm-up by iterations {self.iterations}; raise the limit, or set explained_variance: 0 and limit: 0"
+            )
+        if self.limit and not self.explained_variance:
+            yield (
+                f"limit {self.limit} has no effect without explained_variance, which it keeps from lasting for ever; "
+                "set limit: 0, or explained_variance above 0"
+            )
+
+
+class CriticParams(Section):
+    """How the critic is trained, where the estimator has one."""
+
     learning_rate: Positive
-    critic_learning_rate: Positive
-    learning_rate_decay: Literal["none", "linear"]
-    critic_warmup_iterations: Natural
     epochs: Count
     minibatches: Count
-    ratio: Literal["token", "step", "sequence"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    value_clip: Positive
+    warmup: CriticWarmup
+
+
+class UpdateParams(Section):
+    learning_rate: Positive
+    learning_rate_decay: Literal["none", "linear", "cosine"]
+    learning_rate_warmup: Natural
+    weight_decay: Weight
+    betas: tuple[Beta, Beta]
+    epochs: Count
+    minibatches: Count
+    loss: Literal["clip", "cispo"]
+    ratio: Literal["token", "step", "sequence", "sequence_token"]
+    clip_low: Annotated[float, Field(gt=0, le=1)]
     clip_high: Positive
-    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    dual_clip: Multiple
     importance_cap: Weight
     kl_loss: Weight
     entropy_bonus: Weight
     aggregation: Literal["token_mean", "sequence_mean", "constant_length"]
     constant_length: Natural
-    value_clip: Positive
+    critic: CriticParams
     max_grad_norm: Positive
     max_tokens_per_microbatch: Count
     proved_trajectories: Count
@@ -271,11 +343,32 @@ class UpdateParams(Section):
                 f"importance_cap {self.importance_cap} cuts the weight even where sampler and learner agree, which "
                 "only scales the loss; set it to 1 or more, or to 0 to switch it off"
             )
+        if self.loss == "cispo" and self.dual_clip:
+            yield (
+                f"dual_clip {self.dual_clip} has no effect with loss: cispo, whose weights clip_high bounds for every "
+                "advantage; set dual_clip: 0"
+            )
+        if self.loss == "cispo" and self.ratio == "sequence_token":
+            yield (
+                "ratio: sequence_token is ratio: sequence with loss: cispo, which takes no gradient through the ratio; "
+                "set ratio: sequence"
+            )
+        yield from self._bounds_out_of_reach()
         if (self.aggregation == "constant_length") != (self.constant_length > 0):
             yield (
                 f"constant_length {self.constant_length} with aggregation {self.aggregation}: it is the tokens that "
                 "aggregation constant_length divides a trajectory's sum by, above 0 there and 0 with the others"
             )
+
+    def _bounds_out_of_reach(self) -> Iterator[str]:
+        """The bounds that no ratio passes, because its logarithm is clamped."""
+        largest = math.exp(LARGEST_LOG_RATIO)
+        above = {"clip_high": 1 + self.clip_high, "dual_clip": self.dual_clip, "importance_cap": self.importance_cap}
+        for name, bound in above.items():
+            if bound >= largest:
+                yield f"{name} {getattr(self, name):g} never acts: ratios end at e^20, {largest:.3g}; lower it"
+        if self.loss == "clip" and 1 - self.clip_low <= 1 / largest:
+            yield f"clip_low {self.clip_low:.17g} never acts: ratios begin at e^-20, {1 / largest:.3g}; lower it"
 
 
 class MonitorThresholds(Section):
@@ -354,8 +447,15 @@ class TrainParams(Section):
     keep: KeepParams
 
     def rate(self, iteration: int) -> float:
-        """The share of the learning rates that an iteration's steps take: 1 at first, `1 / iterations` in the last."""
-        return 1.0 if self.update.learning_rate_decay == "none" else 1 - iteration / self.iterations
+        """The share of the learning rates that an iteration's steps take.
+
+        It decays from 1 by the share of the iterations that are over, towards 0, and rises before by equal parts: after
+        a warm-up of W iterations, of which the first takes 1 / (W + 1), it is what it would be without one.
+        """
+        over = iteration / self.iterations
+        decayed = {"none": 1.0, "linear": 1 - over, "cosine": (1 + math.cos(math.pi * over)) / 2}
+        risen = min(1.0, (iteration + 1) / (self.update.learning_rate_warmup + 1))
+        return decayed[self.update.learning_rate_decay] * risen
 
     @property
     def needs_reference(self) -> bool:
@@ -369,7 +469,7 @@ class TrainParams(Section):
         """
         never = {
             "credit": frozenset[str]().union(*READS.values()) - self.credit.read,
-            "update": frozenset[str]() if self.credit.needs_critic else OF_CRITIC,
+            "update": frozenset[str]() if self.credit.needs_critic else frozenset({"critic"}),
         }
         unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]
         if unread:
@@ -380,23 +480,45 @@ class TrainParams(Section):
 
     def objections(self) -> Iterator[str]:
         kind, samples = self.credit.filter.kind, self.rollout.samples
+        if self.update.ratio == "sequence_token" and self.credit.estimator in WITH_GROUPS - STEPS_IN_GROUPS:
+            yield (
+                f"update.ratio: sequence_token gives the gradient of ratio: sequence with estimator "
+                f"{self.credit.estimator}, whose advantage is the same at all tokens of a trajectory; set ratio: "
+                "sequence, or choose an estimator whose advantages differ"
+            )
         few = f"and rollout.samples is {samples}; set it to 2 or more"
         if self.credit.estimator in WITH_GROUPS and samples < 2:
             yield f"estimator {self.credit.estimator} compares the episodes of a group, {few}"
         if kind != "none" and samples < 2:
             yield f"credit.filter {kind} looks at how returns differ within a group, {few}"
-        fill = f"do not fill update.minibatches {self.update.minibatches}; lower it or raise"
-        if kind != "none" and samples < self.update.minibatches:
-            yield f"credit.filter {kind} may keep a single group, whose {samples} trajectories {fill} rollout.samples"
+        minibatches = {"update.minibatches": self.update.minibatches}
+        if self.credit.needs_critic:
+            minibatches["update.critic.minibatches"] = self.update.critic.minibatches
         trajectories = self.rollout.questions * self.rollout.samples
-        if trajectories < self.update.minibatches:
-            product = "(rollout.questions times rollout.samples)"
-            yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
-        warmup = self.update.critic_warmup_iterations
+        for name, count in minibatches.items():
+            fill = f"do not fill {name} {count}; lower it or raise"
+            if kind != "none" and samples < count:
+                single = f"may keep a single group, whose {samples} trajectories"
+                yield f"credit.filter {kind} {single} {fill} rollout.samples"
+            if trajectories < count:
+                product = "(rollout.questions times rollout.samples)"
+                yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
+        rise, alone = self.update.learning_rate_warmup, self.update.critic.warmup.iterations
+        if rise >= self.iterations:
+            yield (
+                f"update.learning_rate_warmup {rise} lasts all {self.iterations} iterations; lower it or raise "
+                "iterations"
+            )
+        if self.credit.needs_critic and 0 < rise <= alone:
+            yield (
+                f"update.learning_rate_warmup {rise} is over before the policy is first trained, after the {alone} "
+                "iterations of update.critic.warmup; raise it above them, or set it to 0"
+            )
+        warmup = self.update.critic.warmup.longest
         if self.credit.needs_critic and warmup >= self.iterations:
             yield (
-                f"update.critic_warmup_iterations {warmup} trains the critic alone in all {self.iterations} "
-                "iterations, and the policy never; lower it or raise iterations"
+                f"update.critic.warmup may train the critic alone for {warmup} iterations, which are all "
+                f"{self.iterations}, and the policy never; shorten it or raise iterations"
             )
         if self.validation.keep_best and self.monitor.on_collapse == "rollback":
             yield (

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.policy.model import precision, token_logprobs
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
@@ -34,6 +34,7 @@ class Compute:
     device: torch.device
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a padded micro-batch
+    float32_output: bool = False  # of the output layer, where the others compute in bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,18 +56,21 @@ class MicroBatch:
         return list(torch.split(entries, [int(mask.sum()) for mask in self.masks]))
 
 
-def minibatches(count: int, params: UpdateParams, *, seed: int, iteration: int, epoch: int) -> list[NDArray[np.int64]]:
-    """Splits `range(count)` into `params.minibatches` random sets of nearly equal size: one optimiser step each.
+def minibatches(
+    count: int, params: UpdateParams | CriticParams, *, seed: int, iteration: int
+) -> Iterator[NDArray[np.int64]]:
+    """Splits `range(count)` in each of the `epochs` into `minibatches` random sets, one for every optimiser step.
 
-    A ValueError refuses fewer trajectories than sets.
+    They are of nearly equal size. A ValueError refuses fewer trajectories than sets.
     """
     if count < params.minibatches:
         raise ValueError(
-            f"update.minibatches {params.minibatches} splits {count} trajectories into empty parts; "
-            "lower it or raise rollout.questions"
+            f"minibatches {params.minibatches} splits {count} trajectories into empty parts; lower it in "
+            f"train.update{'.critic' * isinstance(params, CriticParams)}, or raise rollout.questions"
         )
-    order = np.random.default_rng(derive(seed, iteration, epoch)).permutation(count)
-    return np.array_split(order, params.minibatches)
+    for epoch in range(params.epochs):
+        order = np.random.default_rng(derive(seed, iteration, epoch)).permutation(count)
+        yield from np.array_split(order, params.minibatches)
 
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from agent_r1.params.stages import ModelParams
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.policy import adapter, losses
 from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics
 from agent_r1.policy.model import (
     Critic,
     compute_dtype,
+    compute_output_in_float32,
     default_device,
     load_policy,
     load_tokenizer,
@@ -32,6 +34,8 @@ from agent_r1.policy.model import (
 from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
+
+logger = logging.getLogger(__name__)
 
 
 class Learner:
@@ -61,11 +65,18 @@ class Learner:
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
         device = device or default_device()
         dtype = compute_dtype(model.dtype, device)
-        self.compute = Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch)
+        widened = model.float32_output and dtype is not torch.float32
+        self.compute = Compute(
+            device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened
+        )
+        if model.float32_output and not widened:
+            logger.warning("model.float32_output: true has no effect: every layer computes in float32 on %s", device)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
         stored = dtype if self.adapter else torch.float32
         self.tokenizer = load_tokenizer(path)
         self.policy = load_policy(path, stored, device)
+        if widened:
+            compute_output_in_float32(self.policy)
         self.critic = Critic(path, stored, device) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
@@ -73,8 +84,8 @@ class Learner:
                 adapter.attach(backbone, self.adapter, seed=derive(seed, "adapter", name))
             if model.gradient_checkpointing:
                 recompute_activations(backbone)
-        self.policy_optimizer = _adamw(self.policy, params.learning_rate)
-        self.critic_optimizer = _adamw(self.critic, params.critic_learning_rate) if self.critic else None
+        self.policy_optimizer = _adamw(self.policy, params.learning_rate, params)
+        self.critic_optimizer = _adamw(self.critic, params.critic.learning_rate, params) if self.critic else None
 
     def values(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
@@ -90,76 +101,113 @@ class Learner:
         return score_logprobs(self.policy, trajectories, predicted, self.compute)
 
     def update(
-        self, trajectories: Sequence[Trajectory], credits: Sequence[Credit], iteration: int, *, rate: float = 1.0
+        self,
+        trajectories: Sequence[Trajectory],
+        credits: Sequence[Credit],
+        iteration: int,
+        *,
+        rate: float = 1.0,
+        explained_variance: float = 0.0,
     ) -> Metrics:
-        """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps.
+        """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps, then the critic's.
 
-        The first `critic_warmup_iterations` train the critic alone, and so does a step without a token of the policy
-        loss. Trajectories that are not kept have no influence: the minibatches are formed without them. Those that are
-        kept and have no gradient to give cost nothing, yet count in the denominators of the losses. `rate` is the share
-        of the configured learning rates that the steps take.
+        During the warm-up, which may end by what the critic explains of the value targets' variance, the critic trains
+        alone; once the policy has been trained it is over. Trajectories that are not kept have no influence: the
+        minibatches are formed without them. Those that are kept and have no gradient to give cost nothing, yet count in
+        the denominators of the losses. `rate` is the share of the configured learning rates that the steps take.
 
         The metrics are means over the optimiser steps, those without a gradient left out; only the mismatch of sampler
-        and learner is the first step's, which runs before any weight changes. Raises FloatingPointError if a loss or
-        gradient is not finite, in a step that then changes no weight, and ValueError if `kl_loss` needs a reference
-        that the credits have not had.
+        and learner is the first step's, before any weight changes, over all its action tokens. Raises
+        FloatingPointError if a loss or gradient is not finite, in a step that then changes no weight, and ValueError if
+        `kl_loss` needs a reference that the credits have not had.
         """
         rows = join_credit(self.policy, trajectories, credits, self.params, self.compute)
         rows = [row for row in rows if row.credit.kept]
         _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
-            _set_rate(self.critic_optimizer, self.params.critic_learning_rate * rate)
-        trains_policy = self.critic is None or iteration >= self.params.critic_warmup_iterations
-        steps = [
-            self.step([rows[index] for index in chosen], trains_policy)
-            for epoch in range(self.params.epochs if rows else 0)
-            for chosen in minibatches(len(rows), self.params, seed=self.seed, iteration=iteration, epoch=epoch)
-        ]
-        self.policy_version += any("policy/grad_norm" in step for step in steps)
+            _set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
+        over = self.policy_version > 0 or self.params.critic.warmup.is_over(iteration, explained_variance)
+        learn = self.critic is None or over
+        steps: list[Metrics] = []
+        for chosen in self._minibatches(rows, self.params, iteration):
+            steps.append(self.policy_step(chosen, learn=learn, first=not any(steps)))
+        self.policy_version += learn and any(steps)
+        critics = [self.critic_step(chosen) for chosen in self._minibatches(rows, self.params.critic, iteration)]
         teaching = [row for row in rows if row.has_gradient(self.params)]
-        return _summarise(steps) | {
-            "policy/learning_rate": self.params.learning_rate * rate,
-            "update/trained_share": len(teaching) / len(trajectories),
-            "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
-        }
+        return (
+            _summarise(steps)
+            | _summarise(critics)
+            | {
+                "policy/learning_rate": self.params.learning_rate * rate,
+                "update/trained_share": len(teaching) / len(trajectories),
+                "update/tokens": float(self.params.epochs * sum(len(row.trajectory.token_ids) for row in teaching)),
+            }
+        )
 
-    def step(self, rows: Sequence[CreditedTrajectory], trains_policy: bool) -> Metrics:
-        """One optimiser step of the critic, and of the policy where it trains; no metrics where nothing has a gradient.
+    def _minibatches(
+        self, rows: Sequence[CreditedTrajectory], params: UpdateParams | CriticParams, iteration: int
+    ) -> Iterator[list[CreditedTrajectory]]:
+        """The rows of one optimiser step after the other."""
+        for chosen in minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
+            yield [rows[index] for index in chosen]
 
-        A FloatingPointError says that a loss or gradient is not finite; then no weight was changed.
+    def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> Metrics:
+        """One optimiser step of the policy, or only its numbers; none where no loss has a gradient.
+
+        The `first` one measures the mismatch of sampler and learner too. A FloatingPointError says that a loss or
+        gradient is not finite; then no weight was changed.
         """
-        teaching = [row for row in rows if row.has_gradient(self.params)]
+        teaching = [row for row in rows if row.loss_tokens and row.has_gradient(self.params)]
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        acting = any(row.loss_tokens for row in teaching)
-        trains_policy = trains_policy and acting
-        metrics = self._add_policy_gradient(teaching, divisor, learn=trains_policy) if acting else {}
-        training: list[tuple[str, nn.Module, torch.optim.Optimizer]] = []
-        if trains_policy:
-            training.append(("policy", self.policy, self.policy_optimizer))
-        if self.critic and self.critic_optimizer:
-            tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
-            metrics["critic/loss"] = self._add_critic_gradient(self.critic, teaching, tokens)
-            training.append(("critic", self.critic, self.critic_optimizer))
-        for name, model, _ in training:
-            norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
-            if not math.isfinite(norm):
-                raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in teaching])
-            metrics[f"{name}/grad_norm"] = norm  # before the clipping
-        for _, _, optimizer in training:  # after both gradients proved finite, so that a failed step changes nothing
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        seen = self._add_policy_gradient(teaching, divisor, learn=learn)
+        acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
+        metrics = losses.policy_metrics(seen, self.params, divisor, acted)
+        if first:
+            metrics |= self._mismatch(rows, seen)
+        if learn:
+            metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
 
-    def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> Metrics:
-        """Adds up the policy's gradient of one optimiser step, or only measures."""
+    def critic_step(self, rows: Sequence[CreditedTrajectory]) -> Metrics:
+        """One optimiser step of the critic; no metrics where there is none to train. Raises as `policy_step`."""
+        tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
+        if self.critic is None or self.critic_optimizer is None or not tokens:
+            return {}
+        loss = self._add_critic_gradient(self.critic, rows, tokens)
+        norm = self._take_step("critic", self.critic, self.critic_optimizer, rows)
+        return {"critic/loss": loss, "critic/grad_norm": norm}
+
+    def _take_step(
+        self, name: str, model: nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[CreditedTrajectory]
+    ) -> float:
+        """Changes the weights by the gradient that was added up; returns its norm before the clipping."""
+        norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
+        if not math.isfinite(norm):
+            raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> LossTokens:
+        """Adds up the policy's gradient of one optimiser step, or only looks; returns the tokens of its loss."""
         seen: list[LossTokens] = []
         for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
             if learn:
                 ((terms * tokens.weights).sum() / divisor).backward()
             seen.append(tokens.detach())
-        return losses.policy_metrics(losses.concatenate(seen), self.params, divisor)
+        return losses.concatenate(seen)
+
+    def _mismatch(self, rows: Sequence[CreditedTrajectory], seen: LossTokens) -> Metrics:
+        """Of all action tokens of a step: those that its loss has `seen`, and with a pass of their own the others."""
+        trajectories = [row.trajectory for row in rows]
+        unseen = [row.trajectory.action_mask & ~(row.credit.loss_mask & row.has_gradient(self.params)) for row in rows]
+        own = score_logprobs(self.policy, trajectories, unseen, self.compute)
+        pairs = [(seen.logprobs[seen.sampled].cpu().numpy(), seen.sampler_logprobs[seen.sampled].cpu().numpy())]
+        pairs += [(ours[mask], each.logprobs[mask]) for ours, each, mask in zip(own, trajectories, unseen, strict=True)]
+        learners, samplers = (torch.from_numpy(np.concatenate(each)) for each in zip(*pairs, strict=True))
+        return losses.mismatch_metrics(learners, samplers)
 
     def _add_critic_gradient(self, critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int) -> float:
         """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
@@ -170,7 +218,7 @@ class Learner:
                 values = critic(batch.ids)[batch.mask]
             old_values = batch.take([row.credit.values for row in rows])
             targets = batch.take([row.credit.value_targets for row in rows])
-            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.value_clip)
+            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.critic.value_clip)
             require_finite("critic loss", batch, trajectories, terms, old_values)
             loss = terms.sum() / tokens
             loss.backward()
@@ -242,12 +290,17 @@ def reference_of(learner: Learner, path: str | Path) -> Reference:
 
 def frozen(path: str | Path, compute: Compute) -> Reference:
     """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
-    return Reference(load_policy(path, compute.dtype, compute.device).requires_grad_(False), compute)
+    policy = load_policy(path, compute.dtype, compute.device).requires_grad_(False)
+    if compute.float32_output:
+        compute_output_in_float32(policy)
+    return Reference(policy, compute)
 
 
-def _adamw(model: nn.Module, learning_rate: float) -> torch.optim.AdamW:
+def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0, fused=True)
+    return torch.optim.AdamW(
+        trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
+    )
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -256,8 +309,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 def _summarise(steps: Sequence[Metrics]) -> Metrics:
-    """Means over the steps that did something; of the mismatch, the first one's."""
-    names = dict.fromkeys(name for step in steps for name in step)
-    shown = {name: [step[name] for step in steps if name in step] for name in names}
-    means = {name: sum(values) / len(values) for name, values in shown.items()}
-    return means | {name: shown[name][0] for name in means if name.startswith("policy/mismatch")}
+    """Means over the steps that have a metric."""
+    done = [step for step in steps if step]
+    found = {name: [step[name] for step in done if name in step] for name in (done[0] if done else {})}
+    return {name: sum(values) / len(values) for name, values in found.items()}

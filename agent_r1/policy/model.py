@@ -97,6 +97,26 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+class Float32Output(nn.Linear):
+    """An output layer that computes in float32, whatever the precision of what goes into it and of its weights.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), where sampler and learner came to agree by it.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def compute_output_in_float32(model: PreTrainedModel) -> None:
+    """Puts a `Float32Output` in place of a model's output layer, with the weights of that."""
+    layer = model.get_output_embeddings()
+    output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    output.weight, output.bias = layer.weight, layer.bias
+    model.set_output_embeddings(output)
+
+
 def recompute_activations(model: PreTrainedModel) -> None:
     """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
 

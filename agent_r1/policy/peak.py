@@ -33,7 +33,8 @@ def measure(learner: Learner, env: EnvParams) -> float:
         try:
             rows = _largest_step(learner, env)
             for _ in range(2):
-                learner.step(rows, trains_policy=True)
+                learner.policy_step(rows, learn=True, first=True)
+                learner.critic_step(rows)
         except torch.OutOfMemoryError as error:  # raised below, when this one holds the activations no more
             refusal = str(error)
         peak, free = _peak_gib(device), available_gib(device)

@@ -97,7 +97,7 @@ def span_lengths(trajectory: Trajectory, loss_mask: Mask, params: UpdateParams) 
     """
     if params.ratio == "token":
         return None
-    if params.ratio == "sequence":
+    if params.ratio != "step":
         return [int(loss_mask.sum())]
     starts = [step.action_start for step in trajectory.steps]
     step_of_token = np.searchsorted(starts, np.flatnonzero(loss_mask), side="right")

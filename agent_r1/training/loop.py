@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
@@ -12,8 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.assign import assign, groups_to_refill
-from agent_r1.credit.batch import select_tokens
+from agent_r1.credit.assign import assign, groups_to_refill, value_metrics
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import CreditParams, TrainParams
@@ -32,6 +32,8 @@ from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
 from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
+
+logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 Verb = Callable[..., Metrics]
@@ -103,6 +105,8 @@ class Training:
         self.env, self.config, self.folder, self.index = settings.env, config, folder, index
         self.questions = [question for question in questions if question.split == "train"]
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
+        for remark in config.credit.remarks:
+            logger.info("%s", remark)
         with_critic = config.credit.needs_critic
         self.learner = Learner(model, config.update, settings.model, with_critic=with_critic, seed=self.seed)
         self.reference = reference_of(self.learner, model) if config.needs_reference else None
@@ -152,7 +156,9 @@ class Training:
         """Improves the policy and the critic."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         credits_ = read_rows(self.folder.credit(iteration), Credit)
-        return self.learner.update(trajectories, credits_, iteration, rate=self.config.rate(iteration))
+        rate = self.config.rate(iteration)
+        explained = value_metrics(credits_).get("value/explained_variance", 0.0)
+        return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
 
     def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
         """Writes the checkpoint, which makes the iteration a finished one, or goes back to the last good one."""
@@ -233,11 +239,10 @@ class Training:
         return {"filter/refilled_groups": added} if rounds else {}
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
-        """What the warm-started model thinks of the tokens that the policy loss runs over; None without a KL."""
+        """What the warm-started model thinks of the tokens that were sampled; None without a KL."""
         if self.reference is None:
             return None
-        masks = [select_tokens(each.source, self.config.credit.loss_mask) for each in trajectories]
-        return self.reference.logprobs(trajectories, masks)
+        return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
 
     def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""

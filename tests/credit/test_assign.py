@@ -228,6 +228,7 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
         trajectory("PAOA", [malformed | cut, ok], group=0),
         trajectory("PAOA", [ok, {"rewards": {"em": 0.0, "f1": 0.5}}], outcome=Outcome.ANSWERED, group=1),
     ]
+    rows[0] = replace(rows[0], logprobs=np.where(rows[0].action_mask, -1.75, 0).astype(np.float32))
     values = [np.zeros(len(row.token_ids), np.float32) for row in rows]
     _, metrics = assign(rows, values, params(weights={"agent_r1": 1.0, "valid_call": 0.5}))
     assert {name: metrics[name] for name in metrics if name.startswith("rollout/")} == pytest.approx(
@@ -240,6 +241,7 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "rollout/cut_action_share": 1 / 6,
             "rollout/tokens": 14 / 3,
             "rollout/action_tokens": 7 / 3,
+            "rollout/surprisal": 3 * 1.75 / 7,
             "rollout/answer_repetition": 0,  # no episode gives a text
             "rollout/thought_repetition": 0,  # no action is as long as an n-gram
         }

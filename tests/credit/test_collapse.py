@@ -23,7 +23,7 @@ CALM = {
     "reward/max": 1.0,
     "reward/std": 0.5,
     "reward/std_in_groups": 0.4,
-    "policy/entropy": 0.3,
+    "rollout/surprisal": 0.3,
     "policy/grad_norm": 0.2,
     "rollout/valid_call_share": 0.9,
     "rollout/answer_repetition": 0.1,
@@ -32,8 +32,8 @@ CALM = {
 # One sign each: threshold, where it begins by hand, a value that shows it and one that just does not.
 WORKED: dict[str, tuple[str, float, float, float, float]] = {
     "reward_std_fall": ("reward/std_in_groups", 0.5, 0.2, 0.19, 0.2),  # 0.5 x 0.4
-    "entropy_fall": ("policy/entropy", 0.1, 0.03, 0.02, 0.03),  # 0.1 x 0.3
-    "entropy_rise": ("policy/entropy", 4.0, 1.2, 1.3, 1.2),  # 4 x 0.3
+    "entropy_fall": ("rollout/surprisal", 0.1, 0.03, 0.02, 0.03),  # 0.1 x 0.3
+    "entropy_rise": ("rollout/surprisal", 4.0, 1.2, 1.3, 1.2),  # 4 x 0.3
     "grad_norm_spike": ("policy/grad_norm", 5.0, 1.0, 1.1, 1.0),  # 5 x 0.2
     "valid_call_fall": ("rollout/valid_call_share", 0.5, 0.45, 0.44, 0.45),  # 0.5 x 0.9
     "answer_repetition": ("rollout/answer_repetition", 0.5, 0.55, 0.56, 0.55),  # 0.1 + 0.5 x (1 - 0.1)
@@ -103,9 +103,9 @@ def test_an_alarm_needs_the_sign_as_often_in_a_row_as_patience_says(sign: str) -
 
 
 def test_an_alarm_names_what_it_saw() -> None:
-    shown = str(Alarm(sign="entropy_fall", metric="policy/entropy", value=0.02, standard=0.3, limit=0.03))
-    assert shown == "entropy_fall: policy/entropy 0.02 is below 0.03, and was 0.3"
-    risen = str(Alarm(sign="entropy_rise", metric="policy/entropy", value=2.0, standard=0.3, limit=1.2))
+    shown = str(Alarm(sign="entropy_fall", metric="rollout/surprisal", value=0.02, standard=0.3, limit=0.03))
+    assert shown == "entropy_fall: rollout/surprisal 0.02 is below 0.03, and was 0.3"
+    risen = str(Alarm(sign="entropy_rise", metric="rollout/surprisal", value=2.0, standard=0.3, limit=1.2))
     assert "2 is above 1.2" in risen
 
 
@@ -126,10 +126,10 @@ def test_later_iterations_are_no_reference() -> None:
 def test_entropy_is_held_against_the_median_of_the_first() -> None:
     """0.3 2.0 0.4: the limits are 0.1 x 0.4 and 4 x 0.4, whatever the extremes."""
     both = monitor(entropy_fall=0.1, entropy_rise=4.0)
-    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 0.1), both) == []
-    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 0.039), both) == ["entropy_fall"]
-    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 1.5), both) == []
-    assert seen(history("policy/entropy", 0.3, 2.0, 0.4, 1.61), both) == ["entropy_rise"]
+    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.1), both) == []
+    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 0.039), both) == ["entropy_fall"]
+    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.5), both) == []
+    assert seen(history("rollout/surprisal", 0.3, 2.0, 0.4, 1.61), both) == ["entropy_rise"]
 
 
 def test_a_gradient_spikes_against_the_median_of_all_before() -> None:
@@ -185,7 +185,7 @@ def test_success_alone_never_looks_like_a_fall(start: float, progress: list[floa
 
 
 def test_several_signs_are_all_named() -> None:
-    gone = {**CALM, "policy/entropy": 0.0, "rollout/thought_repetition": 1.0, "rollout/valid_call_share": 0.0}
+    gone = {**CALM, "rollout/surprisal": 0.0, "rollout/thought_repetition": 1.0, "rollout/valid_call_share": 0.0}
     assert seen([CALM, gone], MONITOR.model_copy(update={"patience": 1})) == [
         "entropy_fall",
         "valid_call_fall",
@@ -195,7 +195,7 @@ def test_several_signs_are_all_named() -> None:
 
 def test_an_iteration_is_clean_where_no_sign_has_begun() -> None:
     patient = monitor(patience=3, entropy_fall=0.1)
-    rows = history("policy/entropy", 0.3, 0.3, 0.01, 0.3)
+    rows = history("rollout/surprisal", 0.3, 0.3, 0.01, 0.3)
     assert [is_clean(rows[:n], patient, samples=4) for n in range(1, 5)] == [True, True, False, True]
 
 
@@ -213,7 +213,7 @@ def test_no_iteration_of_a_streak_is_clean() -> None:
 HEALTHY: dict[str, Sequence[float]] = {
     "reward/total": (0.398, 0.406, 0.344, 0.582, 0.594, 0.609, 0.594, 0.660, 0.750, 0.793, 0.738),
     "reward/std": (0.492, 0.493, 0.489, 0.501, 0.493, 0.517, 0.505, 0.498, 0.452, 0.414, 0.465),
-    "policy/entropy": (0.033, 0.032, 0.030, 0.029, 0.031, 0.032, 0.029, 0.029, 0.028, 0.021, 0.087),
+    "rollout/surprisal": (0.032, 0.033, 0.032, 0.032, 0.038, 0.036, 0.077, 0.042, 0.039, 0.040, 0.081),
     "policy/grad_norm": (math.nan, math.nan, 0.149, 0.187, 0.233, 0.347, 0.241, 0.227, 0.261, 0.219, 0.811),
     "rollout/valid_call_share": (1.0, 1.0, 0.994, 1.0, 1.0, 0.989, 0.992, 0.992, 0.996, 0.996, 0.966),
     "rollout/answer_repetition": (0.039, 0.039, 0.055, 0.062, 0.039, 0.062, 0.070, 0.070, 0.078, 0.039, 0.086),
@@ -240,7 +240,7 @@ def test_an_echo_trap_fires_while_the_reward_still_stands(samples: int) -> None:
         "reward/total": [0.5, 0.52, 0.55, 0.56, 0.55, 0.54, 0.53, 0.3, 0.1],
         "reward/std": [0.5, 0.5, 0.48, 0.3, 0.15, 0.12, 0.1, 0.1, 0.1],
         "rollout/thought_repetition": [0.4, 0.42, 0.45, 0.6, 0.75, 0.8, 0.9, 0.95, 1.0],
-        "policy/entropy": [0.3, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.01],
+        "rollout/surprisal": [0.3, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.01],
     }
     rows = [{**CALM, **dict(zip(trapped, values, strict=True))} for values in zip(*trapped.values(), strict=True)]
     rows = [{**row, "reward/std_in_groups": row["reward/std"]} for row in rows]

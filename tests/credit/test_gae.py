@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
-from agent_r1.credit.estimators import bi_level_gae, gae, step_gae, step_spans, token_advantages
+from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, step_gae, step_spans, token_advantages
 from agent_r1.params.train import CreditParams
 
 MakeBatch = Callable[..., Batch]
@@ -75,6 +75,26 @@ def test_bi_level_gae(batch: MakeBatch, params: MakeParams) -> None:
     assert not estimate.advantages[~made.time_steps].any()
     assert estimate.value_targets.tolist() == [[0, 13 / 16, 9 / 4, 0, 5 / 8, 2]]
     assert np.array_equal(estimate.critic_mask, made.time_steps)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "letters", "targets"),
+    [
+        ("gae", "PAAOOA", [0, 1, 2, 0, 0, 2]),  # 2; 1 + 1/2 * 2; 1/2 * 2
+        ("step_gae", "PAAOOA", [0, 2, 0, 0, 0, 2]),  # 2; 1 + 1/2 * 2
+        ("bi_level_gae", "PAAOAA", [0, 1, 2, 0, 1, 2]),  # returns 2 and 1 + 1/2 * 2; half of each a token earlier
+    ],
+)
+def test_value_targets_have_a_lambda_of_their_own(
+    batch: MakeBatch, params: MakeParams, estimator: str, letters: str, targets: list[float]
+) -> None:
+    """With lambda 1 they are the discounted rewards to come, whatever the values; the advantages keep theirs."""
+    halves = dict.fromkeys(("gamma", "lam", "step_gamma", "step_lam"), 0.5)
+    made = batch([(letters, [1, 2], VALUES[0])], with_values=True)
+    one, apart = (ESTIMATORS[estimator](made, params(estimator, **halves, target_lam=lam)) for lam in (None, 1.0))
+    assert apart.value_targets.tolist() == [targets]
+    assert one.value_targets.tolist() != [targets]
+    assert apart.advantages.tolist() == one.advantages.tolist()
 
 
 def test_bi_level_gae_discounts_over_steps_alone(batch: MakeBatch, params: MakeParams) -> None:

@@ -46,6 +46,15 @@ def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> No
     assert drawn_in(tmp_path / "curves.png", PALETTE[2]) == 0
 
 
+def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
+    plain = [{"iteration": i, "rollout/em": 0.5, "reward/total": 0.5} for i in range(10)]
+    learning_curves(tmp_path / "two.png", {"ppo": plain}, {})
+    learning_curves(tmp_path / "three.png", {"ppo": [{**row, "value/explained_variance": 0.3} for row in plain]}, {})
+    two, three = (imread(tmp_path / name) for name in ("two.png", "three.png"))
+    assert three.shape[1] == pytest.approx(1.5 * two.shape[1], abs=2)
+    assert drawn_in(tmp_path / "three.png", PALETTE[0]) > 1.3 * drawn_in(tmp_path / "two.png", PALETTE[0])
+
+
 def test_final_scores_draw_runs_in_colour_and_baselines_in_grey(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
     final_scores(tmp_path / "final.png", scores, ["ppo"], seeds={})

@@ -36,8 +36,9 @@ def evaluate(questions: list[Question], make_evaluation: Any) -> Evaluate:
     return make
 
 
-def curve(alarm_in: int | None) -> list[dict[str, float]]:
-    return [{"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)]
+def curve(alarm_in: int | None, *, critic: bool = False) -> list[dict[str, float]]:
+    rows = [{"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)]
+    return [row | ({"value/explained_variance": 0.2 * row["iteration"]} if critic else {}) for row in rows]
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: E
     render_sweep(
         {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2},
         [evaluate("base_tool_call", 1)],
-        {"ppo": [curve(None), curve(2)], "grpo": [curve(None), curve(None)]},
+        {"ppo": [curve(None, critic=True), curve(2, critic=True)], "grpo": [curve(None), curve(None)]},
         questions,
         tmp_path,
         draws,
@@ -78,8 +79,9 @@ def test_differences_by_hand(page: str) -> None:
 
 def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
     # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .1, .2 and .3.
-    assert "| `ppo` | 4 | 0.200 | none, 2 | 2.0 |" in page
-    assert "| `grpo` | 4 | 0.200 | none, none | 2.0 |" in page
+    # Of the variance .2, .4 and .6 are explained then, where there is a critic.
+    assert "| `ppo` | 4 | 0.200 | 0.40 | none, 2 | 2.0 |" in page
+    assert "| `grpo` | 4 | 0.200 | n/a | none, none | 2.0 |" in page
 
 
 def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ SMALL = {
     "train": {
         "iterations": 3,
         "rollout": {"questions": 8},
-        "update": {"critic_warmup_iterations": 1, "minibatches": 2},
+        "update": {"minibatches": 2, "critic": {"warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}}},
         "keep": {"learner": True},  # two trainings are compared by all that they end with
     },
     "evaluate": {"questions": 12, "bootstrap_samples": 100},

@@ -39,7 +39,10 @@ CHANGES: dict[str, Any] = {
     "env": {"max_steps": 3, "max_tokens": 1024, "max_action_tokens": 24},
     "train": {
         "iterations": 2,
-        "update": {"critic_warmup_iterations": 0, "learning_rate": 1e-2, "critic_learning_rate": 1e-3},
+        "update": {
+            "learning_rate": 1e-2,
+            "critic": {"learning_rate": 1e-3, "warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}},
+        },
     },
     "evaluate": {"questions": 6},
 }

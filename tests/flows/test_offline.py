@@ -76,7 +76,10 @@ def test_no_stage_reaches_for_a_network(
     changes = {
         "engine": {"kind": "transformers"},
         "env": {"max_steps": 2, "max_tokens": 1024, "max_action_tokens": 8},
-        "train": {"iterations": 1, "update": {"critic_warmup_iterations": 0}},
+        "train": {
+            "iterations": 1,
+            "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
+        },
         "evaluate": {"questions": 4},
     }
     write_params(tmp_path, changes)

@@ -36,7 +36,11 @@ MADE_WITH = [("hotpotqa", "remote"), ("musique", "hybrid")]  # 2Wiki's rows are 
 CHANGES = {
     "warm_start": {"demonstrations": 48, "naive_rag_demonstrations": 8, "batch_size": 8, "steps": 4},
     "env": {"top_k": 1, "max_steps": 3, "max_tokens": 1500, "max_action_tokens": 96},
-    "train": {"iterations": 2, "rollout": {"questions": 6}, "update": {"critic_warmup_iterations": 0}},
+    "train": {
+        "iterations": 2,
+        "rollout": {"questions": 6},
+        "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
+    },
     "evaluate": {"questions": 6},
 }
 

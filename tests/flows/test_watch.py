@@ -78,7 +78,11 @@ def touchy(
     shutil.copytree(untrained, tmp_path, dirs_exist_ok=True)
 
     def write(**monitor: Any) -> Path:
-        small = {"iterations": 3, "monitor": {**TOUCHY, **monitor}, "update": {"critic_warmup_iterations": 0}}
+        small = {
+            "iterations": 3,
+            "monitor": {**TOUCHY, **monitor},
+            "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
+        }
         limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": 8}
         write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
         return tmp_path / PLACES.training(RunId("ppo"))

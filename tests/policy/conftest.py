@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.policy.learner import Learner
@@ -24,11 +25,13 @@ NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
 def update_params() -> UpdateParams:
     return UpdateParams(
         learning_rate=1e-3,
-        critic_learning_rate=1e-3,
         learning_rate_decay="none",
-        critic_warmup_iterations=0,
+        learning_rate_warmup=0,
+        weight_decay=0.0,
+        betas=(0.9, 0.999),
         epochs=1,
         minibatches=1,
+        loss="clip",
         ratio="token",
         clip_low=0.2,
         clip_high=0.28,
@@ -38,7 +41,13 @@ def update_params() -> UpdateParams:
         entropy_bonus=0.0,
         aggregation="token_mean",
         constant_length=0,
-        value_clip=0.5,
+        critic={
+            "learning_rate": 1e-3,
+            "epochs": 1,
+            "minibatches": 1,
+            "value_clip": 0.5,
+            "warmup": {"iterations": 0, "explained_variance": 0.0, "limit": 0},
+        },
         max_grad_norm=1.0,
         max_tokens_per_microbatch=64,
         canary_tolerance={"float32": 1e-4, "bfloat16": 0.05},
@@ -47,7 +56,7 @@ def update_params() -> UpdateParams:
 
 
 def with_changes(params: UpdateParams, **changes: Any) -> UpdateParams:
-    return UpdateParams.model_validate(params.model_dump() | changes)
+    return UpdateParams.model_validate(override(params.model_dump(), changes))
 
 
 @pytest.fixture
@@ -60,13 +69,21 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
         dtype: Any = "float32",
         adapter: LoraParams | None = None,
         gradient_checkpointing: bool = False,
+        float32_output: bool = False,
         **changes: Any,
     ) -> Learner:
         lora = adapter or NO_LORA
         return Learner(
             tiny_model,
             with_changes(update_params, **changes),
-            ModelParams(path="", dtype=dtype, gradient_checkpointing=gradient_checkpointing, lora=lora, threads=1),
+            ModelParams(
+                path="",
+                dtype=dtype,
+                float32_output=float32_output,
+                gradient_checkpointing=gradient_checkpointing,
+                lora=lora,
+                threads=1,
+            ),
             with_critic=with_critic,
             seed=3,
             device=torch.device("cpu"),

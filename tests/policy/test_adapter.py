@@ -81,7 +81,7 @@ def test_layers_that_the_model_lacks_are_refused(make_learner: Make) -> None:
 def test_only_adapters_and_the_critics_head_train(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
-    learner = make_learner(adapter=LORA, learning_rate=0.01, critic_learning_rate=0.01)
+    learner = make_learner(adapter=LORA, learning_rate=0.01, critic={"learning_rate": 0.01})
     nn.init.normal_(learner.critic.head.weight, std=0.02)  # at zero, no gradient passes it
     before = bits(learner)
     learner.update(trajectories, [make_credit(each) for each in trajectories], 0)

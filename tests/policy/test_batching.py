@@ -39,21 +39,23 @@ def test_micro_batches_take_everything_once_within_the_budget(lengths: list[list
 
 
 def test_minibatches_split_all_rows_by_iteration_and_epoch(make_update: Callable[..., UpdateParams]) -> None:
-    def split(iteration: int, epoch: int) -> list[list[int]]:
-        return [
-            part.tolist()
-            for part in minibatches(10, make_update(minibatches=3), seed=1, iteration=iteration, epoch=epoch)
-        ]
+    def split(iteration: int) -> list[list[list[int]]]:
+        parts = minibatches(10, make_update(minibatches=3, epochs=2), seed=1, iteration=iteration)
+        found = [part.tolist() for part in parts]
+        return [found[:3], found[3:]]
 
-    assert [len(part) for part in split(0, 0)] == [4, 3, 3]
-    assert sorted(row for part in split(0, 0) for row in part) == list(range(10))
-    assert split(0, 0) == split(0, 0)
-    assert len({str(split(iteration, epoch)) for iteration in range(2) for epoch in range(2)}) == 4
+    for epoch in split(0):
+        assert [len(part) for part in epoch] == [4, 3, 3]
+        assert sorted(row for part in epoch for row in part) == list(range(10))
+    assert split(0) == split(0)
+    assert len({str(epoch) for iteration in range(2) for epoch in split(iteration)}) == 4
 
 
 def test_too_many_minibatches_are_refused(make_update: Callable[..., UpdateParams]) -> None:
-    with pytest.raises(ValueError, match=r"update\.minibatches 4 splits 3 trajectories"):
-        minibatches(3, make_update(minibatches=4), seed=0, iteration=0, epoch=0)
+    refused = make_update(minibatches=4, critic={"minibatches": 4})
+    for params, where in ((refused, "train.update,"), (refused.critic, "train.update.critic,")):
+        with pytest.raises(ValueError, match=rf"minibatches 4 splits 3 trajectories .* lower it in {where}"):
+            next(minibatches(3, params, seed=0, iteration=0))
 
 
 def test_pad_fills_with_zeros_on_the_right() -> None:

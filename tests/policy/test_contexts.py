@@ -85,7 +85,7 @@ def test_an_update_is_that_of_the_contexts_alone(
 
 def test_a_sequence_ratio_spans_the_contexts(make_learner: Make, split: Trajectory, make_credit: Make) -> None:
     """One ratio for the five action tokens of both: the geometric mean over all of them."""
-    learner = make_learner(ratio="sequence", learning_rate=1e-9, with_critic=False, clip_high=1e9, dual_clip=1e9)
+    learner = make_learner(ratio="sequence", learning_rate=1e-9, with_critic=False, clip_high=1e8, dual_clip=1e8)
     credit = make_credit(split)
     own = learner.logprobs([split])[0][split.action_mask].astype(np.float64)
     ratio = np.exp(np.mean(own + 6))

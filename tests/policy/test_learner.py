@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.params.train import OF_CRITIC
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import load_policy
 from agent_r1.records import Credit, Trajectory
 
 Make = Callable[..., Any]
@@ -280,12 +281,23 @@ def test_the_number_of_optimiser_steps_is_the_same_whatever_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     kept: int,
 ) -> None:
-    learner = make_learner(minibatches=2, epochs=3)
+    learner = make_learner(minibatches=2, epochs=3, critic={"minibatches": 1, "epochs": 4})
     steps: list[str] = []
     monkeypatch.setattr(learner.policy_optimizer, "step", lambda: steps.append("policy"))
     monkeypatch.setattr(learner.critic_optimizer, "step", lambda: steps.append("critic"))
     learner.update(trajectories, [make_credit(each, kept=i < kept) for i, each in enumerate(trajectories)], 0)
-    assert steps == ["policy", "critic"] * 6
+    assert steps == ["policy"] * 6 + ["critic"] * 4
+
+
+def test_the_policy_learns_the_same_however_often_the_critic_sees_the_trajectories(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    credits = [make_credit(each) for each in trajectories]
+    once = make_learner(minibatches=2)
+    often = make_learner(minibatches=2, critic={"epochs": 4, "minibatches": 2})
+    losses = [learner.update(trajectories, credits, 0)["critic/loss"] for learner in (once, often)]
+    assert same_bits(weights(once.policy), weights(often.policy))
+    assert losses[1] < losses[0], "the mean over four passes"
 
 
 def test_where_nothing_is_kept_nothing_changes(
@@ -378,6 +390,25 @@ def test_mismatch_is_measured_at_action_tokens_before_the_first_step(
     assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
 
 
+def test_what_has_no_gradient_counts_in_the_mismatch_and_among_what_could_be_clipped(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Of rows with 5, 2, 6 and 5 action tokens the last two have no advantage; the sampler is off in these alone."""
+    credits = [dataclasses.replace(make_credit(each), critic_mask=each.action_mask & False) for each in trajectories]
+    credits[2:] = without_advantage(credits[2:])
+    stale = [
+        dataclasses.replace(each, logprobs=np.where(each.action_mask, each.logprobs - shift, 0).astype(np.float32))
+        for each, shift in zip(trajectories, (0, 0, np.log(2), np.log(2)), strict=True)
+    ]
+    metrics = make_learner(with_critic=False).update(stale, credits, 0)
+    assert metrics["update/trained_share"] == 0.5
+    assert metrics["policy/mismatch_mean"] == pytest.approx(11 / 18 * np.log(2), abs=1e-4)
+    assert metrics["policy/mismatch_ess"] == pytest.approx((7 + 22) ** 2 / (7 + 44) / 18, abs=1e-4)
+    far_off = dataclasses.replace(stale[0], logprobs=np.where(stale[0].action_mask, -20, 0).astype(np.float32))
+    clipped = make_learner(with_critic=False).update([far_off, *stale[1:]], credits, 0)["policy/clip_fraction"]
+    assert clipped == 5 / 18
+
+
 def test_ratio_starts_at_one_where_the_sampler_has_no_logprob(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
@@ -393,16 +424,21 @@ def test_ratio_starts_at_one_where_the_sampler_has_no_logprob(
 def test_old_logprobs_of_observations_are_those_before_the_first_step(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
-    # 9 loss tokens: 7 observations and the actions at index 2. The first pass clips nothing; were the ratio of an
-    # observation taken afresh in the second, the actions alone could clip at most 2/9, on average over both 1/9.
+    # Only observations have an advantage. Were their ratio taken afresh in the second pass, it would be 1 in both, and
+    # the loss minus the mean advantage.
     masks = [(each.source == 2) | (np.arange(len(each.source)) == 2) for each in trajectories[2:]]
     credits = [make_credit(each, loss_mask=mask) for each, mask in zip(trajectories[2:], masks, strict=True)]
+    credits = [
+        dataclasses.replace(credit, advantages=np.where(each.source == 2, credit.advantages, 0).astype(np.float32))
+        for each, credit in zip(trajectories[2:], credits, strict=True)
+    ]
+    advantages = np.concatenate([each.advantages[each.loss_mask] for each in credits])
     metrics = make_learner(epochs=2, learning_rate=0.05).update(trajectories[2:], credits, 0)
-    assert metrics["policy/clip_fraction"] > 1 / 9 + 1e-6
+    assert metrics["policy/loss"] < -advantages.mean() - 1e-2
 
 
 def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[Trajectory], make_credit: Make) -> None:
-    learner = make_learner(critic_warmup_iterations=1)
+    learner = make_learner(critic={"warmup": {"iterations": 1}})
     policy, critic = weights(learner.policy), weights(learner.critic)
     credits = [make_credit(each) for each in trajectories]
     metrics = learner.update(trajectories, credits, 0)
@@ -414,6 +450,24 @@ def test_warm_up_trains_the_critic_alone(make_learner: Make, trajectories: list[
     learner.update(trajectories, credits, 1)
     assert not same_bits(policy, weights(learner.policy))
     assert learner.policy_version == 1
+
+
+def test_the_warm_up_ends_for_good_where_the_critic_explains_enough(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Two iterations at least, until .3 of the variance is explained, at most five."""
+    credits = [make_credit(each) for each in trajectories]
+
+    def versions(explained: list[float]) -> list[int]:
+        learner = make_learner(critic={"warmup": {"iterations": 2, "explained_variance": 0.3, "limit": 5}})
+        found = []
+        for iteration, share in enumerate(explained):
+            learner.update(trajectories, credits, iteration, explained_variance=share)
+            found.append(learner.policy_version)
+        return found
+
+    assert versions([0.9, 0.9, 0.2, 0.3, -1.0]) == [0, 0, 0, 1, 2]
+    assert versions([0.0] * 7) == [0, 0, 0, 0, 0, 1, 2]
 
 
 def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
@@ -433,22 +487,36 @@ def test_a_quarter_of_the_rate_is_a_quarter_of_the_step(
         torch.testing.assert_close(quarter, whole / 4, atol=1e-7, rtol=1e-3)
 
 
+def test_the_optimisers_are_as_configured(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    """Without a gradient at a row of the embeddings, weight decay alone moves it: by 1 - rate * decay."""
+    learner = make_learner(weight_decay=0.5, betas=(0.8, 0.9), learning_rate=0.01)
+    for optimizer in (learner.policy_optimizer, learner.critic_optimizer):
+        assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
+        assert {group["weight_decay"] for group in optimizer.param_groups} == {0.5}
+    before = learner.critic.backbone.get_input_embeddings().weight.detach().clone()
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    after = learner.critic.backbone.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(after[0], before[0] * (1 - 1e-3 * 0.5))  # id 0 is in no trajectory
+
+
 def test_without_a_critic_there_is_no_warm_up_and_values_are_zero(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
-    learner = make_learner(with_critic=False, critic_warmup_iterations=5)
+    learner = make_learner(with_critic=False, critic={"warmup": {"iterations": 5}})
     assert [values.tolist() for values in learner.values(trajectories[:1])] == [[0.0] * 9]
     metrics = learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
     assert learner.policy_version == 1
     assert not any(name.startswith("critic/") for name in metrics)
 
 
-@pytest.mark.parametrize("key", sorted(OF_CRITIC))
+@pytest.mark.parametrize("key", ["learning_rate", "epochs", "minibatches", "value_clip"])
 def test_what_is_the_critics_changes_nothing_without_one(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make, key: str
 ) -> None:
     credits = [make_credit(each) for each in trajectories]
-    plain, other = make_learner(with_critic=False), make_learner(with_critic=False, **{key: 3})
+    plain, other = make_learner(with_critic=False), make_learner(with_critic=False, critic={key: 3})
     assert plain.update(trajectories, credits, 0) == other.update(trajectories, credits, 0)
     assert same_bits(weights(plain.policy), weights(other.policy))
 
@@ -468,32 +536,32 @@ def test_values_and_logprobs_come_in_the_order_of_the_trajectories(
             np.testing.assert_allclose(left, right, atol=1e-5)
 
 
-@pytest.mark.parametrize("field", ["advantages", "value_targets"])
+@pytest.mark.parametrize(("model", "field"), [("policy", "advantages"), ("critic", "value_targets")])
 def test_a_loss_that_is_not_finite_names_its_trajectory_and_changes_nothing(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, field: str
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, model: str, field: str
 ) -> None:
     learner = make_learner()
-    before = weights(learner.policy) | weights(learner.critic)
+    before = weights(getattr(learner, model))
     credits = [make_credit(each) for each in trajectories]
     broken = getattr(credits[2], field).copy()
     broken[credits[2].loss_mask] = np.nan
     credits[2] = dataclasses.replace(credits[2], **{field: broken})
     with pytest.raises(FloatingPointError, match=r"loss is not finite in trajectories 0/q2/0;"):
         learner.update(trajectories, credits, 0)
-    assert same_bits(before, weights(learner.policy) | weights(learner.critic))
+    assert same_bits(before, weights(getattr(learner, model)))
 
 
 def test_a_gradient_that_is_not_finite_names_the_step_and_changes_nothing(
     make_learner: Make, trajectories: list[Trajectory], make_credit: Make
 ) -> None:
     learner = make_learner()
-    before = weights(learner.policy) | weights(learner.critic)
+    before = weights(learner.critic)
     credits = [make_credit(each) for each in trajectories]
     huge = np.full_like(credits[0].value_targets, 1.8e19)  # its square is a float32, that of the gradient is not
     credits[0] = dataclasses.replace(credits[0], value_targets=huge, values=huge / 2)
     with pytest.raises(FloatingPointError, match=r"critic gradient is not finite in trajectories .*0/q0/0"):
         learner.update(trajectories, credits, 0)
-    assert same_bits(before, weights(learner.policy) | weights(learner.critic))
+    assert same_bits(before, weights(learner.critic))
 
 
 def test_bfloat16_compute_keeps_float32_weights(
@@ -504,6 +572,31 @@ def test_bfloat16_compute_keeps_float32_weights(
     assert {parameter.dtype for parameter in learner.policy.parameters()} == {torch.float32}
     assert 0 < metrics["policy/mismatch_max"] < 0.2
     assert np.isfinite(list(metrics.values())).all()
+
+
+@pytest.mark.parametrize("adapter", [None, LoraParams(rank=2, alpha=4, targets=["all-linear"])])
+def test_the_output_layer_alone_computes_in_float32(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path, adapter: LoraParams | None
+) -> None:
+    """Its logits are those of float32 weights times what bfloat16 layers gave it, and it learns and is saved."""
+    learner = make_learner(dtype="bfloat16", float32_output=True, adapter=adapter)
+    seen: list[torch.Tensor] = []
+    output = learner.policy.get_output_embeddings()
+    output.register_forward_hook(lambda _, given, logits: seen.extend([given[0], logits]))
+    [logprobs, *_] = learner.logprobs(trajectories)
+    hidden, logits = seen[:2]
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, hidden.float() @ output.weight.float().T, atol=1e-5, rtol=1e-5)
+    assert logprobs.tolist() != make_learner(dtype="bfloat16", adapter=adapter).logprobs(trajectories)[0].tolist()
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    learner.save_policy(tmp_path / "policy")
+    saved = load_policy(tmp_path / "policy", device=torch.device("cpu")).get_output_embeddings().weight
+    torch.testing.assert_close(saved, output.weight.float())
+
+
+def test_in_float32_there_is_no_output_layer_to_widen(make_learner: Make, caplog: pytest.LogCaptureFixture) -> None:
+    assert not make_learner(dtype="auto", float32_output=True).compute.float32_output
+    assert "float32_output: true has no effect" in caplog.text
 
 
 def test_a_saved_policy_is_an_ordinary_folder(make_learner: Make, tmp_path: Path) -> None:
@@ -559,7 +652,7 @@ def test_the_policy_learns_what_pays_and_the_critic_what_to_expect(
     make_learner: Make, make_trajectory: Make, sign: int
 ) -> None:
     """From even odds the policy comes to choose paid arms; with the advantages' sign flipped, unpaid ones."""
-    learner = make_learner(learning_rate=3e-3, critic_learning_rate=3e-3, max_tokens_per_microbatch=1024)
+    learner = make_learner(learning_rate=3e-3, critic={"learning_rate": 3e-3}, max_tokens_per_microbatch=1024)
     shares = []
     for iteration in range(30):
         episodes, rewards = play(learner, make_trajectory, iteration)

@@ -45,6 +45,17 @@ def test_the_tokens_of_a_span_share_its_gradient() -> None:
     assert logprobs.grad.tolist() == pytest.approx([4, 4, 3])
 
 
+def test_logarithms_of_ratios_end_at_20_nats_and_have_no_gradient_there() -> None:
+    # 21 and -1000 nats, and a span whose mean is 30; 19 and a span of mean 2 stay as they are.
+    logprobs = torch.tensor([21.0, -1000.0, 19.0], requires_grad=True)
+    ratio = policy_ratio(logprobs, torch.zeros(3))
+    ratio.sum().backward()
+    assert ratio.log().tolist() == pytest.approx([20, -20, 19])
+    assert logprobs.grad is not None
+    assert logprobs.grad.log().tolist() == pytest.approx([-math.inf, -math.inf, 19])
+    assert policy_ratio(torch.tensor([50.0, 10, 3, 1]), torch.zeros(4), [2, 2]).log().tolist() == [20, 20, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("advantage", "ratio", "loss", "slope"),
     [
@@ -74,6 +85,12 @@ def test_the_dual_clip_bounds_the_ratio_of_bad_actions(dual_clip: float, loss: f
     bounds = CLIP.model_copy(update={"dual_clip": dual_clip})
     assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == loss
     assert clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == (dual_clip < 4)
+
+
+def test_without_the_dual_clip_nothing_bounds_them() -> None:
+    bounds = CLIP.model_copy(update={"dual_clip": 0.0})
+    assert clipped_policy_loss(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item() == 8
+    assert not clipped_tokens(torch.tensor([4.0]), torch.tensor([-2.0]), bounds).item()
 
 
 def test_every_token_has_its_own_loss() -> None:
@@ -116,6 +133,16 @@ def test_k3_by_hand() -> None:
     # x = ln 2: 2 - 1 - ln 2; x = -ln 2: 1/2 - 1 + ln 2; x = 0: 0
     estimates = k3(torch.zeros(3), logs(2, 0.5, 1))
     assert estimates.tolist() == pytest.approx([1 - math.log(2), math.log(2) - 0.5, 0])
+
+
+def test_differences_in_k3_end_at_10_nats_and_have_no_gradient_there() -> None:
+    # Drawn with log q - log p of 12, -100 and 2; the slope in log p at x = 2 is -(e^2 - 1).
+    logprobs = torch.tensor([-12.0, 100.0, -2.0], requires_grad=True)
+    estimates = k3(logprobs, torch.zeros(3))
+    estimates.sum().backward()
+    assert estimates.tolist() == pytest.approx([math.expm1(10) - 10, math.expm1(-10) + 10, math.expm1(2) - 2])
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0, 0, -math.expm1(2)])
 
 
 def test_k3_estimates_the_divergence_from_the_distribution_that_drew() -> None:

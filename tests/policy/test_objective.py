@@ -15,6 +15,7 @@ from agent_r1.policy.losses import (
     LossTokens,
     concatenate,
     entropy,
+    mismatch_metrics,
     normaliser,
     policy_metrics,
     token_losses,
@@ -51,7 +52,45 @@ def test_a_span_is_clipped_as_a_whole(update_params: UpdateParams) -> None:
     logprobs = torch.tensor([0.5, 2.0, 1.5]).log()
     of_spans = tokens(spans=[2, 1], logprobs=logprobs, advantages=[1.0, 3.0, 1.0])
     assert token_losses(of_spans, update_params).tolist() == pytest.approx([-1, -3, -1.28])
-    assert policy_metrics(of_spans, update_params, 3)["policy/clip_fraction"] == pytest.approx(1 / 3)
+    assert policy_metrics(of_spans, update_params, 3, 3)["policy/clip_fraction"] == pytest.approx(1 / 3)
+
+
+def slopes(given: LossTokens, params: UpdateParams) -> tuple[list[float], list[float]]:
+    """The losses, and the gradient of their sum at the logprobs."""
+    logprobs = given.logprobs.clone().requires_grad_()
+    losses = token_losses(replace(given, logprobs=logprobs), params)
+    losses.sum().backward()
+    assert logprobs.grad is not None
+    return losses.tolist(), logprobs.grad.tolist()
+
+
+def test_cispo_by_hand(update_params: UpdateParams) -> None:
+    """-A w log p with the weight w of 1.25, 2 clipped to 1.28, 1/2 to 0.8 and none at A = 0; the slope is -A w."""
+    params = with_changes(update_params, loss="cispo", dual_clip=0)
+    logprobs = torch.tensor([0.25, 0.5, 0.125, 0.25]).log()
+    old = torch.tensor([0.2, 0.25, 0.25, 0.25]).log()
+    given = tokens(logprobs=logprobs, old_logprobs=old, advantages=[2.0, 1.0, -1.0, 0.0])
+    losses, slope = slopes(given, params)
+    assert losses == pytest.approx([2.5 * 2 * LN2, 1.28 * LN2, -0.8 * 3 * LN2, 0])
+    assert slope == pytest.approx([-2.5, -1.28, 0.8, 0])
+    assert policy_metrics(given, params, 4, 4)["policy/clip_fraction"] == 2 / 4
+    unbounded = with_changes(params, clip_low=1.0)
+    assert slopes(given, unbounded)[1] == pytest.approx([-2.5, -1.28, 0.5, 0])
+
+
+def test_gspo_token_has_the_sequences_value_and_each_tokens_own_gradient(update_params: UpdateParams) -> None:
+    """Ratios 1/2 and 2.42: 1.1 for both; with advantages 1 and 3 the slopes are -1.1 and -3.3, not -2.2 each.
+
+    The next sequence is clipped as a whole: 3/2 with A > 0 has no gradient at any of its tokens.
+    """
+    ratios = torch.tensor([0.5, 2.42, 1.5, 1.5])
+    given = tokens(spans=[2, 2], logprobs=ratios.log(), advantages=[1.0, 3.0, 1.0, 2.0])
+    together = slopes(given, with_changes(update_params, ratio="sequence"))
+    apart = slopes(given, with_changes(update_params, ratio="sequence_token"))
+    assert apart[0] == pytest.approx([-1.1, -3.3, -1.28, -2.56])
+    assert together[0] == pytest.approx(apart[0])
+    assert apart[1] == pytest.approx([-1.1, -3.3, 0, 0])
+    assert together[1] == pytest.approx([-2.2, -2.2, 0, 0])
 
 
 def test_the_kl_to_the_reference_by_hand(update_params: UpdateParams) -> None:
@@ -65,6 +104,14 @@ def test_the_entropy_bonus_by_hand(update_params: UpdateParams) -> None:
     params = with_changes(update_params, entropy_bonus=0.1)
     found = token_losses(tokens(entropy=[2.0, 0.0], advantages=[1.0, 1.0]), params)
     assert found.tolist() == pytest.approx([-1 - 0.2, -1])
+
+
+def test_kl_and_entropy_are_of_sampled_tokens_alone(update_params: UpdateParams) -> None:
+    # At the first token k3 is 1 - ln 2 and the entropy 2; the second, an observation, keeps its clipped loss of -1.
+    params = with_changes(update_params, kl_loss=0.5, entropy_bonus=0.1)
+    given = tokens(reference_logprobs=[LN2, LN2], entropy=[2.0, 6.0], sampled=[True, False])
+    assert token_losses(given, params).tolist() == pytest.approx([-1 + 0.5 * (1 - LN2) - 0.2, -1])
+    assert policy_metrics(given, params, 2, 1)["policy/entropy"] == 2
 
 
 def test_the_importance_cap_by_hand(update_params: UpdateParams) -> None:
@@ -90,27 +137,33 @@ def test_aggregation_by_hand(update_params: UpdateParams, aggregation: str, cons
     lengths = [2, 1, 0]
     weights = [token_weight(length, params) for length in lengths for _ in range(length)]
     given = tokens(advantages=[-1.0, -3.0, -5.0], weights=weights)
-    assert policy_metrics(given, params, normaliser(lengths, params))["policy/loss"] == pytest.approx(mean)
+    assert policy_metrics(given, params, normaliser(lengths, params), 3)["policy/loss"] == pytest.approx(mean)
 
 
 def test_metrics_by_hand(update_params: UpdateParams) -> None:
-    # Learner against sampler at the two sampled tokens: ln 2, 0; k3 with x = ln 2: 1 - ln 2. The third is not sampled.
+    # Of 8 action tokens in the step two are in the loss, of which the second is clipped; so is the third, an
+    # observation, whose entropy and clip are not counted.
     given = tokens(
-        logprobs=[LN2, 0.0, 1.0],
-        sampler_logprobs=[0.0, 0.0, 0.0],
+        logprobs=[LN2, 0.5, 1.0],
         old_logprobs=[LN2, 0.0, 0.0],
         entropy=[1.0, 2.0, 6.0],
         advantages=[1.0, 2.0, 3.0],
         sampled=[True, True, False],
     )
-    assert policy_metrics(given, update_params, 4) == pytest.approx(
+    assert policy_metrics(given, update_params, 4, 8) == pytest.approx(
+        {"policy/loss": -(1 + 2 * 1.28 + 3 * 1.28) / 4, "policy/clip_fraction": 1 / 8, "policy/entropy": 3 / 2}
+    )
+
+
+def test_the_mismatch_by_hand() -> None:
+    # Weights 2 and 1: k3 with x = ln 2 is 1 - ln 2; (2 + 1)^2 / (4 + 1) of 2; (4 + 1) / 2 - 1.
+    assert mismatch_metrics(torch.tensor([LN2, 0.0]), torch.zeros(2)) == pytest.approx(
         {
-            "policy/loss": -(1 + 2 + 3 * 1.28) / 4,
-            "policy/clip_fraction": 1 / 3,
-            "policy/entropy": 3,
             "policy/mismatch_kl": (1 - LN2) / 2,
             "policy/mismatch_mean": LN2 / 2,
             "policy/mismatch_max": LN2,
+            "policy/mismatch_ess": 9 / 5 / 2,
+            "policy/mismatch_chi2": 5 / 2 - 1,
         }
     )
 
@@ -169,7 +222,7 @@ def test_gradients_agree_with_finite_differences(
     params = with_changes(update_params, ratio=ratio, aggregation=aggregation, constant_length=length, **TERMS[terms])
     logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     case = small_case(logits, params)
-    assert 0 < policy_metrics(case, params, 1)["policy/clip_fraction"] < 1, "both branches of the clip are in play"
+    assert 0 < policy_metrics(case, params, 1, 6)["policy/clip_fraction"] < 1, "both branches of the clip are in play"
 
     def objective(moved: Tensor) -> Tensor:
         given = replace(case, **predicted(moved))

@@ -15,8 +15,8 @@ from agent_r1.credit.collapse import Alarm
 from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.training.watch import Decision, StaleWeightsError, Unrecorded, Verdict, announce, judge, prove, reseeded
 
-CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "policy/entropy": 0.3}
-GONE = {**CALM, "policy/entropy": 0.0}
+CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "rollout/surprisal": 0.3}
+GONE = {**CALM, "rollout/surprisal": 0.0}
 
 
 def config(on_collapse: str = "warn", max_rollbacks: int = 0) -> TrainParams:
@@ -56,7 +56,7 @@ def test_every_rollback_has_a_seed_of_its_own() -> None:
 
 
 def verdict(decision: Decision, *signs: str) -> Verdict:
-    alarms = [Alarm(sign=sign, metric="policy/entropy", value=0.01, standard=0.3, limit=0.03) for sign in signs]
+    alarms = [Alarm(sign=sign, metric="rollout/surprisal", value=0.01, standard=0.3, limit=0.03) for sign in signs]
     return Verdict(alarms=alarms, clean=not alarms, decision=decision, rollbacks=1)
 
 
@@ -80,7 +80,9 @@ def test_log_and_tags_name_what_was_seen(caplog: pytest.LogCaptureFixture) -> No
         announce(verdict(Decision.GO_ON), record, 3)
         assert (caplog.text, record.tags) == ("", {})
         announce(verdict(Decision.ROLL_BACK, "entropy_fall", "reward_std_fall"), record, 4)
-    assert "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: policy/entropy 0.01" in caplog.text
+    assert (
+        "iteration 4 shows signs of collapse, the run rolled back: entropy_fall: rollout/surprisal 0.01" in caplog.text
+    )
     assert record.tags["monitor/signs"] == "entropy_fall, reward_std_fall"
     assert record.tags["monitor/last_alarm"].startswith("iteration 4, rolled back: entropy_fall")
     assert (record.tags["monitor/rollbacks"], record.rewound) == ("2", 1)
