@@ -104,7 +104,7 @@ def test_the_overlay_at_full_scale_holds_the_published_settings(project: Path) -
     assert "train" not in full.prepare.files["musique"].splits
     assert full.model.path == "Qwen/Qwen2.5-3B-Instruct"
     assert (full.train.update.learning_rate, full.train.update.critic.learning_rate) == (1e-5, 1e-4)
-    assert [full.run(RunId(name)).update.kl_loss for name in ("ppo", "dapo", "gspo", "steppo")] == [0.001, 0, 0, 0]
+    assert [full.run(RunId(name)).update.kl_loss for name in ("ppo", "dapo", "gspo", "cispo")] == [0.001, 0, 0, 0]
     assert full.run(RunId("dapo")).credit.overlong_buffer == full.env.max_tokens // 5
     assert set(full.runs) == {*own.runs, "ppo_lam_95"}
 
