@@ -5,14 +5,18 @@ A field that is missing or malformed raises a ValueError, whose message names fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.data.sources import Row
+from agent_r1.data.sources import Row, read
 from agent_r1.records import Question
 
 MOST_HOPS = 1_000_000
+ACCEPTED = "answer_aliases"  # the field of other accepted answers
+ALIASES = "id_aliases.json"  # in 2WikiMultihopQA's release, of all splits: JSON lines
 
 
 class Format(NamedTuple):
@@ -20,6 +24,9 @@ class Format(NamedTuple):
 
     question: Callable[[Row, str, str], Question]  # from a row, the data set's name and the split
     paragraphs: Callable[[Row], list[tuple[str, str]]]  # titles and texts that the row brings along, in its order
+    complete: Callable[[Iterable[Row], Path], Iterator[Row]] = lambda rows, _: iter(
+        rows
+    )  # with what lies beside a split
 
 
 def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[str]) -> Question:
@@ -33,11 +40,33 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
         dataset=dataset,
         split=split,
         text=row.text("question"),
-        answers=[row.text("answer")],
+        answers=_answers(row),
         gold_titles=titles,
         hops=len(titles),
         kind=row.choice("type", kinds),
     )
+
+
+def _answers(row: Row) -> list[str]:
+    """The answer, and what else is accepted for it."""
+    return list(dict.fromkeys([row.text("answer"), *row.texts(ACCEPTED)]))
+
+
+def with_aliases(rows: Iterable[Row], split: Path) -> Iterator[Row]:
+    """The rows of a split with the other names of their answers, where the release's list of names is beside the file.
+
+    Source: the evaluation script of 2WikiMultihopQA (github.com/Alab-NII/2wikimultihop), which accepts the aliases and
+    demonyms of the entity that `answer_id` names.
+    """
+    listed = split.with_name(ALIASES)
+    names = {row.text("Q_id"): [*row.texts("aliases"), *row.texts("demonyms")] for row in _aliases(listed)}
+    for row in rows:
+        others = names.get(str(row.fields.get("answer_id")), [])
+        yield replace(row, fields={**row.fields, ACCEPTED: others}) if others else row
+
+
+def _aliases(listed: Path) -> Iterator[Row]:
+    return read(listed) if listed.exists() else iter(())
 
 
 def joined_context(row: Row, *, separator: str) -> list[tuple[str, str]]:
@@ -71,7 +100,7 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
         dataset=dataset,
         split=split,
         text=row.text("question"),
-        answers=list(dict.fromkeys([row.text("answer"), *row.texts("answer_aliases")])),
+        answers=_answers(row),
         gold_titles=list(dict.fromkeys(titles)),
         hops=hops,
         kind=named if separator else f"{hops}hop",
@@ -125,6 +154,7 @@ FORMATS = {
     "2wikimultihopqa": Format(
         partial(supported_question, kinds=("comparison", "bridge_comparison", "compositional", "inference")),
         partial(joined_context, separator=" "),  # sentences come without the spaces between them
+        with_aliases,
     ),
     "musique": Format(musique_question, lambda row: [(title, text) for title, text, _ in _marked_paragraphs(row)]),
     "generic": Format(generic_question, lambda _: []),  # what is searched is a corpus of its own

@@ -231,7 +231,7 @@ def from_files(name: str, params: FilesParams, split: str, seed: int) -> Portion
         paragraphs = form.paragraphs(row) if params.corpus is None else []
         return Entry(str(row), form.question(row, name, split), [named_by_content(*each) for each in paragraphs])
 
-    return Portion(asked or total, map(entry, rows))
+    return Portion(asked or total, map(entry, form.complete(rows, file)))
 
 
 def interleave(portions: Sequence[Portion[T]]) -> Iterator[T]:

@@ -41,6 +41,36 @@ def test_a_supported_row_becomes_a_question(name: str) -> None:
     assert question.hops == 2
 
 
+def test_names_of_an_answer_are_accepted_where_they_lie_beside_the_split(tmp_path: Path) -> None:
+    """Of three rows one has an id that the list knows, one an id that it does not, one none."""
+    known, *others = (supported_row(answer_id=name) for name in ("Q1", "Q2", None))
+    split = tmp_path / "dev.json"
+    assert list(WIKI.complete([known], split)) == [known], "without a list"
+    named = '{"Q_id": "Q1", "aliases": ["M. Quill", "Mara"], "demonyms": ["Quillian"]}\n'
+    (tmp_path / "id_aliases.json").write_text(named + '{"Q_id": "Q9", "aliases": [], "demonyms": []}\n')
+    rows = list(WIKI.complete([known, *others], split))
+    assert [WIKI.question(row, "w", "dev").answers for row in rows] == [
+        ["Mara", "M. Quill", "Quillian"],
+        ["Mara"],
+        ["Mara"],
+    ]
+    assert list(HOTPOTQA.complete([known], split)) == [known]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("Q1: Mara", r"id_aliases\.json, row 1: broken or cut off"),
+        ('{"Q_id": "Q1", "aliases": "Mara"}', r"id_aliases\.json, row 1: field 'aliases' must be a list of texts"),
+        ('{"id": "Q1", "aliases": []}', r"id_aliases\.json, row 1: field 'Q_id' must be a text"),
+    ],
+)
+def test_a_list_of_names_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "id_aliases.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        list(WIKI.complete([supported_row()], tmp_path / "dev.json"))
+
+
 def test_sentences_join_as_each_release_cuts_them() -> None:
     assert HOTPOTQA.paragraphs(supported_row())[0] == ("Kiss", "A film. By Mara.")
     cut = supported_row(context=[["Kiss", ["A film.", "By Mara."]]])
