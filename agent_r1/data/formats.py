@@ -24,9 +24,7 @@ class Format(NamedTuple):
 
     question: Callable[[Row, str, str], Question]  # from a row, the data set's name and the split
     paragraphs: Callable[[Row], list[tuple[str, str]]]  # titles and texts that the row brings along, in its order
-    complete: Callable[[Iterable[Row], Path], Iterator[Row]] = lambda rows, _: iter(
-        rows
-    )  # with what lies beside a split
+    complete: Callable[[Iterable[Row], Path], Iterable[Row]] = lambda rows, _: rows  # by what lies beside their file
 
 
 def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[str]) -> Question:
