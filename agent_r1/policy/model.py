@@ -121,7 +121,8 @@ def recompute_activations(model: PreTrainedModel) -> None:
     """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
 
     Only the layers themselves are put into training mode, which is what transformers asks for; the modules in them,
-    where dropout would be, stay out of it. A ValueError refuses an architecture that does not support it.
+    where most dropout would be, stay out of it. What a layer drops out itself (OPT, BART) it drops at a rate of 0. A
+    ValueError refuses an architecture that does not support it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers or not model.supports_gradient_checkpointing:
@@ -131,6 +132,8 @@ def recompute_activations(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = True
+        for name in [name for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)]:
+            setattr(layer, name, 0.0)
 
 
 def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     GraniteConfig,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
@@ -213,6 +215,23 @@ def test_gradient_checkpointing_changes_no_bit_of_a_gradient(tiny_model: Path) -
         assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.Dropout))
     assert gradients[0] == gradients[1]
     assert kept[1] < 0.6 * kept[0], "something must have been computed again"
+
+
+def test_gradient_checkpointing_drops_nothing_where_layers_drop_out_themselves() -> None:
+    shape = OPTConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        ffn_dim=16,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        word_embed_proj_dim=16,
+        dropout=0.5,
+    )
+    model, ids = OPTForCausalLM(shape).eval(), torch.arange(8, 24)[None]
+    plain = model(ids).logits
+    recompute_activations(model)
+    assert torch.equal(model(ids).logits, plain)
 
 
 def test_a_model_without_checkpointing_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
