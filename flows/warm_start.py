@@ -53,7 +53,8 @@ def _check_memory(settings: Params, path: str) -> None:
     config = load_pretrained(AutoConfig, path)
     memory.check(config, settings, [settings.run(params.RunId(run)) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
-        demand = memory.Demand(model=config, tokens=settings.warm_start.batch_size * settings.env.max_tokens)
+        tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
+        demand = memory.Demand(model=config, tokens=tokens)
         memory.require_fit(memory.estimate(demand), memory.available_gib(default_device()))
 
 

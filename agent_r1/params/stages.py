@@ -188,6 +188,7 @@ class WarmStartParams(Section):
     stop_early: Share
     wrong_relation: Share
     batch_size: Count
+    max_tokens_per_microbatch: Count
     steps: Count
     learning_rate: Positive
     observation_weight: Weight

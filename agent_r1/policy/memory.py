@@ -29,8 +29,9 @@ ADAM_STATES = 2
 LOGIT_COPIES = 5  # float32 tensors [N, V] at the peak: logits, log-probabilities twice, probabilities, gradient
 LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the allocator holds back
 REMEDIES = (
-    "lower train.update.max_tokens_per_microbatch, set model.gradient_checkpointing: true, train adapters "
-    "(model.lora.rank), choose an estimator without a critic, give the sampler less, or take a smaller model"
+    "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
+    "model.gradient_checkpointing: true, train adapters (model.lora.rank), choose an estimator without a critic, give "
+    "the sampler less, or take a smaller model"
 )
 
 

@@ -23,8 +23,8 @@ from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy import builtin
-from agent_r1.policy.batching import pad
-from agent_r1.policy.model import default_device, load_policy, load_tokenizer, token_logprobs
+from agent_r1.policy.batching import pack_by_length, pad
+from agent_r1.policy.model import default_device, load_policy, load_tokenizer, precision, token_logprobs
 from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
@@ -93,43 +93,61 @@ def _act_out(
     return trajectories
 
 
-def fit(model: PreTrainedModel, demonstrations: Sequence[Trajectory], params: WarmStartParams) -> list[float]:
+def fit(
+    model: PreTrainedModel,
+    demonstrations: Sequence[Trajectory],
+    params: WarmStartParams,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> list[float]:
     """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
     The loss is the mean negative log-likelihood over action tokens (weight 1) and observation tokens
     (weight `params.observation_weight`, which teaches copying). The learning rate warms up over the
-    first 5 % of the steps and then decays along a cosine to a tenth.
+    first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a gradient;
+    matrix products run in `dtype`.
     """
-    optimiser = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, params.steps))
     contexts = [(trajectory, span) for trajectory in demonstrations for span in trajectory.contexts]
     token_ids = [trajectory.token_ids[span] for trajectory, span in contexts]
     weights = [_token_weights(trajectory.source[span], params.observation_weight) for trajectory, span in contexts]
     batches = _batches([len(row) for row in token_ids], params)
-    model.train()
     losses: list[float] = []
     for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=not sys.stderr.isatty())):
-        loss = _loss(model, [token_ids[i] for i in batch], [weights[i] for i in batch])
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        chosen = [token_ids[i] for i in batch], [weights[i] for i in batch]
+        losses.append(_add_gradient(model, *chosen, params.max_tokens_per_microbatch, dtype))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()
-        losses.append(loss.item())
         if (step + 1) % max(1, params.steps // 10) == 0:
             logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, losses[-1])
     model.eval()
     return losses
 
 
-def _loss(
-    model: PreTrainedModel, token_ids: list[NDArray[np.int32]], weights: list[NDArray[np.float32]]
-) -> torch.Tensor:
-    ids = pad(token_ids, torch.int64).to(model.device)  # [B, T]
-    weight = pad(weights, torch.float32).to(model.device)  # [B, T]
-    logprobs = token_logprobs(model, ids, weight > 0)  # [N]
-    chosen = weight[weight > 0]
-    return -(logprobs * chosen).sum() / chosen.sum()
+def _add_gradient(
+    model: PreTrainedModel,
+    token_ids: list[NDArray[np.int32]],
+    weights: list[NDArray[np.float32]],
+    max_tokens: int,
+    dtype: torch.dtype,
+) -> float:
+    """Adds up the gradient of a batch's loss in micro-batches of `max_tokens`, padding included; returns the loss."""
+    everything = pad(weights, torch.float32).to(model.device)  # [B, T]
+    total, loss = everything[everything > 0].sum(), 0.0
+    for pack in pack_by_length([[len(row)] for row in token_ids], max_tokens):
+        rows = sorted(pack)
+        ids = pad([token_ids[row] for row in rows], torch.int64).to(model.device)  # [B, T]
+        weight = pad([weights[row] for row in rows], torch.float32).to(model.device)  # [B, T]
+        with precision(model.device, dtype):
+            logprobs = token_logprobs(model, ids, weight > 0)  # [N]
+        share = -(logprobs * weight[weight > 0]).sum() / total
+        share.backward()
+        loss += share.item()
+    return loss
 
 
 def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> NDArray[np.float32]:

@@ -54,9 +54,10 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(
     write_params: WriteParams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only its configuration is there. Fine-tuning all weights in whole batches needs more than the runs do."""
+    """Only its configuration is there. Fine-tuning so much at once needs more than the runs do."""
     (stored / "model.safetensors").unlink()
-    write_params(tmp_path, {"model": {"path": str(stored)}, "warm_start": {"fine_tune": fine_tune, "batch_size": 4096}})
+    start = {"fine_tune": fine_tune, "max_tokens_per_microbatch": 2**21}
+    write_params(tmp_path, {"model": {"path": str(stored)}, "warm_start": start})
     monkeypatch.setattr(memory, "available_gib", lambda device: 20.0 if fine_tune else 0.5)
     with inside(tmp_path), pytest.raises(ValueError, match=r"needs about .* GiB and the device has (0\.5|20\.0):"):
         warm_start()

@@ -88,6 +88,29 @@ def test_the_same_seed_gives_the_same_bits(
     assert not same_bits(one, other)
 
 
+def test_micro_batches_add_up_to_the_batch(
+    tiny_model: Path, make_trajectory: MakeTrajectory, make_params: Callable[..., WarmStartParams]
+) -> None:
+    """Rows of 4, 5 and 7 tokens: 20 of them, padding included, hold 7 and 5 together, and 4 alone.
+
+    Loss and gradient are those of the whole batch, not of a mean of means.
+    """
+    rows = [make_trajectory(i, [P, P, *[A] * (2 + i + i // 2)]) for i in range(3)]
+    sizes: list[tuple[int, ...]] = []
+    models = [load_policy(tiny_model, device=torch.device("cpu")) for _ in range(2)]
+    models[1].register_forward_pre_hook(lambda *call: sizes.append(tuple(call[2]["input_ids"].shape)), with_kwargs=True)
+    whole, parts = (
+        fit(model, rows, make_params(steps=1, batch_size=3, max_tokens_per_microbatch=budget))
+        for model, budget in zip(models, (21, 20), strict=True)
+    )
+    assert sizes == [(2, 7), (1, 4)]
+    assert parts == pytest.approx(whole, abs=1e-5)
+    gradients = [
+        torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]) for model in models
+    ]
+    assert torch.allclose(*gradients, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("source", "observation_weight", "trained"), [(O, 0.3, True), (O, 0.0, False), (P, 0.3, False), (T, 0.3, False)]
 )
