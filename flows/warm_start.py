@@ -11,7 +11,8 @@ from agent_r1 import params
 from agent_r1.files import load_pretrained, replaced_folder
 from agent_r1.params import Params
 from agent_r1.policy import memory
-from agent_r1.policy.model import default_device, load_policy, load_tokenizer
+from agent_r1.policy.adapter import save_merged
+from agent_r1.policy.model import compute_dtype, default_device, load_policy, load_tokenizer
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
@@ -44,7 +45,7 @@ def warm_start() -> None:
                 open_index(settings.search, places.passages, places.index),
             )
         with replaced_folder(places.warm_start) as fresh:
-            model.save_pretrained(fresh)
+            save_merged(model, fresh)
             tokenizer.save_pretrained(fresh)
 
 
@@ -54,8 +55,15 @@ def _check_memory(settings: Params, path: str) -> None:
     memory.check(config, settings, [settings.run(params.RunId(run)) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
         tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
-        demand = memory.Demand(model=config, tokens=tokens)
-        memory.require_fit(memory.estimate(demand), memory.available_gib(default_device()))
+        device, model = default_device(), settings.model
+        demand = memory.Demand(
+            model=config,
+            tokens=tokens,
+            dtype=compute_dtype(model.dtype, device),
+            adapter=model.adapter,
+            gradient_checkpointing=model.gradient_checkpointing,
+        )
+        memory.require_fit(memory.estimate(demand), memory.available_gib(device))
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from agent_r1.params import Params
 from agent_r1.params.stages import LoraParams
@@ -88,6 +89,12 @@ def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     if differing := sorted(state.keys() ^ trained_state(model).keys()):
         raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
     model.load_state_dict(state, strict=False)
+
+
+def save_merged(model: PreTrainedModel, folder: Path) -> None:
+    """Writes a model as an ordinary Hugging Face folder, its adapters, where it has any, merged into its weights."""
+    adapted = any(isinstance(module, LoraLayer) for module in model.modules())
+    model.save_pretrained(folder, state_dict=merged_state(model) if adapted else None)
 
 
 def save_adapter(model: nn.Module, params: LoraParams, folder: Path) -> None:

@@ -231,7 +231,7 @@ class Learner:
         Adapters are merged into its weights, which rounds them where the weights are bfloat16 when they are used; the
         folder `adapter` in it holds them as they are.
         """
-        self.policy.save_pretrained(folder, state_dict=adapter.merged_state(self.policy) if self.adapter else None)
+        adapter.save_merged(self.policy, folder)
         if self.adapter:
             adapter.save_adapter(self.policy, self.adapter, folder / "adapter")
         self.tokenizer.save_pretrained(folder)

@@ -22,9 +22,17 @@ from agent_r1.envs import tool_env
 from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.stages import WarmStartParams
-from agent_r1.policy import builtin
+from agent_r1.policy import adapter, builtin
 from agent_r1.policy.batching import pack_by_length, pad
-from agent_r1.policy.model import default_device, load_policy, load_tokenizer, precision, token_logprobs
+from agent_r1.policy.model import (
+    compute_dtype,
+    default_device,
+    load_policy,
+    load_tokenizer,
+    precision,
+    recompute_activations,
+    token_logprobs,
+)
 from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
@@ -41,14 +49,17 @@ def train_on_demonstrations(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model and its tokenizer, trained on demonstrations of the questions.
 
-    Without `model.path` both are the built-in small ones, made from scratch, and the tokenizer learns its words from
-    passages and demonstrations; with it, those of that folder or hub id. The demonstrator searches the index.
+    Without `model.path` both are the built-in small ones, made from scratch in float32, and the tokenizer learns its
+    words from passages and demonstrations; with it, those of that folder or hub id, taken as training takes them: its
+    precision, adapters and gradient checkpointing. The demonstrator searches the index.
     """
+    device, dtype = default_device(), torch.float32
     plan_of, facts = make_plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:
-        tokenizer, model = load_tokenizer(settings.model.path), load_policy(settings.model.path)
+        dtype = compute_dtype(settings.model.dtype, device)
+        tokenizer, model = load_tokenizer(settings.model.path), _to_fine_tune(settings, dtype)
     else:
         shape = settings.warm_start
         tokenizer = builtin.train_tokenizer(_texts(passages, [*searching, *answering]), shape.vocab_size)
@@ -61,9 +72,20 @@ def train_on_demonstrations(
             seed=shape.seed,
         )
     demonstrations = _act_out(searching, answering, Chat(tokenizer), index, settings)
-    torch.nn.Module.to(model, default_device())
-    fit(model, demonstrations, settings.warm_start)
+    torch.nn.Module.to(model, device)
+    fit(model, demonstrations, settings.warm_start, dtype=dtype)
     return model, tokenizer
+
+
+def _to_fine_tune(settings: Params, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of `model.path` as a learner would hold its policy."""
+    params = settings.model
+    model = load_policy(params.path, dtype if params.adapter else torch.float32)
+    if params.adapter:
+        adapter.attach(model, params.adapter, seed=derive(settings.warm_start.seed, "adapter", "policy"))
+    if params.gradient_checkpointing:
+        recompute_activations(model)
+    return model
 
 
 def _texts(passages: Sequence[Passage], demonstrations: Sequence[Demonstration]) -> Iterator[str]:

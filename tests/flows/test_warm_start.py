@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 from agent_r1.params import load
 from agent_r1.policy import memory
 from agent_r1.policy.model import load_tokenizer
+from flows.index import index
+from flows.prepare import prepare
 from flows.warm_start import warm_start
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
@@ -43,6 +45,25 @@ def test_a_model_is_passed_through_as_it_is_stored(
     assert all(torch.equal(weight, after[name]) for name, weight in before.items())
     assert {weight.dtype for weight in after.values()} == {torch.bfloat16}
     assert load_tokenizer(tmp_path / PLACES.warm_start).get_vocab() == load_tokenizer(stored).get_vocab()
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_fine_tuning_trains_what_training_does(
+    rank: int, stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
+) -> None:
+    """All weights, kept in float32; with adapters the linear layers alone, merged into the weights as they came."""
+    model = {"path": str(stored), "lora": {"rank": rank}, "dtype": "bfloat16", "gradient_checkpointing": True}
+    write_params(tmp_path, {"model": model, "warm_start": {"fine_tune": True, "steps": 2}})
+    with inside(tmp_path):
+        prepare()
+        index()
+        warm_start()
+    before, after = (load_file(folder / "model.safetensors") for folder in (stored, tmp_path / PLACES.warm_start))
+    assert before.keys() == after.keys()
+    changed = {name for name, weight in before.items() if not torch.equal(weight.float(), after[name].float())}
+    linear = {name for name in before if name.endswith("_proj.weight")}
+    assert changed == (linear if rank else set(before))
+    assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
 
 
 @pytest.mark.parametrize("fine_tune", [False, True])
