@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 def warm_start() -> None:
     """Writes the policy that reinforcement learning starts from, as a Hugging Face folder.
 
-    Without `model.path` it is the built-in small model, trained from scratch on demonstrations; with it, that model,
-    passed through or, with `warm_start.fine_tune`, trained on the demonstrations too.
+    Without `model.path` it is the built-in small model, trained from scratch on demonstrations and conversations; with
+    it, that model, passed through or, with `warm_start.fine_tune`, trained on them too.
     """
     settings = params.load()
     places = settings.places

@@ -214,6 +214,7 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], key: str, valu
 
 
 IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
+UNTAUGHT = {"warm_start.demonstrations": 0, "warm_start.naive_rag_demonstrations": 0}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
 SERVER = {"engine.kind": "server"}
 OWN = {"function": "package.module:name", "weight": 0.5}
@@ -300,6 +301,15 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"train.monitor.on_collapse": "rollback"}, "max_rollbacks 0 does not go with on_collapse: rollback"),
         ({**STOP, "train.monitor.patience": 20}, "train: monitor.on_collapse: stop has no effect: with monitor.pat"),
         ({"warm_start.fine_tune": True}, r"warm_start\.fine_tune: true has no effect .* set model\.path"),
+        (
+            {"warm_start.conversations": "teacher.jsonl", "model.path": "own/model"},
+            r"warm_start\.conversations 'teacher\.jsonl' has no effect .* set warm_start\.fine_tune: true, or conv",
+        ),
+        (
+            {**UNTAUGHT},
+            "warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0, or",
+        ),
+        ({**UNTAUGHT, "warm_start.fine_tune": True, "model.path": "own/model"}, "warm_start has nothing to learn from"),
         ({"repro_baselines": ["naive"]}, r"repro_baselines\.0: Input should be 'base_tool_call'.*; got 'naive'"),
         ({"runs.closed_book": {}}, "runs: 'closed_book' is the name of a baseline; name the run differently"),
         ({"repro_runs": ["ppo", "grppo"]}, r"repro_runs names 'grppo'.*did you mean 'grpo'\?"),
@@ -333,6 +343,9 @@ def test_what_does_not_go_together_is_refused(content: dict[str, Any], changes: 
 def test_what_goes_together_is_accepted(content: dict[str, Any]) -> None:
     tuned = check(content, {"warm_start.fine_tune": True, "model.path": "own/model", "repro_baselines": []})
     assert tuned.repro_baselines == []
+    taught = check(content, {**UNTAUGHT, "warm_start.conversations": "teacher.jsonl"}).warm_start
+    assert taught.conversations == "teacher.jsonl"
+    check(content, {**UNTAUGHT, "model.path": "own/model"})  # which is passed through
 
 
 def test_a_reward_of_ones_own_stands_beside_the_parts(content: dict[str, Any], params: Params) -> None:

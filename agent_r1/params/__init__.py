@@ -235,6 +235,17 @@ class Params(Section):
                 "warm_start.fine_tune: true has no effect on the built-in model, which is trained on the "
                 "demonstrations anyway; set model.path, or fine_tune: false"
             )
+        passed_through = self.model.path and not self.warm_start.fine_tune
+        if self.warm_start.conversations and passed_through:
+            yield (
+                f"warm_start.conversations {self.warm_start.conversations!r} has no effect on the model of model.path, "
+                'which is passed through; set warm_start.fine_tune: true, or conversations: ""'
+            )
+        if not (self.warm_start.teaches or passed_through):
+            yield (
+                "warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0, or "
+                "conversations to a file"
+            )
         for name in self.runs:
             if not _RUN_NAME.fullmatch(name):
                 yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"

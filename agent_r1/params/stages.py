@@ -183,8 +183,9 @@ class WarmStartParams(Section):
     hidden_size: Count
     layers: Annotated[int, Field(ge=2)]
     heads: Count
-    demonstrations: Count
+    demonstrations: Natural
     naive_rag_demonstrations: Natural
+    conversations: str
     stop_early: Share
     wrong_relation: Share
     batch_size: Count
@@ -192,6 +193,11 @@ class WarmStartParams(Section):
     steps: Count
     learning_rate: Positive
     observation_weight: Weight
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is anything to learn from."""
+        return bool(self.demonstrations or self.naive_rag_demonstrations or self.conversations)
 
 
 class EnvParams(Section):

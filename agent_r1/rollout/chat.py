@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.envs.base import TAGS
 from agent_r1.records import Source
 from agent_r1.rollout.template import OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
 
@@ -75,10 +76,15 @@ class Codec:
         for text in (chr(FIRST_ESCAPE), *self._id_of):  # refused here, and not by a passage
             list(self._read(text))
 
-    def escape(self, text: str) -> str:
-        """The text, of the same length, without a mark in it."""
-        while self._mark.search(text):
-            text = self._mark.sub(lambda found: self._escaped[found[0][0]] + found[0][1:], text)
+    def escape(self, text: str, but: Collection[str] = ()) -> str:
+        """The text, of the same length, without a mark in it `but` those given."""
+
+        def escaped(found: re.Match[str]) -> str:
+            mark = found[0]
+            return mark if mark in but else self._escaped[mark[0]] + mark[1:]
+
+        while (other := self._mark.sub(escaped, text)) != text:
+            text = other
         return text
 
     def escape_all(self, value: Any) -> Any:
@@ -184,11 +190,16 @@ class Chat(Codec):
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
         """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
 
-        Where the context has opened a thought the policy goes on behind its tag, or, without a thought, closes it.
+        What is escaped in it stays text. Where the context has opened a thought the policy goes on behind its tag, or,
+        without a thought, closes it.
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
-        return [*self.encode_sampled(text), self.end_id]
+        return [*self.encode([Piece(text, Source.ACTION)]).ids, self.end_id]
+
+    def escape_action(self, text: str) -> str:
+        """The text of an action that nobody sampled: of the marks in it, only an action's tags are left."""
+        return self.escape(text, but=TAGS)
 
     def opened(self, context: Sequence[int]) -> str:
         """The part of the next action that its context has written: a thought's opening tag and blanks, or ""."""

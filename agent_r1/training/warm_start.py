@@ -1,6 +1,6 @@
-"""The policy that reinforcement learning starts from: a model that was shown demonstrations.
+"""The policy that reinforcement learning starts from: a model that was shown demonstrations and conversations.
 
-Demonstrations are trajectories like any other; learning from them is supervised.
+Both are trajectories like any other; learning from them is supervised.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
+from agent_r1.training.conversations import read_conversations, retell
 
 logger = logging.getLogger(__name__)
 
@@ -47,13 +50,15 @@ BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
 def train_on_demonstrations(
     settings: Params, questions: Sequence[Question], passages: Sequence[Passage], index: Search
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """A model and its tokenizer, trained on demonstrations of the questions.
+    """A model and its tokenizer, trained on demonstrations of the questions, and on conversations.
 
     Without `model.path` both are the built-in small ones, made from scratch in float32, and the tokenizer learns its
-    words from passages and demonstrations; with it, those of that folder or hub id, taken as training takes them: its
+    words from all of these and the passages; with it, those of that folder or hub id, taken as training takes them: its
     precision, adapters and gradient checkpointing. The demonstrator searches the index.
     """
     device, dtype = default_device(), torch.float32
+    path = settings.warm_start.conversations
+    conversations = read_conversations(Path(path)) if path else []
     plan_of, facts = make_plans(settings.prepare, questions)
     searching = with_tools(questions, plan_of, facts, settings.warm_start)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
@@ -62,7 +67,8 @@ def train_on_demonstrations(
         tokenizer, model = load_tokenizer(settings.model.path), _to_fine_tune(settings, dtype)
     else:
         shape = settings.warm_start
-        tokenizer = builtin.train_tokenizer(_texts(passages, [*searching, *answering]), shape.vocab_size)
+        texts = chain(_texts(passages, [*searching, *answering]), (each.text for each in conversations))
+        tokenizer = builtin.train_tokenizer(texts, shape.vocab_size)
         model = builtin.new_model(
             tokenizer,
             hidden_size=shape.hidden_size,
@@ -71,9 +77,11 @@ def train_on_demonstrations(
             max_tokens=settings.env.max_tokens,
             seed=shape.seed,
         )
-    demonstrations = _act_out(searching, answering, Chat(tokenizer), index, settings)
+    chat = Chat(tokenizer)
+    demonstrations = _act_out(searching, answering, chat, index, settings)
+    retold = retell(conversations, chat, index, settings) if conversations else []
     torch.nn.Module.to(model, device)
-    fit(model, demonstrations, settings.warm_start, dtype=dtype)
+    fit(model, demonstrations, settings.warm_start, conversations=retold, dtype=dtype)
     return model, tokenizer
 
 
@@ -110,7 +118,7 @@ def _act_out(
     limits = env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})
     for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
         attempts = make_attempts([each.question for each in demonstrations], index, env)
-        sampler = ScriptedSampler([each.actions for each in demonstrations], chat)
+        sampler = ScriptedSampler([[chat.escape_action(act) for act in each.actions] for each in demonstrations], chat)
         trajectories += collect(sampler, chat, attempts, limits, seed=settings.warm_start.seed)
     return trajectories
 
@@ -120,21 +128,23 @@ def fit(
     demonstrations: Sequence[Trajectory],
     params: WarmStartParams,
     *,
+    conversations: Sequence[Trajectory] = (),
     dtype: torch.dtype = torch.float32,
 ) -> list[float]:
     """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
-    The loss is the mean negative log-likelihood over action tokens (weight 1) and observation tokens
-    (weight `params.observation_weight`, which teaches copying). The learning rate warms up over the
+    The loss is the mean negative log-likelihood over action tokens (weight 1) and, of demonstrations, observation
+    tokens (weight `params.observation_weight`, which teaches copying). The learning rate warms up over the
     first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a gradient;
     matrix products run in `dtype`.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained, lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, params.steps))
-    contexts = [(trajectory, span) for trajectory in demonstrations for span in trajectory.contexts]
-    token_ids = [trajectory.token_ids[span] for trajectory, span in contexts]
-    weights = [_token_weights(trajectory.source[span], params.observation_weight) for trajectory, span in contexts]
+    taught = ((demonstrations, params.observation_weight), (conversations, 0.0))
+    contexts = [(each, span, weight) for rows, weight in taught for each in rows for span in each.contexts]
+    token_ids = [each.token_ids[span] for each, span, _ in contexts]
+    weights = [_token_weights(each.source[span], weight) for each, span, weight in contexts]
     batches = _batches([len(row) for row in token_ids], params)
     losses: list[float] = []
     for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=not sys.stderr.isatty())):

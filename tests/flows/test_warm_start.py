@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -64,6 +65,25 @@ def test_fine_tuning_trains_what_training_does(
     linear = {name for name in before if name.endswith("_proj.weight")}
     assert changed == (linear if rank else set(before))
     assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
+
+
+@pytest.mark.parametrize("built_in", [True, False])
+def test_conversations_may_be_all_there_is_to_learn_from(
+    built_in: bool, stored: Path, tmp_path: Path, inside: Inside, write_params: WriteParams
+) -> None:
+    """The built-in tokenizer has the words of a question that stands nowhere else."""
+    said = [("user", "Zanzibarazan " * 20), ("assistant", "<answer> Zanzibarazan </answer>")]
+    row = {"messages": [{"role": role, "content": content} for role, content in said]}
+    (tmp_path / "teacher.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
+    start = {"demonstrations": 0, "naive_rag_demonstrations": 0, "conversations": "teacher.jsonl", "steps": 2}
+    model = {} if built_in else {"path": str(stored)}
+    write_params(tmp_path, {"model": model, "warm_start": start | {"fine_tune": not built_in}})
+    with inside(tmp_path):
+        prepare()
+        index()
+        warm_start()
+    words = len(load_tokenizer(tmp_path / PLACES.warm_start).encode(" Zanzibarazan"))
+    assert words == 1 if built_in else words > 1
 
 
 @pytest.mark.parametrize("fine_tune", [False, True])

@@ -40,10 +40,13 @@ def demonstrations(make_trajectory: MakeTrajectory) -> list[Trajectory]:
 
 
 def fitted(
-    path: Path, demonstrations: Sequence[Trajectory], params: WarmStartParams
+    path: Path,
+    demonstrations: Sequence[Trajectory],
+    params: WarmStartParams,
+    conversations: Sequence[Trajectory] = (),
 ) -> tuple[PreTrainedModel, list[float]]:
     model = load_policy(path, device=torch.device("cpu"))
-    return model, fit(model, demonstrations, params)
+    return model, fit(model, demonstrations, params, conversations=conversations)
 
 
 def same_bits(left: PreTrainedModel, right: PreTrainedModel) -> bool:
@@ -112,7 +115,14 @@ def test_micro_batches_add_up_to_the_batch(
 
 
 @pytest.mark.parametrize(
-    ("source", "observation_weight", "trained"), [(O, 0.3, True), (O, 0.0, False), (P, 0.3, False), (T, 0.3, False)]
+    ("source", "observation_weight", "conversation", "trained"),
+    [
+        (O, 0.3, False, True),
+        (O, 0.3, True, False),
+        (O, 0.0, False, False),
+        (P, 0.3, False, False),
+        (T, 0.3, True, False),
+    ],
 )
 def test_what_is_not_acted_is_not_trained_on(
     tiny_model: Path,
@@ -120,6 +130,7 @@ def test_what_is_not_acted_is_not_trained_on(
     make_params: Callable[..., WarmStartParams],
     source: int,
     observation_weight: float,
+    conversation: bool,
     trained: bool,
 ) -> None:
     """What comes after the last action cannot change a prediction of it: only a loss of its own could tell."""
@@ -128,6 +139,9 @@ def test_what_is_not_acted_is_not_trained_on(
     for row in others:
         row.token_ids[4:] += 1
     params = make_params(observation_weight=observation_weight)
-    (model, losses), (other, other_losses) = (fitted(tiny_model, each, params) for each in (rows, others))
+    (model, losses), (other, other_losses) = (
+        fitted(tiny_model, [], params, each) if conversation else fitted(tiny_model, each, params)
+        for each in (rows, others)
+    )
     assert (losses != other_losses) == trained
     assert same_bits(model, other) != trained

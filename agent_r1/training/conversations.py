@@ -1,0 +1,215 @@
+"""Conversations in a file, of one's own runs or of a teacher, told again as trajectories to learn from.
+
+A row is `{"messages": [...]}` in the OpenAI form. What a file says is text: of the marks in it only the tags of an
+action become tokens, and only where the assistant wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from agent_r1.data.sources import Row, read
+from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.tool_env import asked_attempt, canonical
+from agent_r1.params import Params
+from agent_r1.records import CallStatus, Outcome, StopReason, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.search.base import Search
+
+logger = logging.getLogger(__name__)
+
+_READ = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}  # of a message, beside its role, content and name
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+_IN_TURN = "a system message or none, one of the user, then assistant and tool in turn, and the assistant last"
+_ONE_CALL = '{"function": {"name": ..., "arguments": an object, or a text of its JSON}}'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversation:
+    """One row: what was asked, what the assistant did, and what came back in between."""
+
+    where: str  # file and row
+    system: str  # "" where it opens without a system message
+    user: str
+    actions: list[str]  # [K] texts, without end tokens
+    observations: list[str]  # [K - 1]
+
+    @property
+    def text(self) -> str:
+        """All of it, for a tokenizer to learn its words from."""
+        return "\n".join(["system", self.system, "user", self.user, "assistant", *self.actions, *self.observations])
+
+
+def read_conversations(path: Path) -> list[Conversation]:
+    """The conversations of a file, JSON lines, plain or .gz.
+
+    Raises FileNotFoundError if there is no such file, and ValueError, with row, message and remedy, for what no episode
+    could have been.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; put it there or correct warm_start.conversations in params.yaml")
+    if not (found := [_conversation(row) for row in read(path)]):
+        raise ValueError(f'{path} holds no conversations; fill it, or set warm_start.conversations: ""')
+    return found
+
+
+def _conversation(row: Row) -> Conversation:
+    messages = [_Message(each, f"{row}, message {at}") for at, each in enumerate(row.objects("messages"), start=1)]
+    system = messages.pop(0).require("system").content() if messages[0].fields.get("role") == "system" else ""
+    roles = ["user", *islice(cycle(["assistant", "tool"]), max(1, len(messages) - 1))]
+    for message, role in zip(messages, roles, strict=False):
+        message.require(role)
+    if len(messages) < len(roles) or roles[-1] == "tool":
+        raise ValueError(f"{row}: the last message is not the assistant's; a conversation has {_IN_TURN}")
+    return Conversation(
+        where=str(row),
+        system=system,
+        user=messages[0].content(),
+        actions=[message.action() for message in messages[1::2]],
+        observations=[message.content() for message in messages[2::2]],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A message as it was read; what it cannot be is a ValueError."""
+
+    fields: dict[str, Any]
+    where: str  # row, and number in it
+
+    def require(self, role: str) -> _Message:
+        """Refuses another role, and what would go unsaid."""
+        found = self.fields.get("role")
+        if found != role:
+            raise self._fault(f"is of role {reprlib.repr(found)} where {role} is due", f"a conversation has {_IN_TURN}")
+        known = {"role", "content", "name"} | _READ.get(role, set())
+        for name, value in self.fields.items():
+            if name not in known and value not in _EMPTY:
+                remedy = "leave it out, and put a thought into the content, as <think>...</think>"
+                raise self._fault(f"has a field {reprlib.repr(name)}, which would go unsaid", remedy)
+        return self
+
+    def content(self) -> str:
+        """The text; of a tool it may be empty, and of an assistant beside a call."""
+        content, calls = self.fields.get("content"), self.fields.get("tool_calls")
+        if content is None and calls:
+            return ""
+        if isinstance(content, str) and (content.strip() or calls or self.fields["role"] == "tool"):
+            return content
+        raise self._fault(f"has content that is no text, {reprlib.repr(content)}", "write one, not a list of parts")
+
+    def action(self) -> str:
+        """An assistant's text as an episode has it: its call after its content, between the tags."""
+        content, calls = self.content(), self.fields.get("tool_calls")
+        try:
+            return self._calling(content, *self._call(calls)) if calls else content
+        except RecursionError:
+            raise self._fault("has a tool call that is nested too deeply", "write its arguments flatter") from None
+
+    def _calling(self, content: str, name: str, arguments: dict[str, Any]) -> str:
+        call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        before = f"{content.rstrip()}\n" if content.strip() else ""
+        text = f"{before}<tool_call>\n{call}\n</tool_call>"
+        parsed = parse_action(text)
+        if (parsed.tool, parsed.arguments) != (name, arguments):
+            remedy = "leave tags and what JSON has not out of it"
+            raise self._fault(f"is no action that makes this call ({parsed.problem or 'it reads as another'})", remedy)
+        return text
+
+    def _call(self, calls: Any) -> tuple[str, dict[str, Any]]:
+        """Name and arguments of the one call."""
+        if isinstance(calls, list) and len(calls) > 1:
+            raise self._fault(f"makes {len(calls)} tool calls", "an action is one; give each an action of its own")
+        match calls:
+            case [{"function": {"name": str(name), "arguments": dict(arguments)}}] if name.strip():
+                return name, arguments
+            case [{"function": {"name": str(name), "arguments": str(text)}}] if name.strip():
+                if isinstance(arguments := _decoded(text), dict):
+                    return name, arguments
+        raise self._fault(f"has a tool call {reprlib.repr(calls)} without name or arguments", f"write {_ONE_CALL}")
+
+    def _fault(self, problem: str, remedy: str) -> ValueError:
+        return ValueError(f"{self.where}: {problem}; {remedy}")
+
+
+def _decoded(text: str) -> Any:
+    """The value of a JSON text; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+class Retold:
+    """The other side of a conversation that is over: it says what it said then, whatever the action."""
+
+    def __init__(self, conversation: Conversation, asked: Env) -> None:
+        """What the conversation does not say, its tools and maybe the system message, are those of `asked`."""
+        self.system = conversation.system or asked.system
+        self.user = conversation.user
+        self.tools = asked.tools
+        self._observations = iter(conversation.observations)
+
+    def step(self, action: str) -> Transition:
+        """Takes an action's text, without its end token."""
+        parsed = parse_action(action)
+        observation = next(self._observations, None)
+        return Transition(
+            observation=observation,
+            outcome=_end(parsed) if observation is None else None,
+            answer=parsed.answer or "",
+            tool=parsed.tool,
+            arguments="" if parsed.arguments is None else canonical(parsed.arguments),
+            call_status=parsed.call_status,
+        )
+
+
+def _end(last: ParsedAction) -> Outcome:
+    if last.answer is not None:
+        return Outcome.ANSWERED
+    return Outcome.MALFORMED if last.problem else Outcome.TURN_LIMIT
+
+
+def retell(conversations: Sequence[Conversation], chat: Chat, index: Search, settings: Params) -> list[Trajectory]:
+    """The conversations as trajectories, made by the loop and the renderer that make the policy's own.
+
+    Raises ValueError for one that is longer than `env.max_tokens`.
+    """
+    asked = asked_attempt("", index, settings.env).open()
+    attempts = [
+        Attempt(question_id=each.where, group=group, sample=0, open=partial(Retold, each, asked))
+        for group, each in enumerate(conversations)
+    ]
+    sampler = ScriptedSampler([[chat.escape_action(act) for act in each.actions] for each in conversations], chat)
+    limits = settings.env.model_copy(update={"max_action_tokens": settings.env.max_tokens})
+    trajectories = collect(sampler, chat, attempts, limits, seed=settings.warm_start.seed)
+    for each in trajectories:
+        if each.outcome is Outcome.TOKEN_LIMIT or each.steps[-1].stop_reason is not StopReason.END:
+            raise ValueError(
+                f"{each.question_id}: longer than env.max_tokens {limits.max_tokens}; shorten it, leave it out, or "
+                "raise env.max_tokens"
+            )
+    _warn_of_malformed(trajectories)
+    return trajectories
+
+
+def _warn_of_malformed(trajectories: Sequence[Trajectory]) -> None:
+    steps = [(each.question_id, step) for each in trajectories for step in each.steps]
+    malformed = [where for where, step in steps if step.call_status is CallStatus.MALFORMED]
+    if malformed:
+        logger.warning(
+            "%d of %d actions of the conversations, one in %s, are neither one tool call nor one answer in the tags "
+            "that the environment reads, and are learned as they are",
+            len(malformed),
+            len(steps),
+            malformed[0],
+        )
