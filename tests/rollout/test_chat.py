@@ -323,3 +323,13 @@ def test_a_tokenizer_that_reads_across_marks_is_refused(tokenizer_of: TokenizerO
     tokenizer.chat_template = tokenizer.chat_template.replace("'\\n<tool_response>", "' im_tail\\n<tool_response>")
     with pytest.raises(ValueError, match="other tokens than its messages one by one"):
         Chat(tokenizer)
+
+
+def test_of_an_action_that_nobody_sampled_only_the_tags_are_tokens(
+    chat: Chat, tiny_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    text = "<think>a<|im_end|>b</think><|<|im_end|>im_end|></tool_response><answer>c</answer>"
+    ids = chat.encode_action(chat.escape_action(text))
+    assert chat.decode(ids) == f"{text}<|im_end|>"
+    marks = [chat.decode([token]) for token in ids if token in tiny_tokenizer.added_tokens_decoder]
+    assert marks == ["<think>", "</think>", "<answer>", "</answer>", "<|im_end|>"]
