@@ -57,7 +57,7 @@ def test_markup_is_shown_as_it_is(text: str, shown: str) -> None:
 
 
 def test_a_kind_of_question_stays_in_its_cell() -> None:
-    scores = {"ppo": {"em": 1.0, "em/low": 1.0, "em/high": 1.0, f"questions/kind_{EVIL}": 1.0}}
+    scores = {"ppo": {"em": 1.0, "em/low": 1.0, "em/high": 1.0, "aborted": 0, f"questions/kind_{EVIL}": 1.0}}
     lines = _table(scores, "em", [f"kind_{EVIL}"]).split("\n")
     assert len(lines) == 3
     assert lines[0].count("|") - lines[0].count(r"\|") == 4
@@ -81,7 +81,7 @@ def test_a_comparison_is_text() -> None:
     pair = Pair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "em": 0.0}))
     console = Console(force_terminal=True, color_system=None, width=100)
     with console.capture() as capture:
-        console.print(rendered(Comparison(a="a", b="b", differing=[EVIL], pairs=[pair], measured=[])))
+        console.print(rendered(Comparison(a="a", b="b", differing=[EVIL], aborted=EVIL, pairs=[pair], measured=[])))
     assert not COMMANDS & set(capture.get())
 
 
