@@ -12,3 +12,12 @@ class WorldFault(OSError):
 
 class TooManyAborted(WorldFault):
     """So many episodes met a fault of the world that what is left would be another experiment; it may pass."""
+
+
+def require_few(aborted: int, episodes: int, share: float, how: str) -> None:
+    """Raises TooManyAborted if more than a share of the episodes was cut short; `how` says it in words."""
+    if aborted > share * episodes:
+        raise TooManyAborted(
+            f"the world cut {aborted} of {episodes} episodes short, {how}; none of them is kept, run it again when "
+            "that is mended"
+        )

@@ -152,6 +152,11 @@ class Trajectory:
         return [slice(*bounds) for bounds in pairwise([*self.context_starts, len(self.token_ids)])]
 
     @property
+    def aborted(self) -> bool:
+        """Whether a fault of the world cut it short: it says nothing of the policy."""
+        return self.outcome is Outcome.ABORTED
+
+    @property
     def truncated(self) -> bool:
         """Whether a limit cut it: of tokens, of steps, or of one action's tokens."""
         cut = any(step.stop_reason is StopReason.LENGTH for step in self.steps)

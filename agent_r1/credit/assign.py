@@ -76,7 +76,7 @@ def assign(
 
 def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
     """The indices of the trajectories that the world did not cut short."""
-    return [index for index, each in enumerate(trajectories) if each.outcome is not Outcome.ABORTED]
+    return [index for index, each in enumerate(trajectories) if not each.aborted]
 
 
 def _assign(

@@ -14,7 +14,7 @@ from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Places, fingerprint
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Outcome, Prediction, Question, Trajectory
+from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version
 
@@ -51,7 +51,7 @@ class Evaluation:
     @property
     def _cut_short(self) -> list[str]:
         """The questions without a prediction."""
-        return [each.question_id for each in self.trajectories if each.outcome is Outcome.ABORTED]
+        return [each.question_id for each in self.trajectories if each.aborted]
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:

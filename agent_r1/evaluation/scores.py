@@ -99,7 +99,7 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
             tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
         )
         for trajectory in trajectories
-        if trajectory.outcome is not Outcome.ABORTED
+        if not trajectory.aborted
     ]
 
 
@@ -121,7 +121,7 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
     found = [
         [step.rewards.get("progress", 0.0) / golds[trajectory.question_id] for step in trajectory.steps]
         for trajectory in trajectories
-        if golds[trajectory.question_id] and trajectory.outcome is not Outcome.ABORTED
+        if golds[trajectory.question_id] and not trajectory.aborted
     ]
     longest = max(map(len, found), default=0)
     return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}

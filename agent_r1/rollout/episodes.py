@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition
-from agent_r1.faults import TooManyAborted
+from agent_r1.faults import require_few
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
@@ -68,7 +68,9 @@ def collect(
     if aborted := _faults(episodes):
         log.warning("the world cut %d of %d episodes short: %s", len(aborted), len(episodes), min(aborted.values()))
         episodes |= play(aborted)
-        _require_few(_faults(episodes), len(episodes), limits.aborted_share)
+        aborted, share = _faults(episodes), limits.aborted_share
+        how = f"in a second attempt too, and env.aborted_share is {share}: {min(aborted.values(), default='')}"
+        require_few(len(aborted), len(episodes), share, how)
     trajectories = [episode.finish() for episode in episodes.values()]
     tokens, seconds = sum(len(each.token_ids) for each in trajectories), time.perf_counter() - started
     log.info("collected %d trajectories, %d tokens in %.1f s", len(trajectories), tokens, seconds)
@@ -94,15 +96,7 @@ def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], *, greed
 
 def _faults(episodes: Mapping[int, _Episode]) -> dict[int, str]:
     """What the world did wrong, of each episode that it cut short."""
-    return {index: episode.fault for index, episode in episodes.items() if episode.outcome is Outcome.ABORTED}
-
-
-def _require_few(faults: Mapping[int, str], episodes: int, share: float) -> None:
-    if len(faults) > share * episodes:
-        raise TooManyAborted(
-            f"the world cut {len(faults)} of {episodes} episodes short, in a second attempt too, and env.aborted_share "
-            f"is {share}: {min(faults.values())}; none of them is kept, run it again when that is mended"
-        )
+    return {index: episode.fault for index, episode in episodes.items() if episode.fault}
 
 
 class _Episode:

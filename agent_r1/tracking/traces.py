@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
-from agent_r1.records import CallStatus, Outcome, Question, Source, Step, Trajectory
+from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
 from agent_r1.tracking.store import open_store
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class _Trace:
         client.end_trace(
             self._root.trace_id,
             outputs={"answer": trajectory.answer, "outcome": trajectory.outcome},
-            status="ERROR" if trajectory.outcome is Outcome.ABORTED else "OK",
+            status="ERROR" if trajectory.aborted else "OK",
             end_time_ns=self._now_ns,
         )
 

@@ -189,17 +189,17 @@ class RunFolder:
         return self.progress.stopped or self.finished >= iterations
 
     def tidy(self, keep: KeepParams) -> None:
-        """Puts the best policy into the checkpoint, and removes what a complete run has no more use for.
+        """Removes what a complete run has no more use for, and puts the best policy into the checkpoint.
 
-        The good checkpoint first: the run does not go back.
+        The good checkpoint goes first: the run does not go back.
         """
         shutil.rmtree(self.good, ignore_errors=True)
+        if not keep.learner:
+            (self.checkpoint / checkpoint.LEARNER).unlink(missing_ok=True)
         if best := checkpoint.progress(self.best):
             self.progress = replace(self.progress, policy_version=best.policy_version)
             checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)
             shutil.rmtree(self.best)
-        if not keep.learner:
-            (self.checkpoint / checkpoint.LEARNER).unlink(missing_ok=True)
         for iteration in range(self.finished - 1):
             if iteration % keep.every:
                 self._remove_rows(iteration)

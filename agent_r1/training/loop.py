@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill, value_metrics
+from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import CreditParams, TrainParams
@@ -174,16 +175,7 @@ class Training:
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
         self._hand_over_weights()
-        trajectories = collect(
-            self.engine,
-            self.chat,
-            tool_attempts(self.unseen, self.index, self.env),
-            self.env,
-            seed=self.config.seed,
-            iteration=iteration,
-            policy_version=self.learner.policy_version,
-            greedy=True,
-        )
+        trajectories = self._play(tool_attempts(self.unseen, self.index, self.env), iteration, greedy=True)
         self.index.take_hit_share()  # that of the next rollouts is theirs alone
         scores = validation_scores(trajectories)
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
@@ -206,21 +198,27 @@ class Training:
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples
-        trajectories = collect(
-            self.engine,
-            self.chat,
-            tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group),
-            self.env,
-            seed=self.seed,
-            iteration=iteration,
-            policy_version=self.learner.policy_version,
-        )
+        attempts = tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group)
+        trajectories = self._play(attempts, iteration)
         return own_rewards.state(
             self.own_rewards,
             trajectories,
             {question.question_id: question for question in questions},
             self.chat.decode,
             aborted_share=self.env.aborted_share,
+        )
+
+    def _play(self, attempts: Sequence[Attempt], iteration: int, *, greedy: bool = False) -> list[Trajectory]:
+        """The trajectories of the current policy."""
+        return collect(
+            self.engine,
+            self.chat,
+            attempts,
+            self.env,
+            seed=self.seed,
+            iteration=iteration,
+            policy_version=self.learner.policy_version,
+            greedy=greedy,
         )
 
     def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from agent_r1.faults import TooManyAborted, WorldFault
+from agent_r1.faults import WorldFault, require_few
 from agent_r1.files import sha256
 from agent_r1.params.sections import nearest
 from agent_r1.params.train import RewardFunction, RewardWeights
@@ -110,16 +110,13 @@ def state(
     """
     stated = list(trajectories)
     for reward in rewards:
-        asked = [place for place, each in enumerate(stated) if each.outcome is not Outcome.ABORTED]
+        asked = [place for place, each in enumerate(stated) if not each.aborted]
         values = _ask(reward, [stated[place] for place in asked], questions, decode)
         for place, value in zip(asked, values, strict=True):
             stated[place] = _with_fact(stated[place], reward.name, value)
-    aborted = sum(each.outcome is Outcome.ABORTED for each in stated)
-    if rewards and aborted > aborted_share * len(stated):
-        raise TooManyAborted(
-            f"the world cut {aborted} of {len(stated)} episodes short, rewards included, and env.aborted_share is "
-            f"{aborted_share}; none of them is kept, run it again when that is mended"
-        )
+    if rewards:
+        how = f"rewards included, and env.aborted_share is {aborted_share}"
+        require_few(sum(each.aborted for each in stated), len(stated), aborted_share, how)
     return stated
 
 

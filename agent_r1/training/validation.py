@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent_r1.params.train import TrainParams
-from agent_r1.records import Outcome, Trajectory
+from agent_r1.records import Trajectory
 
 EXACT_MATCH = "validation/em"
 
@@ -27,7 +27,7 @@ def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
 
 def validation_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Exact match and F1 of the answers, means over the episodes that the world did not cut short."""
-    lived = [each for each in trajectories if each.outcome is not Outcome.ABORTED]
+    lived = [each for each in trajectories if not each.aborted]
 
     def mean(fact: str) -> float:
         return float(np.mean([each.steps[-1].rewards.get(fact, 0.0) for each in lived]))
