@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions
+from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions, open_shared
 from agent_r1.evaluation.scores import (
     BASELINES,
     asked_questions,
@@ -98,13 +98,15 @@ def _ask(
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
-    attempts = attempts_under(subject.protocol, questions, settings)
-    with accelerator():
-        trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
+    with open_shared(subject.protocol, settings) as shared:
+        attempts = attempts_under(subject.protocol, questions, settings, shared)
+        measured = conditions(subject.protocol, attempts, chat, settings)
+        with accelerator():
+            trajectories = answer_greedily(policy.path, attempts, chat, settings, shared, policy_version=policy.updates)
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
-    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": policy_hash}
+    hashes = {**measured, "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions))

@@ -223,6 +223,7 @@ class EnvParams(Section):
     max_steps: Count
     max_tokens: Count
     max_action_tokens: Count
+    parallel_calls: Count
     aborted_share: Share
 
     def objections(self) -> Iterator[str]:
