@@ -20,6 +20,7 @@ from agent_r1.faults import WorldFault
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question
 from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.journal import Journal, Place
 from agent_r1.tools.search import render_passages
 
 SYSTEM = "Answer the question. Search when facts are missing."
@@ -50,7 +51,10 @@ class ToolEnv(Env):
         max_steps: int,
         parallel_calls: int = 1,
         system: str = SYSTEM,
+        journal: Journal | None = None,
+        seed: int = 0,
     ) -> None:
+        """With a journal, calls that wait for the world are made once for the episode of this seed."""
         self.system = system
         self.user = question if isinstance(question, str) else question.text
         self.tools = [tool.schema for tool in tools]
@@ -58,13 +62,14 @@ class ToolEnv(Env):
         self._gold = None if isinstance(question, str) else question
         self._unseen = set(self._gold.gold_titles) if self._gold else set()
         self._shown: list[str] = []
-        self._steps_left, self._parallel_calls = max_steps, parallel_calls
+        self._step, self._max_steps, self._parallel_calls = 0, max_steps, parallel_calls
+        self._journal, self._seed = journal, seed
 
     async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        if not self._steps_left:
+        if self._step == self._max_steps:
             raise RuntimeError("the episode is over: no step is left")
-        self._steps_left -= 1
+        self._step += 1
         parsed = parse_action(action, self._parallel_calls)
         facts = {"think": think(parsed)}
         if parsed.answer is not None:
@@ -73,7 +78,7 @@ class ToolEnv(Env):
         calls = tuple(each.call for each in made)
         if faults := [each.fault for each in made if each.fault]:
             return Transition(outcome=Outcome.ABORTED, fault=faults[0], calls=calls)
-        if not self._steps_left:
+        if self._step == self._max_steps:
             last = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
             return Transition(outcome=last, calls=calls, rewards=facts)
         return Transition(
@@ -88,25 +93,22 @@ class ToolEnv(Env):
         if parsed.problem:
             malformed = ToolResult(text=f"{parsed.problem}. {FORMAT}", call_status=CallStatus.MALFORMED)
             return [_Made(Call(status=CallStatus.MALFORMED), malformed)]
-        if len(parsed.calls) == 1:
-            return [await self._call(*parsed.calls[0])]
-        return list(await asyncio.gather(*(self._call(*call) for call in parsed.calls)))
+        made = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
+        return [await made[0]] if len(made) == 1 else list(await asyncio.gather(*made))
 
-    async def _call(self, tool: str, arguments: dict[str, Any]) -> _Made:
-        fault, started = "", time.perf_counter()
+    async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Made:
         if tool not in self._tools:
             told = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
             result = ToolResult(text=told, call_status=CallStatus.UNKNOWN_TOOL)
-        else:
-            try:
-                result = await self._tools[tool].call(arguments)
-            except WorldFault as error:
-                fault = str(error) or type(error).__name__
-                status = CallStatus.TIMEOUT if isinstance(error, TimeoutError) else CallStatus.FAILED
-                result = ToolResult(text=fault, call_status=status)
-        latency_s = time.perf_counter() - started
-        call = Call(tool=tool, arguments=canonical(arguments), status=result.call_status, latency_s=latency_s)
-        return _Made(call, result, fault)
+            return _Made(Call(tool=tool, arguments=canonical(arguments), status=result.call_status), result)
+        called, at = self._tools[tool], Place(self._seed, self._step, place)
+        journal = self._journal if called.waits else None
+        if journal and (entry := journal.find(at, tool, canonical(arguments))):
+            return _Made(entry.made, entry.result)
+        made = await _timed(called, arguments)
+        if journal and not made.fault:
+            journal.add(at, made.call, made.result)
+        return made
 
     def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
         """Remembers what calls that succeeded have shown; returns their `progress`."""
@@ -130,6 +132,19 @@ class _Made(NamedTuple):
     def said(self) -> str:
         """What the policy reads."""
         return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
+
+
+async def _timed(tool: Tool, arguments: dict[str, Any]) -> _Made:
+    fault, started = "", time.perf_counter()
+    try:
+        result = await tool.call(arguments)
+    except WorldFault as error:
+        fault = str(error) or type(error).__name__
+        status = CallStatus.TIMEOUT if isinstance(error, TimeoutError) else CallStatus.FAILED
+        result = ToolResult(text=fault, call_status=status)
+    latency_s = time.perf_counter() - started
+    call = Call(tool=tool.name, arguments=canonical(arguments), status=result.call_status, latency_s=latency_s)
+    return _Made(call, result, fault)
 
 
 def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: dict[str, float]) -> Transition:
@@ -229,6 +244,8 @@ def _with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
         max_steps=limits.max_steps,
         parallel_calls=limits.parallel_calls,
         system=_told(SYSTEM, limits),
+        journal=shared.journal,
+        seed=seed,
     )
 
 
