@@ -137,15 +137,31 @@ class RunFolder:
     def credit(self, iteration: int) -> Path:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
+    def is_collected(self, iteration: int) -> bool:
+        """Whether the trajectories of an iteration are all there, and what was measured while they were collected."""
+        return self.trajectories(iteration).exists() and len(self._lines()) > iteration
+
+    def measured(self, iteration: int) -> dict[str, float]:
+        """The metrics of an iteration, whether it is finished or not."""
+        return {name: value for name, value in self._lines()[iteration].items() if name != "iteration"}
+
+    def forget(self, iteration: int) -> None:
+        """Removes the rows and metrics of an iteration and of those after it: they are made anew."""
+        lines = self._lines()
+        for each in range(iteration, len(lines)):
+            self._remove_rows(each)
+        if len(lines) > iteration:
+            self._write_lines(lines[:iteration])
+
     def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Adds a line to metrics.jsonl, in place of what is there for this iteration and later ones."""
-        lines = self.metrics.read_text().splitlines()[:iteration] if self.metrics.exists() else []
-        write_text(self.metrics, "\n".join([*lines, json.dumps({"iteration": iteration, **metrics})]) + "\n")
+        """Adds metrics to an iteration's line in metrics.jsonl, or that line; those that it has are replaced."""
+        lines = self._lines()
+        known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
+        self._write_lines([*lines[:iteration], known[0] | metrics, *lines[iteration + 1 :]])
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""
-        lines = self.metrics.read_text().splitlines()[: self.finished] if self.finished else []
-        return [json.loads(line) for line in lines]
+        return self._lines()[: self.finished]
 
     def save(self, learner: Learner, *, finished: int, stopped: bool = False, rollbacks: int | None = None) -> None:
         """Writes the checkpoint, which makes the iterations finished ones; `stopped` makes them the last."""
@@ -176,13 +192,12 @@ class RunFolder:
     def go_back(self, learner: Learner) -> None:
         """Makes the good checkpoint the latest one, and the learner what it was then.
 
-        The iterations after it are no longer finished, and their rows are removed. A process that is killed in here
-        comes to the same decision again, or finds the good checkpoint in its place.
+        The iterations after it are no longer finished, and forgotten. A process that is killed in here comes to the
+        same decision again, or finds the good checkpoint in its place.
         """
         found = checkpoint.load(self.good, learner)
-        for iteration in range(found.iterations, self.finished + 1):
-            self._remove_rows(iteration)
         self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
+        self.forget(found.iterations)
 
     def is_complete(self, iterations: int) -> bool:
         """Whether nothing is left to train, of so many iterations."""
@@ -245,6 +260,13 @@ class RunFolder:
         if first == finished or known == self.identity.code_digest:
             return spans
         return [*spans, (first, self.identity.code_digest)]
+
+    def _lines(self) -> list[dict[str, float]]:
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _write_lines(self, lines: list[dict[str, float]]) -> None:
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _remove_rows(self, iteration: int) -> None:
         for rows in (self.trajectories, self.proof, self.credit):

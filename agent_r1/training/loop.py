@@ -32,7 +32,18 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
-from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
+from agent_r1.training.watch import (
+    Decision,
+    Record,
+    StaleWeightsError,
+    Unrecorded,
+    Verdict,
+    announce,
+    judge,
+    prove,
+    require_own,
+    reseeded,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +66,8 @@ def iterate(
         iteration = folder.finished
         if awaits_validation(folder, config):
             validated = validate(iteration - 1)
-            folder.record(iteration - 1, folder.history()[-1] | validated)
-            record.add(validated, step=iteration - 1)
+            record.log(validated, step=iteration - 1)  # first: what the folder has is not measured again
+            folder.record(iteration - 1, validated)
         if is_exhausted(folder.history(), config.validation.patience):
             folder.stop()
         if folder.is_complete(config.iterations):
@@ -67,9 +78,10 @@ def iterate(
         folder.record(iteration, metrics)
         record.log(metrics, step=iteration)
         announce(verdict, record, iteration)
-        concluded = conclude(iteration, verdict)  # makes the iteration a finished one
-        folder.record(iteration, metrics | concluded)
-        record.add(concluded, step=iteration)
+        concluded = conclude(iteration, verdict)
+        if folder.finished > iteration:  # unless the run went back
+            folder.record(iteration, concluded)
+            record.log(concluded, step=iteration)
 
 
 def leaves_work(folder: RunFolder, config: TrainParams) -> bool:
@@ -127,15 +139,23 @@ class Training:
         self.engine = open_engine(settings.engine, actor)
 
     def rollout(self, iteration: int) -> Metrics:
-        """Collects trajectories with the current policy, and proves that the sampler ran it."""
+        """Collects trajectories with the current policy, and proves that the sampler ran it.
+
+        Those that an earlier process collected are read, under the same proof.
+        """
+        if collected := self._collected(iteration):
+            return collected
+        self.folder.forget(iteration)
         self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
         trajectories = self._collect(questions, iteration)
         gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
         refilled = self._refill(trajectories, iteration)
-        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         hit_share = self.shared.index.take_hit_share()
-        return {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
+        metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
+        self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
+        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
+        return metrics
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
@@ -190,6 +210,23 @@ class Training:
     @property
     def _may_roll_back(self) -> bool:
         return self.config.monitor.on_collapse == "rollback"
+
+    def _collected(self, iteration: int) -> Metrics:
+        """What was measured of an iteration that an earlier process collected; nothing where it is to be collected.
+
+        That is also where its file is damaged, or another seed or other weights than the learner's sampled it.
+        """
+        if not self.folder.is_collected(iteration):
+            return {}
+        try:
+            trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+            require_own(trajectories, iteration, seed=self.seed, policy_version=self.learner.policy_version)
+            gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
+        except (ValueError, StaleWeightsError) as fault:
+            logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
+            return {}
+        logger.info("iteration %d was collected before: %d trajectories are read", iteration, len(trajectories))
+        return self.folder.measured(iteration) | {"rollout/canary_gap": gap}
 
     def _hand_over_weights(self) -> None:
         """Has the sampler run the learner's weights, which the latest checkpoint holds."""
