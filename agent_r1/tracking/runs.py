@@ -66,7 +66,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "seed": train.seed,
         "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
-        **flatten(train.model_dump(mode="json", exclude={"seed", "keep"})),
+        **flatten(train.model_dump(mode="json", exclude={"seed", "checkpoint", "keep"})),
     }
 
 

@@ -69,7 +69,7 @@ def iterate(
             record.log(validated, step=iteration - 1)  # first: what the folder has is not measured again
             folder.record(iteration - 1, validated)
         if is_exhausted(folder.history(), config.validation.patience):
-            folder.stop()
+            folder.stop(training.learner)
         if folder.is_complete(config.iterations):
             return
         metrics = rollout(iteration) | credit(iteration) | update(iteration)
@@ -182,14 +182,18 @@ class Training:
         return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
 
     def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
-        """Writes the checkpoint, which makes the iteration a finished one, or goes back to the last good one."""
+        """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one."""
         if verdict.decision is Decision.ROLL_BACK:
             self.folder.go_back(self.learner)
             self.learner.seed = self.seed
             return {}
         if self._may_roll_back and verdict.clean:
             self.folder.set_aside()
-        self.folder.save(self.learner, finished=iteration + 1, stopped=verdict.decision is Decision.STOP)
+        finished, stopped = iteration + 1, verdict.decision is Decision.STOP
+        if stopped or finished == self.config.iterations or finished % self.config.checkpoint.every == 0:
+            self.folder.save(self.learner, finished=finished, stopped=stopped)
+        else:
+            self.folder.finish(self.learner, finished=finished)
         return {}
 
     def validate(self, iteration: int) -> Metrics:
@@ -199,7 +203,7 @@ class Training:
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         scores = validation_scores(trajectories)
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
-            self.folder.set_best_aside()
+            self.folder.set_best_aside(self.learner)
         return scores
 
     @property
@@ -229,9 +233,9 @@ class Training:
         return self.folder.measured(iteration) | {"rollout/canary_gap": gap}
 
     def _hand_over_weights(self) -> None:
-        """Has the sampler run the learner's weights, which the latest checkpoint holds."""
+        """Has the sampler run the learner's weights."""
         if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
+            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agent_r1.params import RunId, load
-from agent_r1.params.train import KeepParams
+from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.policy.learner import Learner
 from agent_r1.tables import replacing
 from agent_r1.training.folder import Identity, RunFolder, read_start
@@ -187,7 +187,7 @@ def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
     plain = identity({})
     assert plain.parameters["train.credit.lam"] == 0.99
     assert plain.parameters["engine.kind"] == "vllm"
-    assert identity({"keep": KeepParams(learner=True, every=3)}) == plain
+    assert identity({"keep": KeepParams(learner=True, every=3), "checkpoint": CheckpointParams(every=3)}) == plain
     other = identity({"seed": 1})
     assert other.differences_from(plain) == ["train.seed 0 -> 1"]
     assert other.fingerprint != plain.fingerprint == identity({}).fingerprint
