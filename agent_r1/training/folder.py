@@ -167,7 +167,7 @@ class RunFolder:
         """Adds metrics to an iteration's line in metrics.jsonl, or that line; those that it has are replaced."""
         lines = self._lines()
         known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
-        self._write_lines([*lines[:iteration], known[0] | metrics, *lines[iteration + 1 :]])
+        self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""
