@@ -317,12 +317,15 @@ class Dialogue:
         if not text.startswith(first):
             return whole
         pieces, rest = [Piece(first, Source.TEMPLATE)], text[len(first) :]
-        for said, frame in zip(replies[:-1], between, strict=True):
-            shown = next((each for each in (said, said.strip()) if rest.startswith(each + frame)), None)
-            if shown is None:
+        for number, frame in enumerate(between):
+            said = replies[number]
+            stops = [len(each) for each in (said, said.strip()) if rest.startswith(each + frame)]
+            if rest.count(frame) == between[number:].count(frame):  # no observation holds one that looks like it
+                stops = [rest.index(frame)]
+            if not stops:
                 return whole
-            pieces += [Piece(shown, Source.OBSERVATION), Piece(frame, Source.TEMPLATE)]
-            rest = rest[len(shown) + len(frame) :]
+            pieces += [Piece(rest[: stops[0]], Source.OBSERVATION), Piece(frame, Source.TEMPLATE)]
+            rest = rest[stops[0] + len(frame) :]
         if not rest.endswith(last):
             return whole
         return [*pieces, Piece(rest.removesuffix(last), Source.OBSERVATION), Piece(last, Source.TEMPLATE)]

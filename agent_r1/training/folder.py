@@ -147,6 +147,10 @@ class RunFolder:
     def credit(self, iteration: int) -> Path:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
+    def journal(self, iteration: int) -> Path:
+        """What the world answered while the trajectories were collected; it goes when a checkpoint covers them."""
+        return self.path / "journal" / f"{iteration:03d}.jsonl"
+
     def is_collected(self, iteration: int) -> bool:
         """Whether the trajectories of an iteration are all there, and what was measured while they were collected."""
         return self.trajectories(iteration).exists() and len(self._lines()) > iteration
@@ -185,6 +189,8 @@ class RunFolder:
             record = replace(record, rollbacks=rollbacks)
         checkpoint.save(self.checkpoint, learner, record)
         self.progress = self.saved = record
+        for covered in range(finished):
+            self.journal(covered).unlink(missing_ok=True)
 
     def policy(self, learner: Learner) -> Path:
         """The folder of the learner's policy: the checkpoint's, or where that is older one that is written here."""

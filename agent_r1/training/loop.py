@@ -148,9 +148,10 @@ class Training:
         self.folder.forget(iteration)
         self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
-        trajectories = self._collect(questions, iteration)
-        gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
-        refilled = self._refill(trajectories, iteration)
+        with self.shared.journaled(self.folder.journal(iteration)):
+            trajectories = self._collect(questions, iteration)
+            gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
+            refilled = self._refill(trajectories, iteration)
         hit_share = self.shared.index.take_hit_share()
         metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
         self.folder.record(iteration, metrics)  # before the rows, which say that it is collected

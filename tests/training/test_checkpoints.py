@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -153,11 +154,8 @@ def bits(folder: RunFolder) -> dict[str, Any]:
     state = torch.load(folder.checkpoint / "learner.pt", weights_only=True)
     parts = ("checkpoint/policy", "best/policy", "proof", "credit")
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
-    untimed = [
-        replace(row, steps=[replace(step, latency_s=0.0) for step in row.steps]) for each in rows for row in each
-    ]
     return {
-        "trajectories": list(map(repr, untimed)),
+        "trajectories": [re.sub(r"latency_s=[^,)]+", "", repr(row)) for each in rows for row in each],
         **{part: sha256(folder.path / part) for part in parts},
         "progress": (folder.checkpoint / "progress.json").read_text(),
         "learner": [*leaves({name: value for name, value in state.items() if not name.endswith("_random")})],
