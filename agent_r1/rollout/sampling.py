@@ -57,7 +57,8 @@ class Actor:
     max_tokens: int  # of a context with its action
     temperature: float  # 0 is greedy
     dtype: str  # auto is float32 on a CPU and bfloat16 on CUDA, and with servers whatever they run
-    adapter_rank: int = 0  # of adapters beside the weights, which only vLLM in a process of its own runs apart
+    adapter_rank: int = 0  # of adapters beside the weights; servers get them merged
+    adapters: str = ""  # the folder of the policy whose adapters it starts with; "" for none yet
     version: int = 0  # of the weights, until `load_weights` says another
 
 
@@ -70,7 +71,7 @@ class Engine(Sampler, Protocol):
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
 
         An engine with adapters takes those in its folder `adapter`, and leaves the model beneath as it is, so that
-        nothing of them is lost in rounding.
+        nothing of them is lost in rounding; servers take the merged weights.
         """
         ...
 
