@@ -99,12 +99,16 @@ def _ask(
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
     attempts = attempts_under(subject.protocol, questions, settings)
+    beneath = policy.beneath(settings)
     with accelerator():
-        trajectories = answer_greedily(policy.path, attempts, chat, settings, policy_version=policy.updates)
+        trajectories = answer_greedily(
+            policy.path, attempts, chat, settings, policy_version=policy.updates, beneath=beneath
+        )
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
-    hashes = {**conditions(subject.protocol, attempts, chat, settings), "policy": policy_hash}
+    rounded = beneath is None and policy.would_round(settings)
+    hashes = {**conditions(subject.protocol, attempts, chat, settings, rounded=rounded), "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions))

@@ -49,13 +49,14 @@ class AdapterConfig(BaseModel):
 
     @classmethod
     def of(cls, params: LoraParams) -> Self:
-        targets = "all-linear" if params.targets == ["all-linear"] else params.targets
-        return cls(r=params.rank, lora_alpha=params.alpha, target_modules=targets)
+        every = params.targets == ["all-linear"]
+        return cls(r=params.rank, lora_alpha=params.alpha, target_modules="all-linear" if every else params.targets)
 
     @property
     def params(self) -> LoraParams:
-        targets = self.target_modules if isinstance(self.target_modules, list) else [self.target_modules]
-        return LoraParams(rank=self.r, alpha=self.lora_alpha, targets=targets)
+        targets = self.target_modules
+        named: list[str] = [targets] if isinstance(targets, str) else targets
+        return LoraParams(rank=self.r, alpha=self.lora_alpha, targets=named)
 
 
 class Stored(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,13 @@ class Sampler(Protocol):
         ...
 
 
+class Beneath(NamedTuple):
+    """What the adapters of a policy run beside, instead of being merged."""
+
+    model: str  # a Hugging Face folder or hub id: the one that they were trained beside
+    rank: int  # of the adapters
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
     """The model that an engine runs, and how its actions are drawn."""
@@ -60,6 +67,12 @@ class Actor:
     adapter_rank: int = 0  # of adapters beside the weights; servers get them merged
     adapters: str = ""  # the folder of the policy whose adapters it starts with; "" for none yet
     version: int = 0  # of the weights, until `load_weights` says another
+
+    def beside(self, beneath: Beneath | None) -> Self:
+        """This actor as the adapters in its model's folder beside another model, where one is given."""
+        if beneath is None:
+            return self
+        return replace(self, model=beneath.model, adapters=self.model, adapter_rank=beneath.rank)
 
 
 class Engine(Sampler, Protocol):

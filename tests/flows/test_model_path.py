@@ -154,3 +154,13 @@ def test_a_foreign_model_is_trained_with_adapters(
         np.testing.assert_allclose(said, episode.logprobs[episode.action_mask], atol=TOLERANCE[dtype])
     predictions = read_rows(tmp_path / PLACES.evaluation("ppo") / "predictions.parquet", Prediction)
     assert [row.policy_version for row in predictions] == [2] * 6
+
+    with inside(tmp_path):
+        PLACES.warm_start.rename("gone")
+        evaluate(model=str(policy), as_label="alone")
+    limits = [
+        json.loads((tmp_path / PLACES.evaluation(label) / "hashes.json").read_text())["limits"]
+        for label in ("ppo", "alone")
+    ]
+    missed = ", adapters merged and rounded" if dtype == "bfloat16" else ""
+    assert limits[1] == limits[0] + missed, "an evaluation says what it could not run"
