@@ -67,17 +67,14 @@ class Learner:
         self.seed = seed
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
         device = device or default_device()
-        dtype = compute_dtype(model.dtype, device)
-        widened = model.float32_output and dtype is not torch.float32
-        self.compute = Compute(
-            device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened
-        )
+        self.compute = compute_of(model, params, device)
+        widened = self.compute.float32_output
         if model.float32_output and not widened:
             logger.warning("model.float32_output: true has no effect: every layer computes in float32 on %s", device)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
         self.merges = merges
         self.beneath = model_hash(str(path)) if self.adapter else ""  # what adapters are trained beside
-        stored = dtype if self.adapter else torch.float32
+        stored = self.compute.dtype if self.adapter else torch.float32
         self.tokenizer = load_tokenizer(path)
         self.policy = load_policy(path, stored, device)
         if widened:
@@ -244,6 +241,13 @@ class Learner:
             adapter.save_adapter(self.policy, self.adapter, folder, self.beneath)
         self.tokenizer.save_pretrained(folder)
 
+    def take_policy(self, folder: Path) -> None:
+        """Takes over what `save_policy` of another learner of the same shape wrote; a ValueError refuses others."""
+        if self.adapter:
+            adapter.load_adapter(self.policy, self.adapter, folder, self.beneath)
+        else:
+            self.policy.load_state_dict(load_policy(folder, device=torch.device("cpu")).state_dict())
+
     def state(self) -> dict[str, Any]:
         """What a learner needs to go on besides `save_policy`; the process's random states included.
 
@@ -265,10 +269,7 @@ class Learner:
         """
         if (state["critic"] is None) != (self.critic is None):
             raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
-        if self.adapter:
-            adapter.load_adapter(self.policy, self.adapter, policy, self.beneath)
-        else:
-            self.policy.load_state_dict(load_policy(policy, device=torch.device("cpu")).state_dict())
+        self.take_policy(policy)
         self.policy_version = state["policy_version"]
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         if self.critic and self.critic_optimizer:
@@ -302,6 +303,13 @@ def frozen(path: str | Path, compute: Compute) -> Reference:
     if compute.float32_output:
         compute_output_in_float32(policy)
     return Reference(policy, compute)
+
+
+def compute_of(model: ModelParams, params: UpdateParams, device: torch.device) -> Compute:
+    """Where and how a learner computes."""
+    dtype = compute_dtype(model.dtype, device)
+    widened = model.float32_output and dtype is not torch.float32
+    return Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened)
 
 
 def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:
