@@ -22,6 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agent_r1.files import sha256
 from agent_r1.params import RunId, load, policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
@@ -104,7 +105,7 @@ def test_a_foreign_model_is_trained_with_adapters(
 ) -> None:
     """Sampler and learner agree after every transfer, and plain transformers about the policy that is left.
 
-    Only at the end are merged weights written.
+    Only at the end are merged weights written, also by a process that finds nothing else left to do.
     """
     seen: list[list[str]] = []
     conclude = Training.conclude
@@ -127,6 +128,12 @@ def test_a_foreign_model_is_trained_with_adapters(
         index()
         warm_start()
         train("ppo")
+        policy = policy_in(PLACES.training(RunId("ppo")))
+        merged = sha256(policy)
+        for name in ("policy/model.safetensors", "SHA256SUMS"):
+            (policy.parent / name).unlink()
+        train("ppo")
+        assert sha256(policy) == merged
         evaluate(run="ppo")
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
