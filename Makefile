@@ -42,7 +42,8 @@ repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of d
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
 	python -m flows pipeline
 
-ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations with every seed
+ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations; OVERLAY=NAME as above
+	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
 	python -m flows doctor parameters
 	dvc repro ablations/dvc.yaml
 

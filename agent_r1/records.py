@@ -7,6 +7,7 @@ The Arrow schema of each record is in `agent_r1.tables`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,7 +25,7 @@ class Source(enum.IntEnum):
 
 
 class CallStatus(enum.StrEnum):
-    """What became of the tool call in a step's action."""
+    """What became of a call, or of all that an action asked for."""
 
     OK = "ok"
     MALFORMED = "malformed"
@@ -32,7 +33,7 @@ class CallStatus(enum.StrEnum):
     BAD_ARGUMENTS = "bad_arguments"
     FAILED = "failed"
     TIMEOUT = "timeout"
-    NONE = "none"
+    NONE = "none"  # of an action that asked for nothing
 
 
 class StopReason(enum.StrEnum):
@@ -85,21 +86,39 @@ class Passage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One thing that an action asked for; a malformed action is one too, whose tool nobody knows."""
+
+    tool: str = ""  # name the policy called
+    arguments: str = ""  # as JSON
+    status: CallStatus
+    latency_s: float = 0.0  # seconds the tool took; not part of the reproducible bits
+
+
+def status_of(calls: Sequence[Call]) -> CallStatus:
+    """Of an action's calls: that of the first which did not succeed, OK where all did, NONE where there is none."""
+    failed = (call.status for call in calls if call.status is not CallStatus.OK)
+    return next(failed, CallStatus.OK if calls else CallStatus.NONE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One MDP transition: the action's token span and what came of it."""
 
     action_start: int  # index of the action's first token in token_ids
     action_stop: int  # one past its last sampled token
     stop_reason: StopReason
-    tool: str  # name the policy called, "" without a call
-    arguments: str  # the call's arguments as JSON, "" without a call
-    call_status: CallStatus
-    latency_s: float  # seconds the tool took; not part of the reproducible bits
+    calls: list[Call]  # in the order of the action; an answer makes none
     rewards: dict[str, float]  # named reward parts as the environment saw them, unweighted
 
     def __post_init__(self) -> None:
         if not 0 <= self.action_start < self.action_stop:
             raise ValueError(f"step spans tokens [{self.action_start}, {self.action_stop}): it needs at least one")
+
+    @property
+    def call_status(self) -> CallStatus:
+        """Of all its calls together; see `status_of`."""
+        return status_of(self.calls)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +231,7 @@ class Prediction:
     f1: float  # in [0, 1], the best over the accepted answers
     contains: float  # 1.0 where an accepted answer occurs in the answer; never called exact match
     steps: int
-    tool_calls: int
+    tool_calls: int  # malformed ones too
     gold_titles_found: int  # distinct gold passages among those retrieved
     tokens_read: int  # of prompt, observations and the template around them, each counted once
     tokens_sampled: int  # of the actions

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from agent_r1.files import replacing
 from agent_r1.records import (
+    Call,
     CallStatus,
     Credit,
     Outcome,
@@ -57,7 +58,8 @@ def _schema(kind: type, **special: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, stored, nullable=False) for name, stored in types.items()])
 
 
-STEP_TYPE = pa.struct(list(_schema(Step, action_start=pa.int32(), action_stop=pa.int32())))
+_CALLS = pa.list_(pa.struct(list(_schema(Call))))
+STEP_TYPE = pa.struct(list(_schema(Step, action_start=pa.int32(), action_stop=pa.int32(), calls=_CALLS)))
 SCHEMAS: dict[type, pa.Schema] = {
     **{kind: _schema(kind) for kind in (Question, Passage, Proof, Credit, Prediction)},
     Trajectory: _schema(Trajectory, steps=pa.list_(STEP_TYPE)),
@@ -176,8 +178,9 @@ def _trajectory(**fields: Any) -> Trajectory:
 
 
 def _step(fields: dict[str, Any]) -> Step:
-    stop, status = StopReason(fields["stop_reason"]), CallStatus(fields["call_status"])
-    return Step(**{**fields, "stop_reason": stop, "call_status": status, "rewards": dict(fields["rewards"])})
+    calls = [Call(**{**call, "status": CallStatus(call["status"])}) for call in fields["calls"]]
+    stop = StopReason(fields["stop_reason"])
+    return Step(**{**fields, "stop_reason": stop, "calls": calls, "rewards": dict(fields["rewards"])})
 
 
 _BUILDERS: dict[type, Callable[..., Any]] = {Trajectory: _trajectory}

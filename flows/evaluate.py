@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions
+from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions, open_shared
 from agent_r1.evaluation.scores import (
     BASELINES,
     asked_questions,
@@ -98,17 +98,19 @@ def _ask(
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
-    attempts = attempts_under(subject.protocol, questions, settings)
     beneath = policy.beneath(settings)
-    with accelerator():
-        trajectories = answer_greedily(
-            policy.path, attempts, chat, settings, policy_version=policy.updates, beneath=beneath
-        )
+    rounded = beneath is None and policy.would_round(settings)
+    with open_shared(subject.protocol, settings) as shared:
+        attempts = attempts_under(subject.protocol, questions, settings, shared)
+        measured = conditions(subject.protocol, attempts, chat, settings, rounded=rounded)
+        with accelerator():
+            trajectories = answer_greedily(
+                policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
+            )
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
-    rounded = beneath is None and policy.would_round(settings)
-    hashes = {**conditions(subject.protocol, attempts, chat, settings, rounded=rounded), "policy": policy_hash}
+    hashes = {**measured, "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions))

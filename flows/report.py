@@ -49,8 +49,8 @@ def _report_runs(settings: Params) -> list[Path]:
 
 def _report_sweep(settings: Params, sweep: str) -> list[Path]:
     """Writes the report of a sweep; returns the folders of the evaluations of its members."""
-    places, seeds = settings.places, settings.ablations.seeds
-    members = {run: [RunId(run, seed, sweep) for seed in seeds] for run in settings.ablations.runs}
+    places, swept = settings.places, settings.ablations
+    members = {run: [RunId(run, seed, sweep) for seed in swept.seeds_of(run)] for run in swept.runs}
     folders = {each: places.evaluation(each.label, sweep) for ids in members.values() for each in ids}
     render_sweep(
         {run: [read_evaluation(each.label, folders[each]) for each in ids] for run, ids in members.items()},

@@ -10,6 +10,7 @@ import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.files import load_pretrained, sha256, write_text
 from agent_r1.params import Params, RunId
@@ -18,7 +19,7 @@ from agent_r1.policy import adapter, checkpoint, memory
 from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
-from agent_r1.search.index import Cached, open_index
+from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training import own_rewards
@@ -43,29 +44,30 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
         memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [config])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
-        identity = Identity.of(settings, config, _inputs(settings, config, index), code_of("train"))
-        folder = RunFolder(places.training(meant), identity)
-        with (
-            folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
-            _tracked(meant, settings, config, folder) as tracked,
-        ):
-            if leaves_work(folder, config):
-                _learn(settings, config, questions, index, folder, tracked)
-            folder.tidy(config.keep)
-            checkpoint.complete(folder.checkpoint, _merging(settings))
-            tracked.tag(CODE_TAG, folder.describe_code())
+        with Shared(settings.env, index) as shared:
+            identity = Identity.of(settings, config, _inputs(settings, config, shared), code_of("train"))
+            folder = RunFolder(places.training(meant), identity)
+            with (
+                folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
+                _tracked(meant, settings, config, folder) as tracked,
+            ):
+                if leaves_work(folder, config):
+                    _learn(settings, config, questions, shared, folder, tracked)
+                folder.tidy(config.keep)
+                checkpoint.complete(folder.checkpoint, _merging(settings))
+                tracked.tag(CODE_TAG, folder.describe_code())
 
 
 def _learn(
     settings: Params,
     config: TrainParams,
     questions: list[Question],
-    index: Cached,
+    shared: Shared,
     folder: RunFolder,
     tracked: tracking.Run,
 ) -> None:
     model = settings.places.warm_start
-    with Training(settings, config, questions=questions, index=index, model=model, folder=folder) as training:
+    with Training(settings, config, questions=questions, shared=shared, model=model, folder=folder) as training:
         iterate(training, tracked, as_task=task)
 
 
@@ -89,14 +91,14 @@ def _merging(settings: Params) -> Callable[[Path], None]:
     return lambda policy: adapter.merge(policy, settings.places.warm_start, dtype)
 
 
-def _inputs(settings: Params, config: TrainParams, index: Cached) -> dict[str, str]:
+def _inputs(settings: Params, config: TrainParams, shared: Shared) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
-    env = asked_attempt("", index, settings.env).open()
+    env = asked_attempt("", shared).env(0)
     return {
         "questions": sha256(places.questions),
         "passages": sha256(places.passages),
-        "index": index.index_hash,
+        "index": shared.index.index_hash,
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
         **own_rewards.sources(config.credit.rewards),

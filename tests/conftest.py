@@ -25,6 +25,7 @@ from mlflow import MlflowClient
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import load
 from agent_r1.params.sections import override, validated
@@ -288,9 +289,10 @@ def one_action_task(
             for text, answer in answers.items()
         ]
         env, chat = ONE_ACTION, Chat(tiny_tokenizer)
-        shown = tool_attempts(questions, index, env, samples=64)
-        sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
-        demonstrations = collect(sampler, chat, shown, env, seed=0)
+        with Shared(env, index) as shared:
+            shown = tool_attempts(questions, shared, samples=64)
+            sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
+            demonstrations = collect(sampler, chat, shown, shared, seed=0)
         shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=env.max_tokens, seed=0).config
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -320,8 +322,9 @@ def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Traini
         new = RunFolder(tmp_path / "run", Identity.of(settings, config))
         with (
             new.opened(config.iterations, aside=tmp_path / "aside") as folder,
+            Shared(settings.env, task.index) as shared,
             Training(
-                settings, config, questions=task.questions, index=task.index, model=task.model, folder=folder
+                settings, config, questions=task.questions, shared=shared, model=task.model, folder=folder
             ) as training,
         ):
             yield training

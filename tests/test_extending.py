@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -36,21 +37,25 @@ def test_the_tool(page: dict[str, Any]) -> None:
     calendar = page["calendar"]
     assert calendar.name == "years_between"
     assert calendar.schema["function"]["parameters"]["required"] == ["first", "second"]
-    assert calendar.call({"first": 1958, "second": 1990}).text == "32"
-    assert calendar.call({"first": 0, "second": 1990}).call_status is CallStatus.FAILED
-    assert calendar.call({"first": "1958", "second": 1990}).call_status is CallStatus.BAD_ARGUMENTS
+    assert asyncio.run(calendar.call({"first": 1958, "second": 1990})).text == "32"
+    assert asyncio.run(calendar.call({"first": 0, "second": 1990})).call_status is CallStatus.FAILED
+    assert asyncio.run(calendar.call({"first": "1958", "second": 1990})).call_status is CallStatus.BAD_ARGUMENTS
+
+
+def act(env: Any, action: str) -> Any:
+    return asyncio.run(env.step(action))
 
 
 def test_the_environment(page: dict[str, Any]) -> None:
-    env = page["attempts"][0].open()
-    assert env.step("<answer>10</answer>").observation == "higher"
-    assert env.step("<answer>20</answer>").observation == "lower"
-    assert env.step("what?").call_status is CallStatus.MALFORMED
-    found = env.step("<answer>17</answer>")
+    env = page["attempts"][0].env(0)
+    assert act(env, "<answer>10</answer>").observations == ("higher",)
+    assert act(env, "<answer>20</answer>").observations == ("lower",)
+    assert act(env, "what?").call_status is CallStatus.MALFORMED
+    found = act(env, "<answer>17</answer>")
     assert (found.outcome, found.answer) == (Outcome.ANSWERED, "17")
     assert found.rewards == {"em": 1.0, "saved": pytest.approx(3 / 7)}
-    other = page["attempts"][-1].open()
-    assert [other.step("<answer>1</answer>").outcome for _ in range(7)] == [None] * 6 + [Outcome.TURN_LIMIT]
+    other = page["attempts"][-1].env(0)
+    assert [act(other, "<answer>1</answer>").outcome for _ in range(7)] == [None] * 6 + [Outcome.TURN_LIMIT]
 
 
 def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:

@@ -85,8 +85,9 @@ def trained(training: Training) -> tuple[list[dict[str, float]], list[str]]:
     seconds = ("time/", "rollout/search_cache")
     lines = [json.loads(line) for line in training.folder.metrics.read_text().splitlines()]
     rows = [read_rows(training.folder.trajectories(each), Trajectory) for each in range(len(lines))]
-    told = [[replace(row, steps=[replace(step, latency_s=0.0) for step in row.steps]) for row in each] for each in rows]
-    return [{key: line[key] for key in line if not key.startswith(seconds)} for line in lines], list(map(repr, told))
+    for call in (call for each in rows for row in each for step in row.steps for call in step.calls):
+        object.__setattr__(call, "latency_s", 0.0)
+    return [{key: line[key] for key in line if not key.startswith(seconds)} for line in lines], list(map(repr, rows))
 
 
 def test_a_run_that_is_validated_trains_as_one_that_is_not(task: Any, open_training: Callable[..., Any]) -> None:

@@ -75,7 +75,7 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     [
         ("repro", "repro_runs", ["ppo; touch hacked; true"]),
         ("repro", "repro_baselines", ["$(touch hacked)"]),
-        ("ablations", "ablations", {"runs": ["ppo"], "seeds": ["0; touch hacked"], "iterations": 12}),
+        ("ablations", "ablations", {"runs": ["ppo"], "seeds": ["0; touch hacked"]}),
     ],
 )
 def test_names_of_params_reach_no_shell_before_they_are_checked(

@@ -21,7 +21,8 @@ MUSIQUE = {"format": "musique", "test": {"file": "x", "questions": 0}}
 GENERIC = {"format": "generic", "test": {"file": "x.jsonl", "questions": 0}}
 GROUPS = {"train.rollout.samples": 4}
 # The other runs' overrides cannot be refused then.
-ONLY_PPO = {"runs": {"ppo": {}}, "repro_runs": ["ppo"], "ablations.runs": ["ppo"]}
+NONE_CLOSER = {"runs": [], "seeds": []}
+ONLY_PPO = {"runs": {"ppo": {}}, "repro_runs": ["ppo"], "ablations.runs": ["ppo"], "ablations.closer": NONE_CLOSER}
 
 
 @pytest.fixture(scope="module")
@@ -313,12 +314,21 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"repro_baselines": ["naive"]}, r"repro_baselines\.0: Input should be 'base_tool_call'.*; got 'naive'"),
         ({"runs.closed_book": {}}, "runs: 'closed_book' is the name of a baseline; name the run differently"),
         ({"repro_runs": ["ppo", "grppo"]}, r"repro_runs names 'grppo'.*did you mean 'grpo'\?"),
-        ({"ablations.runs": ["ppo", "grppo"]}, r"ablations\.runs names 'grppo'.*did you mean 'grpo'\?"),
+        (
+            {"ablations.closer": NONE_CLOSER, "ablations.runs": ["ppo", "grppo"]},
+            r"ablations\.runs names 'grppo'.*did you mean 'grpo'\?",
+        ),
         ({"ablations.runs": ["ppo", "grpo", "ppo"]}, "runs names 'ppo' more than once"),
         ({"ablations.runs": []}, "at least 1 item"),
         ({"ablations.seeds": [0, 1, 1]}, "seeds names 1 more than once"),
         ({"ablations.seeds": [-1]}, "greater than or equal to 0"),
         ({"ablations.seeds": ["1\n"]}, r"ablations\.seeds\.0: Input should be a valid integer; got '1\\n'"),
+        ({"ablations.closer": {"runs": ["ppo"], "seeds": []}}, "runs and seeds belong together"),
+        ({"ablations.closer": {"runs": ["ppo"], "seeds": [9, 9]}}, "seeds names 9 more than once"),
+        ({"ablations.closer": {"runs": ["dapo"], "seeds": [9]}}, r"closer\.runs names 'dapo', which runs does not"),
+        ({"ablations.closer.seeds": [2, 3]}, r"closer\.seeds names 2, which every run has already"),
+        ({"ablations.train.seed": 3}, r"train\.seed has no effect"),
+        ({"ablations.train": {"iteration": 3}}, r"ablations: runs\.ppo.*iteration.*did you mean 'iterations'"),
         ({"ablations.seeds": [True]}, r"ablations\.seeds\.0: Input should be a valid integer; got True"),
         ({"repro_runs": ["ppo; id"]}, r"repro_runs names 'ppo; id', which runs: does not define"),
         ({"runs.ppo;id": {}}, "'ppo;id' is to be a folder and a DVC stage; use letters, digits and _ only"),
@@ -488,8 +498,9 @@ def test_a_policy_that_never_trains_is_refused(
         check(content, {**changes, key: warmup})
     check(content, {**changes, key: iterations - 1})
     with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic\.warmup .* 12 iterations, .* all 12"):
-        check(content, {**plain, key: content["ablations"]["iterations"]})
-    check(content, {**plain, key: 12, "ablations.runs": ["grpo"], "ablations.iterations": 2})
+        check(content, {**plain, key: content["ablations"]["train"]["iterations"]})
+    without_critic = {"ablations.runs": ["grpo"], "ablations.closer": NONE_CLOSER, "ablations.train.iterations": 2}
+    check(content, {**plain, key: 12, **without_critic})
 
 
 def test_a_warm_up_waits_for_what_the_critic_explains_up_to_a_limit(content: dict[str, Any], params: Params) -> None:
@@ -562,7 +573,8 @@ def test_a_run_overrides_what_its_estimator_reads_and_nothing_else(
 
 def test_a_member_of_the_sweep_has_its_seed_and_its_iterations(params: Params) -> None:
     member = params.run(RunId("grpo", seed=2, sweep="ablations"))
-    assert (member.seed, member.iterations) == (2, params.ablations.iterations)
+    assert (member.seed, member.iterations) == (2, params.ablations.train["iterations"])
+    assert member.validation.every == 4 != params.train.validation.every
     assert member.credit == params.run(RunId("grpo")).credit
     assert params.run(RunId("grpo", seed=2)).iterations == params.train.iterations
     with pytest.raises(ValueError, match="no sweep 'ablation'"):

@@ -30,10 +30,7 @@ def step(action_start: int = 1, action_stop: int = 3) -> Step:
         action_start=action_start,
         action_stop=action_stop,
         stop_reason=StopReason.END,
-        tool="",
-        arguments="",
-        call_status=CallStatus.NONE,
-        latency_s=0.0,
+        calls=[],
         rewards={},
     )
 

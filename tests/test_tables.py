@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.records import (
+    Call,
     CallStatus,
     Credit,
     Outcome,
@@ -65,7 +66,7 @@ def steps(length: int) -> st.SearchStrategy[list[Step]]:
     spans = st.tuples(st.integers(0, length - 1), st.integers(1, length)).filter(lambda span: span[0] < span[1])
     rest = {
         "stop_reason": st.sampled_from(StopReason),
-        "call_status": st.sampled_from(CallStatus),
+        "calls": st.lists(record(Call, status=st.sampled_from(CallStatus)), max_size=2),
         "rewards": st.dictionaries(TEXT, NUMBER, max_size=3),
     }
     of_span = spans.flatmap(
@@ -272,8 +273,8 @@ STORED = {  # Arrow type -> the fields that are stored so
     "list<item: int32>": "Trajectory.token_ids Trajectory.context_starts",
     "list<item: uint8>": "Trajectory.source",
     "list<item: struct<action_start: int32 not null, action_stop: int32 not null, stop_reason: string not null, "
-    "tool: string not null, arguments: string not null, call_status: string not null, latency_s: double not null, "
-    "rewards: map<string, double> not null>>": "Trajectory.steps",
+    "calls: list<item: struct<tool: string not null, arguments: string not null, status: string not null, "
+    "latency_s: double not null>> not null, rewards: map<string, double> not null>>": "Trajectory.steps",
 }
 
 

@@ -234,7 +234,7 @@ def _left_out_metrics(trajectories: Sequence[Trajectory], params: CreditParams) 
 
 def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How the episodes went and ended. One without an answer scores 0; a share of calls or actions is 0 without any."""
-    calls = [step.call_status for t in trajectories for step in t.steps if step.call_status is not CallStatus.NONE]
+    calls = [call.status for t in trajectories for step in t.steps for call in step.calls]
     cut = sum(step.stop_reason is StopReason.LENGTH for t in trajectories for step in t.steps)
     facts = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
     ends = Counter(t.outcome for t in trajectories)

@@ -77,13 +77,14 @@ def think(trajectory: Trajectory) -> Floats:
 
 def valid_call(trajectory: Trajectory) -> Floats:
     """1 for every call that succeeded."""
-    return np.array([step.call_status is CallStatus.OK for step in trajectory.steps], np.float64)
+    succeeded = [[call.status is CallStatus.OK for call in step.calls] for step in trajectory.steps]
+    return np.array([sum(each) for each in succeeded], np.float64)
 
 
 def failed_call(trajectory: Trajectory) -> Floats:
     """-1 for every call that did not succeed, whatever the reason."""
-    succeeded = (CallStatus.OK, CallStatus.NONE)
-    return np.array([0 if step.call_status in succeeded else -1 for step in trajectory.steps], np.float64)
+    failed = [[call.status is not CallStatus.OK for call in step.calls] for step in trajectory.steps]
+    return np.array([-sum(each) for each in failed], np.float64)
 
 
 def repeat_call(trajectory: Trajectory) -> Floats:
@@ -91,8 +92,14 @@ def repeat_call(trajectory: Trajectory) -> Floats:
 
     A call whose arguments could not be read repeats nothing: that is for `failed_call`.
     """
-    calls = [(step.tool, step.arguments) for step in trajectory.steps]
-    return np.array([-1 if all(call) and call in calls[:k] else 0 for k, call in enumerate(calls)], np.float64)
+    made: set[tuple[str, str]] = set()
+    rewards = np.zeros(len(trajectory.steps))
+    for number, step in enumerate(trajectory.steps):
+        for call in step.calls:
+            rewards[number] -= (call.tool, call.arguments) in made
+            if call.arguments:
+                made.add((call.tool, call.arguments))
+    return rewards
 
 
 def no_answer(trajectory: Trajectory) -> Floats:

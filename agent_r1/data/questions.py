@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent_r1.answers import contains
 from agent_r1.data.world import World, build_world, tell
-from agent_r1.params.stages import BUILT_IN, AtlasParams, PrepareParams
+from agent_r1.params.stages import BUILT_IN, AtlasParams, AtlasShares, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 
@@ -118,7 +118,6 @@ _EARLIER: dict[str, tuple[str, str]] = {
         "Which company has the earlier founding year, {} or {}?",
     ),
 }
-_SHARES = {"lookup": 0.20, "bridge of 2 hops": 0.35, "bridge of 3 hops": 0.30, "yes/no": 0.075}  # "earlier": the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tup
     No two share a text, or both the entities asked about and the chain of relations.
     """
     sizes = {"train": params.train_questions, "dev": params.dev_questions, "test": params.test_questions}
-    counts = {split: _counts(size) for split, size in sizes.items()}
+    counts = {split: _counts(size, params.shares) for split, size in sizes.items()}
     drafts = {
         label: _take(generate(world, _rng(seed, label)), label, sum(count[label] for count in counts.values()))
         for label, generate in _DRAFTS.items()
@@ -161,11 +160,16 @@ def _rng(seed: int, purpose: str) -> random.Random:
     return random.Random(derive(seed, "atlas", "questions", purpose))
 
 
-def _counts(size: int) -> dict[str, int]:
-    """How many questions of each label; yes/no ones in even numbers, because they come as a yes and a no."""
-    counts = {label: int(share * size) for label, share in _SHARES.items()}
+def _counts(size: int, shares: AtlasShares) -> dict[str, int]:
+    """How many questions of each label; yes/no ones in even numbers, because they come as a yes and a no.
+
+    What rounding leaves goes to the last label that has a share.
+    """
+    share_of = {label: getattr(shares, name) for name, label in _LABELS.items()}
+    counts = {label: int(share * size) for label, share in share_of.items()}
     counts["yes/no"] -= counts["yes/no"] % 2
-    return {**counts, "earlier": size - sum(counts.values())}
+    *_, last = (label for label, share in share_of.items() if share)
+    return {**counts, last: counts[last] + size - sum(counts.values())}
 
 
 def _take(drafts: Iterator[Draft], label: str, count: int) -> Iterator[Draft]:
@@ -260,6 +264,13 @@ def _unlike(world: World, relation: str, rng: random.Random) -> Iterator[Pair]:
                 yield pair
 
 
+_LABELS = {
+    "lookup": "lookup",
+    "two_hops": "bridge of 2 hops",
+    "three_hops": "bridge of 3 hops",
+    "yes_no": "yes/no",
+    "earlier": "earlier",
+}
 _DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
     "lookup": lambda world, rng: _chains(world, 1, rng),
     "bridge of 2 hops": lambda world, rng: _chains(world, 2, rng),

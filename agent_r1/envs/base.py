@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from agent_r1.records import CallStatus, Outcome
+from agent_r1.records import Call, CallStatus, Outcome, status_of
 
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 _BLOCK = re.compile(r"<(tool_call|answer)>(.*?)</\1>", re.DOTALL)
@@ -28,49 +28,62 @@ TAGS = tuple(f"<{slash}{name}>" for name in _KINDS for slash in ("", "/"))  # th
 class Transition:
     """What one action led to."""
 
-    observation: str | None  # the text that comes back; None ends the episode
-    outcome: Outcome | None = None  # set where observation is None
+    observations: tuple[str, ...] = ()  # the texts that come back, one for each call; none ends the episode
+    outcome: Outcome | None = None  # set where there are none
     answer: str = ""  # the text between the answer tags
     fault: str = ""  # of an episode that is ABORTED: what the world did wrong
-    tool: str = ""
-    arguments: str = ""  # JSON
-    call_status: CallStatus = CallStatus.NONE
-    latency_s: float = 0.0
+    calls: tuple[Call, ...] = ()  # what the action asked for
     rewards: dict[str, float] = field(default_factory=dict)  # named parts, unweighted
-    rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observation finds room
+    rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observations find room
 
     def __post_init__(self) -> None:
-        if (self.observation is None) == (self.outcome is None):
-            raise ValueError("a transition has either an observation or, where the episode ends, an outcome")
-        if self.observation is None and self.rewards_when_read:
+        if bool(self.observations) == (self.outcome is not None):
+            raise ValueError("a transition has either observations or, where the episode ends, an outcome")
+        if not self.observations and self.rewards_when_read:
             raise ValueError("nothing is read after the end of an episode: it takes no rewards_when_read")
         if bool(self.fault) != (self.outcome is Outcome.ABORTED):
             raise ValueError("an episode is aborted by a fault of the world, and the fault is named")
 
+    @property
+    def call_status(self) -> CallStatus:
+        """Of all its calls together; see `status_of`."""
+        return status_of(self.calls)
 
-class Env(Protocol):
-    """One episode's environment: made for one question, used once."""
 
+class Env:
+    """One episode's environment: made for one question, opened, used and closed once.
+
+    A method that waits for somebody else awaits it, and the other episodes go on meanwhile. A WorldFault, wherever it
+    is raised, ends the episode as ABORTED.
+    """
+
+    # By the time that `open` returns:
     system: str  # the opening system message
     user: str  # the opening user message
-    tools: list[dict[str, Any]]  # JSON schemas in the OpenAI function form, for the chat template
+    tools: Sequence[dict[str, Any]] = ()  # JSON schemas in the OpenAI function form, for the chat template
 
-    def step(self, action: str) -> Transition:
+    async def open(self) -> None:
+        """Makes the environment ready for the first action, such as by connecting to a server."""
+
+    async def step(self, action: str) -> Transition:
         """Takes the decoded action and answers it.
 
         It holds special tokens, but not the end token that closed it; where the prompt ends in `<think>`, it opens so.
         """
-        ...
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Gives back what the episode holds, however it ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """An episode to be run, as often as its environment is opened."""
+    """An episode to be run, as often as its environment is made."""
 
     question_id: str
     group: int  # index of the question within the iteration
     sample: int  # index of the episode within its group
-    open: Callable[[], Env]  # an environment in which nothing has happened yet
+    env: Callable[[int], Env]  # an environment in which nothing has happened yet, by the seed of its own chance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,51 +91,59 @@ class ParsedAction:
     """What an action says."""
 
     thought: str = ""
-    tool: str = ""  # "" without a well-formed call
-    arguments: dict[str, Any] | None = None  # None without a well-formed call
+    calls: tuple[ParsedCall, ...] = ()  # none unless all are well formed
     answer: str | None = None  # None without a well-formed answer
-    call_status: CallStatus = CallStatus.NONE  # OK: well formed; NONE: an answer; else MALFORMED
     problem: str = ""  # what is wrong with a malformed action
 
 
-def parse_action(text: str) -> ParsedAction:
+class ParsedCall(NamedTuple):
+    """A call of a tool, as an action says it."""
+
+    tool: str
+    arguments: dict[str, Any]
+
+
+def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
     """Reads an action's text (without its end token). Whatever the text, the result says what it is.
 
-    Well formed is: an optional `<think>...</think>` first, then exactly one `<tool_call>` or one `<answer>` block.
-    Free text around the block is let pass, stray or unclosed tags are not. A call is a JSON object with the keys
-    `name`, a string, and `arguments`, an object, and no others.
+    Well formed is: an optional `<think>...</think>` first, then one `<tool_call>` block, or up to `most_calls` of
+    them, or one `<answer>` block. Free text around the blocks is let pass, stray or unclosed tags are not. A call is a
+    JSON object with the keys `name`, a string, and `arguments`, an object, and no others.
     """
     found = _THOUGHT.match(text)
     thought, rest = (found[1].strip(), text[found.end() :]) if found else ("", text)
     tags = len(_TAG.findall(rest))
     if not tags:
-        return _malformed(thought, "neither a tool call nor an answer")
-    block = _BLOCK.search(rest) if tags == 2 else None  # among many, every opening tag would look for its end
-    if block is None:
-        return _malformed(thought, "the tags do not form one tool call or one answer")
-    if block[1] == "answer":
-        return ParsedAction(thought=thought, answer=block[2].strip())
-    return _parse_call(thought, block[2])
+        return ParsedAction(thought=thought, problem="neither a tool call nor an answer")
+    few = tags <= 2 * most_calls  # among many, every opening tag would look for its end
+    blocks = [(block[1], block[2]) for block in _BLOCK.finditer(rest)] if few else []
+    kinds = {kind for kind, _ in blocks}
+    if 2 * len(blocks) != tags or len(kinds) > 1 or (kinds == {"answer"} and len(blocks) > 1):
+        calls = "one tool call" if most_calls == 1 else f"at most {most_calls} tool calls"
+        return ParsedAction(thought=thought, problem=f"the tags do not form {calls} or one answer")
+    if kinds == {"answer"}:
+        return ParsedAction(thought=thought, answer=blocks[0][1].strip())
+    try:
+        return ParsedAction(thought=thought, calls=tuple(_parse_call(body) for _, body in blocks))
+    except ValueError as problem:
+        return ParsedAction(thought=thought, problem=str(problem))
 
 
-def _parse_call(thought: str, body: str) -> ParsedAction:
+def _parse_call(body: str) -> ParsedCall:
+    """What stands between a call's tags; a ValueError says what is wrong with it."""
     try:
         call = json.loads(body, parse_constant=_refuse)
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # what it refuses, no file could keep
     except (ValueError, RecursionError):
-        return _malformed(thought, "the tool call is not valid JSON")
+        raise ValueError("the tool call is not valid JSON") from None
     match call:
         case {"name": str(name), "arguments": dict(arguments)} if len(call) == 2:
-            return ParsedAction(thought=thought, tool=name, arguments=arguments, call_status=CallStatus.OK)
-    return _malformed(thought, 'a tool call is {"name": ..., "arguments": {...}}')
+            return ParsedCall(name, arguments)
+    raise ValueError('a tool call is {"name": ..., "arguments": {...}}')
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _malformed(thought: str, problem: str) -> ParsedAction:
-    return ParsedAction(thought=thought, call_status=CallStatus.MALFORMED, problem=problem)
 
 
 class Piece(NamedTuple):

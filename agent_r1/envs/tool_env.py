@@ -5,20 +5,23 @@ At the end stand the episodes to run for given questions, one function for each 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_r1.answers import exact_match, f1, occurs
-from agent_r1.envs.base import Attempt, ParsedAction, Transition, parse_action
+from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.params.stages import EnvParams
-from agent_r1.records import CallStatus, Outcome, Passage, Question
-from agent_r1.search.base import Search
-from agent_r1.tools.base import Tool, ToolResult, render_passages, search_tool
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Question
+from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.journal import Journal, Place
+from agent_r1.tools.search import render_passages
 
 SYSTEM = "Answer the question. Search when facts are missing."
 FROM_PASSAGES = "Answer the question from the passages."
@@ -26,7 +29,7 @@ CLOSED_BOOK = "Answer the question."
 FORMAT = 'Write <tool_call>{"name": ..., "arguments": {...}}</tool_call> or <answer>...</answer>.'
 
 
-class ToolEnv:
+class ToolEnv(Env):
     """One question, answered in at most `max_steps` actions. It may be a text alone, whose answer nobody knows.
 
     An action calls a tool or answers. A call that fails in any way, and an action that is neither, is told what is
@@ -41,65 +44,107 @@ class ToolEnv:
     """
 
     def __init__(
-        self, question: Question | str, tools: Sequence[Tool], *, max_steps: int, system: str = SYSTEM
+        self,
+        question: Question | str,
+        tools: Sequence[Tool],
+        *,
+        max_steps: int,
+        parallel_calls: int = 1,
+        system: str = SYSTEM,
+        journal: Journal | None = None,
+        seed: int = 0,
     ) -> None:
+        """With a journal, calls that wait for the world are made once for the episode of this seed."""
         self.system = system
         self.user = question if isinstance(question, str) else question.text
-        self.tools: list[dict[str, Any]] = [tool.schema for tool in tools]
+        self.tools = [tool.schema for tool in tools]
         self._tools = {tool.name: tool for tool in tools}
         self._gold = None if isinstance(question, str) else question
         self._unseen = set(self._gold.gold_titles) if self._gold else set()
         self._shown: list[str] = []
-        self._steps_left = max_steps
+        self._step, self._max_steps, self._parallel_calls = 0, max_steps, parallel_calls
+        self._journal, self._seed = journal, seed
 
-    def step(self, action: str) -> Transition:
+    async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
-        if not self._steps_left:
+        if self._step == self._max_steps:
             raise RuntimeError("the episode is over: no step is left")
-        self._steps_left -= 1
-        parsed = parse_action(action)
+        self._step += 1
+        parsed = parse_action(action, self._parallel_calls)
+        facts = {"think": think(parsed)}
         if parsed.answer is not None:
-            return answered(parsed.answer, self._gold, self._shown, {"think": think(parsed)})
-        started = time.perf_counter()
-        try:
-            result = self._call(parsed)
-        except WorldFault as fault:
-            return _aborted(parsed, fault, time.perf_counter() - started)
-        latency_s = time.perf_counter() - started
-        last = Outcome.MALFORMED if result.call_status is CallStatus.MALFORMED else Outcome.TURN_LIMIT
-        over = None if self._steps_left else last
-        said = result.text if result.call_status is CallStatus.OK else f"Error: {result.text}"
+            return answered(parsed.answer, self._gold, self._shown, facts)
+        made = await self._make(parsed)
+        calls = tuple(each.call for each in made)
+        if faults := [each.fault for each in made if each.fault]:
+            return Transition(outcome=Outcome.ABORTED, fault=faults[0], calls=calls)
+        if self._step == self._max_steps:
+            last = Outcome.MALFORMED if parsed.problem else Outcome.TURN_LIMIT
+            return Transition(outcome=last, calls=calls, rewards=facts)
         return Transition(
-            observation=None if over else said,
-            outcome=over,
-            tool=parsed.tool,
-            arguments="" if parsed.arguments is None else canonical(parsed.arguments),
-            call_status=result.call_status,
-            latency_s=latency_s,
-            rewards={"think": think(parsed)},
-            rewards_when_read={} if over else self._take_in(result),
+            observations=tuple(each.said for each in made),
+            calls=calls,
+            rewards=facts,
+            rewards_when_read=self._take_in([each.result for each in made]),
         )
 
-    def _call(self, parsed: ParsedAction) -> ToolResult:
-        if parsed.arguments is None:
-            return ToolResult(text=f"{parsed.problem}. {FORMAT}", call_status=parsed.call_status)
-        if parsed.tool not in self._tools:
-            return ToolResult(
-                text=f"there is no tool {parsed.tool!r}, only {', '.join(self._tools)}",
-                call_status=CallStatus.UNKNOWN_TOOL,
-            )
-        return self._tools[parsed.tool].call(parsed.arguments)
+    async def _make(self, parsed: ParsedAction) -> list[_Made]:
+        """What came of an action's calls, which are made at the same time."""
+        if parsed.problem:
+            malformed = ToolResult(text=f"{parsed.problem}. {FORMAT}", call_status=CallStatus.MALFORMED)
+            return [_Made(Call(status=CallStatus.MALFORMED), malformed)]
+        made = [self._call(place, *call) for place, call in enumerate(parsed.calls)]
+        return [await made[0]] if len(made) == 1 else list(await asyncio.gather(*made))
 
-    def _take_in(self, result: ToolResult) -> dict[str, float]:
-        """Remembers what a call that succeeded has shown; returns its `progress`."""
-        if result.call_status is not CallStatus.OK:
+    async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Made:
+        if tool not in self._tools:
+            told = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
+            result = ToolResult(text=told, call_status=CallStatus.UNKNOWN_TOOL)
+            return _Made(Call(tool=tool, arguments=canonical(arguments), status=result.call_status), result)
+        called, at = self._tools[tool], Place(self._seed, self._step, place)
+        journal = self._journal if called.waits else None
+        if journal and (entry := journal.find(at, tool, canonical(arguments))):
+            return _Made(entry.made, entry.result)
+        made = await _timed(called, arguments)
+        if journal and not made.fault:
+            journal.add(at, made.call, made.result)
+        return made
+
+    def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
+        """Remembers what calls that succeeded have shown; returns their `progress`."""
+        succeeded = [result for result in results if result.call_status is CallStatus.OK]
+        self._shown += [result.text for result in succeeded]
+        if self._gold is None or not succeeded:
             return {}
-        self._shown.append(result.text)
-        if self._gold is None:
-            return {}
-        found = self._unseen.intersection(result.titles)
+        found = self._unseen.intersection(title for result in succeeded for title in result.titles)
         self._unseen -= found
         return {"progress": float(len(found))}
+
+
+class _Made(NamedTuple):
+    """A call that was made."""
+
+    call: Call
+    result: ToolResult
+    fault: str = ""  # of the world
+
+    @property
+    def said(self) -> str:
+        """What the policy reads."""
+        return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
+
+
+async def _timed(tool: Tool, arguments: dict[str, Any]) -> _Made:
+    fault, started = "", time.perf_counter()
+    try:
+        result = await tool.call(arguments)
+    except WorldFault as error:
+        fault = str(error) or type(error).__name__
+        status = CallStatus.TIMEOUT if isinstance(error, TimeoutError) else CallStatus.FAILED
+        result = ToolResult(text=fault, call_status=status)
+    latency_s = time.perf_counter() - started
+    call = Call(tool=tool.name, arguments=canonical(arguments), status=result.call_status, latency_s=latency_s)
+    return _Made(call, result, fault)
 
 
 def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: dict[str, float]) -> Transition:
@@ -109,20 +154,7 @@ def answered(answer: str, gold: Question | None, shown: Sequence[str], facts: di
     """
     rewards = {"em": exact_match(answer, gold.answers), "f1": f1(answer, gold.answers)} if gold else {}
     rewards["grounded"] = float(any(occurs(answer, text) for text in shown))
-    return Transition(observation=None, outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
-
-
-def _aborted(parsed: ParsedAction, fault: WorldFault, latency_s: float) -> Transition:
-    """The end of an episode whose call met a fault of the world: no rewards."""
-    return Transition(
-        observation=None,
-        outcome=Outcome.ABORTED,
-        fault=str(fault) or type(fault).__name__,
-        tool=parsed.tool,
-        arguments=canonical(parsed.arguments or {}),
-        call_status=CallStatus.TIMEOUT if isinstance(fault, TimeoutError) else CallStatus.FAILED,
-        latency_s=latency_s,
-    )
+    return Transition(outcome=Outcome.ANSWERED, answer=answer, rewards=rewards | facts)
 
 
 def think(parsed: ParsedAction) -> float:
@@ -135,7 +167,7 @@ def canonical(arguments: dict[str, Any]) -> str:
     return json.dumps(arguments, ensure_ascii=False, sort_keys=True)
 
 
-class AnswerEnv:
+class AnswerEnv(Env):
     """One question below some passages, or none, answered in one action.
 
     Where the passages come from is the caller's affair. Anything but an answer ends the episode as MALFORMED.
@@ -147,82 +179,88 @@ class AnswerEnv:
         self.system = system
         self._shown = [render_passages(passages)] if passages else []
         self.user = "\n\n".join([*self._shown, question.text])
-        self.tools: list[dict[str, Any]] = []
         self._question = question
         self._found = float(len({passage.title for passage in passages}.intersection(question.gold_titles)))
 
-    def step(self, action: str) -> Transition:
+    async def step(self, action: str) -> Transition:
         """Takes the one action's text, without its end token."""
         parsed = parse_action(action)
         facts = {"think": think(parsed), "progress": self._found}
         if parsed.answer is not None:
             return answered(parsed.answer, self._question, self._shown, facts)
-        return Transition(
-            observation=None,
-            outcome=Outcome.MALFORMED,
-            tool=parsed.tool,
-            arguments="" if parsed.arguments is None else canonical(parsed.arguments),
-            call_status=CallStatus.UNKNOWN_TOOL if parsed.tool else CallStatus.MALFORMED,
-            rewards=facts,
-        )
+        unknown = [
+            Call(tool=call.tool, arguments=canonical(call.arguments), status=CallStatus.UNKNOWN_TOOL)
+            for call in parsed.calls
+        ]
+        calls = tuple(unknown) or (Call(status=CallStatus.MALFORMED),)
+        return Transition(outcome=Outcome.MALFORMED, calls=calls, rewards=facts)
 
 
 def tool_attempts(
-    questions: Sequence[Question], index: Search, params: EnvParams, *, samples: int = 1, first_group: int = 0
+    questions: Sequence[Question], shared: Shared, *, samples: int = 1, first_group: int = 0
 ) -> list[Attempt]:
-    """`samples` attempts at each question with the search tool; the attempts of a question are a group.
+    """`samples` attempts at each question with the stage's tools; the attempts of a question are a group.
 
     Groups are numbered from `first_group`.
     """
-    env = _with_search(index, params)
     return [
-        Attempt(question_id=question.question_id, group=group, sample=sample, open=partial(env, question))
+        Attempt(
+            question_id=question.question_id, group=group, sample=sample, env=partial(_with_tools, question, shared)
+        )
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
     ]
 
 
-def asked_attempt(text: str, index: Search, params: EnvParams, *, sample: int = 0) -> Attempt:
-    """An attempt at a question that a person asks, with the search tool; `sample` tells repetitions apart."""
-    env = _with_search(index, params)
-    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, open=partial(env, text))
+def asked_attempt(text: str, shared: Shared, *, sample: int = 0) -> Attempt:
+    """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart."""
+    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=partial(_with_tools, text, shared))
 
 
-def naive_rag_attempts(questions: Sequence[Question], index: Search, params: EnvParams) -> list[Attempt]:
+def naive_rag_attempts(questions: Sequence[Question], shared: Shared) -> list[Attempt]:
     """One attempt at each question, from the passages that the question itself finds."""
-    found = index.search([question.text for question in questions], params.top_k)
-    return _answer_attempts(questions, found, FROM_PASSAGES, params)
+    found = shared.index.search([question.text for question in questions], shared.limits.top_k)
+    return _answer_attempts(questions, found, FROM_PASSAGES, shared)
 
 
-def closed_book_attempts(questions: Sequence[Question], params: EnvParams) -> list[Attempt]:
+def closed_book_attempts(questions: Sequence[Question], shared: Shared) -> list[Attempt]:
     """One attempt at each question, with nothing to read."""
-    return _answer_attempts(questions, [[] for _ in questions], CLOSED_BOOK, params)
+    return _answer_attempts(questions, [[] for _ in questions], CLOSED_BOOK, shared)
 
 
 def gold_passages_attempts(
-    questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]], params: EnvParams
+    questions: Sequence[Question], gold: Mapping[str, Sequence[Passage]], shared: Shared
 ) -> list[Attempt]:
     """One attempt at each question with gold passages, from those; `gold` has them by question_id."""
     known = [question for question in questions if question.question_id in gold]
-    return _answer_attempts(known, [gold[question.question_id] for question in known], FROM_PASSAGES, params)
+    return _answer_attempts(known, [gold[question.question_id] for question in known], FROM_PASSAGES, shared)
 
 
-def _with_search(index: Search, params: EnvParams) -> Callable[[Question | str], ToolEnv]:
-    """Makes the environment of a question in which the policy can search."""
-    tools = [search_tool(index, top_k=params.top_k)]
-    return partial(ToolEnv, tools=tools, max_steps=params.max_steps, system=_told(SYSTEM, params))
+def _with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
+    limits = shared.limits
+    return ToolEnv(
+        question,
+        shared.tools(),
+        max_steps=limits.max_steps,
+        parallel_calls=limits.parallel_calls,
+        system=_told(SYSTEM, limits),
+        journal=shared.journal,
+        seed=seed,
+    )
 
 
 def _answer_attempts(
-    questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, params: EnvParams
+    questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, shared: Shared
 ) -> list[Attempt]:
-    env = partial(AnswerEnv, system=_told(task, params))
+    def answering(question: Question, shown: Sequence[Passage], _: int) -> AnswerEnv:
+        return AnswerEnv(question, shown, system=_told(task, shared.limits))
+
     return [
-        Attempt(question_id=question.question_id, group=group, sample=0, open=partial(env, question, shown))
+        Attempt(question_id=question.question_id, group=group, sample=0, env=partial(answering, question, shown))
         for group, (question, shown) in enumerate(zip(questions, passages, strict=True))
     ]
 
 
-def _told(task: str, params: EnvParams) -> str:
+def _told(task: str, limits: EnvParams) -> str:
     """The system message: the task, and the configured instructions."""
-    return f"{task} {params.instructions}" if params.instructions else task
+    return f"{task} {limits.instructions}" if limits.instructions else task

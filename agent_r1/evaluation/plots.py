@@ -23,6 +23,7 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 EXPLAINED = "value/explained_variance"  # logged where there is a critic
+VALIDATED = "validation/em"
 LEAST_EXPLAINED = -0.25  # drawn; a critic that errs by more is off the paper
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
@@ -67,8 +68,8 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) 
             axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
             axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
     for run, rows in curves.items():
-        left.plot(*_points(rows, "validation/em"), color=colour[run], **VALIDATION)
-    validated = any("validation/em" in metrics for rows in curves.values() for metrics in rows)
+        left.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
+    validated = any(VALIDATED in metrics for rows in curves.values() for metrics in rows)
     lines = [Line2D([], [], color=colour[run], linewidth=2.8, label=run) for run in curves]
     for place, (name, em) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])

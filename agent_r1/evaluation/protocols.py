@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
 from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
@@ -19,19 +19,25 @@ from agent_r1.rollout.sampling import Actor, Beneath
 from agent_r1.search.index import describe, open_index
 
 
-def attempts_under(protocol: Protocol, questions: Sequence[Question], settings: Params) -> list[Attempt]:
+def open_shared(protocol: Protocol, settings: Params) -> Shared:
+    """What the episodes use; an index only where they search."""
+    places, searches = settings.places, protocol in ("tool_call", "naive_rag")
+    return Shared(settings.env, open_index(settings.search, places.passages, places.index) if searches else None)
+
+
+def attempts_under(
+    protocol: Protocol, questions: Sequence[Question], settings: Params, shared: Shared
+) -> list[Attempt]:
     """One attempt at each question."""
-    places = settings.places
-    index = partial(open_index, settings.search, places.passages, places.index)
     match protocol:
         case "tool_call":
-            return tool_attempts(questions, index(), settings.env)
+            return tool_attempts(questions, shared)
         case "naive_rag":
-            return naive_rag_attempts(questions, index(), settings.env)
+            return naive_rag_attempts(questions, shared)
         case "closed_book":
-            return closed_book_attempts(questions, settings.env)
+            return closed_book_attempts(questions, shared)
         case "gold_passages":
-            return gold_passages_attempts(questions, gold_passages(questions, places.passages), settings.env)
+            return gold_passages_attempts(questions, gold_passages(questions, settings.places.passages), shared)
 
 
 def answer_greedily(
@@ -39,6 +45,7 @@ def answer_greedily(
     attempts: Sequence[Attempt],
     chat: Chat,
     settings: Params,
+    shared: Shared,
     *,
     policy_version: int,
     beneath: Beneath | None = None,
@@ -56,7 +63,7 @@ def answer_greedily(
         version=policy_version,
     )
     with open_engine(settings.engine, actor.beside(beneath)) as engine:
-        return collect(engine, chat, attempts, settings.env, seed=settings.evaluate.seed, policy_version=policy_version)
+        return collect(engine, chat, attempts, shared, seed=settings.evaluate.seed, policy_version=policy_version)
 
 
 def conditions(
@@ -66,7 +73,7 @@ def conditions(
 
     `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath.
     """
-    places, env = settings.places, attempts[0].open()
+    places, env = settings.places, attempts[0].env(0)
     limits = settings.env.model_dump(exclude={"instructions", "aborted_share"})  # the prompt's hash has the one
     limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
     limits |= {"adapters": "merged and rounded"} if rounded else {}

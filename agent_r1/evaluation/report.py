@@ -22,7 +22,7 @@ from agent_r1.evaluation.comparison import (
     paired,
     warning,
 )
-from agent_r1.evaluation.plots import EXPLAINED, Curve, Curves, final_scores, learning_curves, seed_curves
+from agent_r1.evaluation.plots import EXPLAINED, VALIDATED, Curve, Curves, final_scores, learning_curves, seed_curves
 from agent_r1.evaluation.scores import outcomes, score
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
@@ -167,7 +167,7 @@ def render_sweep(
     found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
     of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
     reference, base = next(iter(runs)), baselines[0].name
-    seeds, asked = hits[reference].shape
+    seeds, asked = sorted({len(evaluations) for evaluations in runs.values()}), hits[reference].shape[1]
 
     def difference(name: str, other: str) -> str:
         return difference_cell(difference_over_seeds(hits[name], hits[other], *draws)) if name != other else ""
@@ -177,8 +177,9 @@ def render_sweep(
     seed_curves(folder / CURVES_PNG, curves, reference, "rollout/em", title)
     parts = [
         "# Ablations",
-        f"{len(runs)} runs with {seeds} seeds each, {asked} test questions, greedy decoding. Brackets are 95 % "
-        "bootstrap intervals over questions and seeds; of a baseline, which has one seed, over questions.",
+        f"{len(runs)} runs with {' or '.join(map(str, seeds))} seeds each, {asked} test questions, greedy decoding. "
+        "Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one seed, over "
+        "questions.",
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
         f"![Exact match on the test questions, per agent and seed]({FINAL_PNG})",
         "## Exact match",
@@ -188,7 +189,8 @@ def render_sweep(
         differences_table(list(hits), [reference, base], difference),
         "## Training",
         f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
-        "is the share of its targets' variance that a critic explains. An alarm is the collapse monitor's; the "
+        "is the share of its targets' variance that a critic explains. On dev is the exact match of the last "
+        "validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
         "iteration is that of the first one.",
         _training(curves),
         f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
@@ -237,10 +239,13 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
         sampled = np.mean([metrics["rollout/em"] for curve in seeds for metrics in curve[-AT_THE_END:]])
         shares = [metrics[EXPLAINED] for curve in seeds for metrics in curve[-AT_THE_END:] if EXPLAINED in metrics]
         explained = f"{np.mean(shares):.2f}" if shares else ABSENT
+        validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics] for curve in seeds]
+        last = [scores[-1] for scores in validated if scores]
+        dev = f"{np.mean(last):.3f}" if last else ABSENT
         minutes = f"{np.mean([_seconds(curve) for curve in seeds]) / 60:.1f}"
-        rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", explained, ", ".join(firsts), minutes])
-    header = ["run", "iterations", "sampled exact match", "explained", "first alarm, by seed", "minutes per seed"]
-    return markdown_table(header, rows)
+        rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", dev, explained, ", ".join(firsts), minutes])
+    header = ["run", "iterations", "sampled exact match", "on dev", "explained", "first alarm, by seed"]
+    return markdown_table([*header, "minutes per seed"], rows)
 
 
 def _seconds(curve: Curve) -> float:

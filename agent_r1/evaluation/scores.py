@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import interval
 from agent_r1.params.stages import Baseline, EvaluateParams, Protocol
-from agent_r1.records import CallStatus, Outcome, Passage, Prediction, Question, Trajectory
+from agent_r1.records import Outcome, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
@@ -93,7 +93,7 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
             f1=f1(trajectory.answer, answers[trajectory.question_id]),
             contains=contains(trajectory.answer, answers[trajectory.question_id]),
             steps=len(trajectory.steps),
-            tool_calls=sum(step.call_status is not CallStatus.NONE for step in trajectory.steps),
+            tool_calls=sum(len(step.calls) for step in trajectory.steps),
             gold_titles_found=round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps)),
             tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
             tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),

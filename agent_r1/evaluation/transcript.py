@@ -48,7 +48,7 @@ def _action(text: str, step: Step) -> list[str]:
     said = "".join(piece.text for piece in pieces if piece not in thoughts).strip()
     lines = _field("thought", "\n".join(piece.inside for piece in thoughts)) if thoughts else []
     if step.call_status is CallStatus.OK:
-        return lines + _field(step.tool, shown_arguments(step.arguments))
+        return lines + [line for call in step.calls for line in _field(call.tool, shown_arguments(call.arguments))]
     if step.call_status is CallStatus.NONE:
         return lines + _field("says", said)
     return lines + _field("call", f"{said} ({step.call_status})")

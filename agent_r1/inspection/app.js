@@ -215,7 +215,7 @@ function row(episode) {
   element.setAttribute("aria-selected", "false");
   const body = node("div");
   body.append(node("p", episode.question.text));
-  const failed = episode.steps.find((step) => !["ok", "none"].includes(step.status));
+  const failed = episode.steps.flatMap((step) => step.calls).find((call) => call.status !== "ok");
   const facts = [whenText(episode), `${episode.question.hops} hops`, `${episode.steps.length} steps`, `return ${signed(episode.return)}`];
   const line = node("p", facts.join(" · ").replace("1 hops", "1 hop").replace("1 steps", "1 step"), "quiet");
   if (failed) line.append(" ", node("span", failed.status.replaceAll("_", " "), "chip fault"));

@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from agent_r1.envs.base import parse_action
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.harmless import harmless
@@ -29,7 +30,6 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import StepView, follow
 from agent_r1.rollout.sampling import Actor, Beneath, Sampler
-from agent_r1.search.base import Search
 from agent_r1.search.index import open_index
 
 LABEL = 8  # columns
@@ -73,22 +73,22 @@ def chat(
         if at_keyboard:
             screen.say(f"{title} answers; Ctrl-D ends", QUIET)
             lines = typed(console)
-        session = Session(engine, renderer, index, settings.env, seed)
+        session = Session(engine, renderer, stack.enter_context(Shared(settings.env, index)), seed)
         converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 
 
 class Session:
     """Questions to one agent."""
 
-    def __init__(self, sampler: Sampler, chat: Chat, index: Search, env: EnvParams, seed: int) -> None:
-        self._sampler, self._chat, self._index, self._env, self._seed = sampler, chat, index, env, seed
+    def __init__(self, sampler: Sampler, chat: Chat, shared: Shared, seed: int) -> None:
+        self._sampler, self._chat, self._shared, self._seed = sampler, chat, shared, seed
         self._asked: Counter[str] = Counter()
 
     def ask(self, text: str) -> Iterator[StepView]:
         """The steps of an episode of its own. A question that comes again draws again, where anything is drawn."""
-        attempt = asked_attempt(text, self._index, self._env, sample=self._asked[text])
+        attempt = asked_attempt(text, self._shared, sample=self._asked[text])
         self._asked[text] += 1
-        return follow(self._sampler, self._chat, attempt, self._env, seed=self._seed)
+        return follow(self._sampler, self._chat, attempt, self._shared, seed=self._seed)
 
 
 def converse(session: Session, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
@@ -155,24 +155,25 @@ class Screen:
         self._action(view)
         if view.step.stop_reason is StopReason.LENGTH:
             self._labelled("", f"(cut after {view.step.action_stop - view.step.action_start} tokens)", FAULT)
-        if view.step.call_status is CallStatus.OK:
-            for line in view.observation.splitlines():
+        for call, observation in zip(view.step.calls, view.observations, strict=False):
+            if call.status is not CallStatus.OK:
+                self._labelled("reply", observation, FAULT)
+                continue
+            for line in observation.splitlines():
                 self._put(passage(line), indent=4, cut=True)
-        elif view.observation:
-            self._labelled("reply", view.observation, FAULT)
 
     def ending(self, views: Sequence[StepView], seconds: float) -> None:
         """Why there is no answer, where there is none, and what the episode took."""
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
             self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)
-        counts = {"step": len(views), "call": sum(bool(view.step.tool) for view in views)}
+        counts = {"step": len(views), "call": sum(bool(call.tool) for view in views for call in view.step.calls)}
         parts = [f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items()]
         self._put(Text(", ".join([*parts, f"{last.tokens} tokens", f"{seconds:.1f} s"]), QUIET))
         self.console.print()
 
     def _action(self, view: StepView) -> None:
-        parsed = parse_action(view.action)
+        parsed = parse_action(view.action, self._limits.parallel_calls)
         if parsed.problem:
             self._labelled("says", f"{view.action.strip()} ({parsed.problem})", FAULT)
             return
@@ -180,9 +181,9 @@ class Screen:
             self._labelled("thought", parsed.thought, THOUGHT)
         if parsed.answer is not None:
             self._labelled("answer", parsed.answer or "(empty)", ANSWER)
-        elif parsed.arguments is not None:
-            failure = "" if view.step.call_status is CallStatus.OK else f" ({view.step.call_status})"
-            self._labelled(parsed.tool, shown_arguments(view.step.arguments) + failure, CALL)
+        for call in () if parsed.answer is not None else view.step.calls:
+            failure = "" if call.status is CallStatus.OK else f" ({call.status})"
+            self._labelled(call.tool, shown_arguments(call.arguments) + failure, CALL)
 
     def _labelled(self, label: str, text: str, style: str) -> None:
         lines = [harmless(line) for line in text.splitlines()]

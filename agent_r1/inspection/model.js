@@ -105,7 +105,7 @@ const FILTERS = [
 ];
 
 function calls(episode) {
-  const statuses = episode.steps.map((step) => step.status).filter((status) => status !== "none");
+  const statuses = episode.steps.flatMap((step) => step.calls.map((call) => call.status));
   return statuses.length ? statuses : ["no call"];
 }
 

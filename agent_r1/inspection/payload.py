@@ -120,9 +120,10 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
                 pieces[step.action_start : step.action_stop], ended=step.stop_reason is StopReason.END
             ),
             "stopped": step.stop_reason,
-            "tool": step.tool,
-            "status": step.call_status,
-            "latency_ms": _number(1e3 * step.latency_s),
+            "calls": [
+                {"tool": call.tool, "status": call.status, "latency_ms": _number(1e3 * call.latency_s)}
+                for call in step.calls
+            ],
             "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
             "reward": _number(shown.totals[place]),
         }

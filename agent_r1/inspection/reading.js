@@ -51,7 +51,7 @@ function drawStep(episode, step, number, state, hits) {
   const section = node("section", "", "step");
   const head = node("h3");
   head.append(node("b", `Step ${number + 1}`));
-  if (step.status !== "none") head.append(node("span", step.tool || "call"), status(step));
+  for (const call of step.calls) head.append(node("span", call.tool || "call"), status(call));
   if (step.stopped === "length") head.append(node("span", "cut off", "chip fault"));
   head.append(node("span", "", "fill"), ...rewards(step, state.weights));
   section.append(head);
@@ -72,10 +72,10 @@ function replies(episode, start, stop, state, hits) {
   return [...before, block("prompt", "new context", episode, cut, stop, state, hits, state.prompts)];
 }
 
-function status(step) {
-  const failed = step.status !== "ok";
-  const chip = node("span", failed ? step.status.replaceAll("_", " ") : "ok", failed ? "chip fault" : "chip fine");
-  chip.title = `the tool took ${short(step.latency_ms)} ms`;
+function status(call) {
+  const failed = call.status !== "ok";
+  const chip = node("span", failed ? call.status.replaceAll("_", " ") : "ok", failed ? "chip fault" : "chip fine");
+  chip.title = `the tool took ${short(call.latency_ms)} ms`;
   return chip;
 }
 

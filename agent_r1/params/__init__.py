@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, Field
 
-from agent_r1.params.sections import Count, Natural, Section, nearest, override, validated
+from agent_r1.params.sections import Natural, Section, nearest, override, validated
 from agent_r1.params.stages import (
     Baseline,
     EngineParams,
@@ -37,6 +37,7 @@ PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
 SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml, which travels with the package
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
+Seeds = list[Annotated[Natural, Field(strict=True)]]  # as they go into commands
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
 
@@ -178,18 +179,47 @@ def registered_training(policy: Path) -> Path:
     return policy.with_name(f"{policy.stem}-training.dvc")
 
 
-class AblationsParams(Section):
-    """The sweep: every run with every seed."""
+class CloserParams(Section):
+    """Runs of the sweep that get further seeds."""
 
-    runs: Annotated[list[str], Field(min_length=1)]
-    seeds: Annotated[list[Annotated[Natural, Field(strict=True)]], Field(min_length=1)]  # as they go into commands
-    iterations: Count
+    runs: list[str]
+    seeds: Seeds
 
     def objections(self) -> Iterator[str]:
-        for what, values in (("runs", self.runs), ("seeds", self.seeds)):
-            repeated = [value for value, count in Counter(values).items() if count > 1]
-            if repeated:
-                yield f"{what} names {repeated[0]!r} more than once; leave one of them"
+        yield from _repeated(runs=self.runs, seeds=self.seeds)
+        if bool(self.runs) != bool(self.seeds):
+            yield "runs and seeds belong together; give both, or [] for both"
+
+
+class AblationsParams(Section):
+    """The sweep: every run with every seed, and some with further ones."""
+
+    runs: Annotated[list[str], Field(min_length=1)]
+    seeds: Annotated[Seeds, Field(min_length=1)]
+    closer: CloserParams
+    train: dict[str, Any]  # over the `train` section of every run
+
+    def seeds_of(self, run: str) -> list[int]:
+        """The seeds that a run is trained with."""
+        return self.seeds + (self.closer.seeds if run in self.closer.runs else [])
+
+    def objections(self) -> Iterator[str]:
+        yield from _repeated(runs=self.runs, seeds=self.seeds)
+        for run in self.closer.runs:
+            if run not in self.runs:
+                yield f"closer.runs names {run!r}, which runs does not{nearest(run, self.runs)}"
+        for seed in self.closer.seeds:
+            if seed in self.seeds:
+                yield f"closer.seeds names {seed}, which every run has already; give it further ones"
+        if "seed" in self.train:
+            yield "train.seed has no effect, every run is trained with each of `seeds`; leave it out"
+
+
+def _repeated(**lists: list[Any]) -> Iterator[str]:
+    for what, values in lists.items():
+        repeated = [value for value, count in Counter(values).items() if count > 1]
+        if repeated:
+            yield f"{what} names {repeated[0]!r} more than once; leave one of them"
 
 
 class Params(Section):
@@ -223,9 +253,10 @@ class Params(Section):
         overrides = self.runs[run.run] or {}
         merged = override(self.train.model_dump(), overrides)
         of_the_seed = {} if run.seed is None else {"seed": run.seed}
-        of_the_sweep = {"iterations": self.ablations.iterations} if run.sweep else {}
+        if run.sweep:
+            merged = override(merged, self.ablations.train)
         where = f"{run.sweep}: runs.{run.run}" if run.sweep else f"runs.{run.run}"
-        resolved = validated(TrainParams, merged | of_the_seed | of_the_sweep, where)
+        resolved = validated(TrainParams, merged | of_the_seed, where)
         resolved.require_read(overrides, where)
         if resolved.credit.overlong_buffer >= self.env.max_tokens:
             raise ValueError(

@@ -12,9 +12,25 @@ from agent_r1.harmless import without_password
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
 
 BUILT_IN = "atlas"
+ROUNDING = 1e-9  # by which a sum of shares may miss 1
 
 Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic"]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]  # part of the names of metrics
+
+
+class AtlasShares(Section):
+    """How many of the questions are of each kind, in the order of the generator."""
+
+    lookup: Share
+    two_hops: Share
+    three_hops: Share
+    yes_no: Share
+    earlier: Share
+
+    def objections(self) -> Iterator[str]:
+        total = sum(self.model_dump().values())
+        if abs(total - 1) > ROUNDING:
+            yield f"the kinds of questions together make {total:.4g} of all; give them shares that add up to 1"
 
 
 class AtlasParams(Section):
@@ -26,6 +42,7 @@ class AtlasParams(Section):
     train_questions: Count
     dev_questions: Count
     test_questions: Count
+    shares: AtlasShares
 
 
 class SplitParams(Section):
@@ -206,6 +223,7 @@ class EnvParams(Section):
     max_steps: Count
     max_tokens: Count
     max_action_tokens: Count
+    parallel_calls: Count
     aborted_share: Share
 
     def objections(self) -> Iterator[str]:
@@ -310,5 +328,5 @@ class OperateParams(Section):
     retry_delay_s: Weight
 
     def timeout_s(self, stage: str) -> float:
-        """Of a stage by its name: `train`."""
-        return float(self.timeouts_s.model_dump(by_alias=True)[stage])
+        """Of a stage by its name: `train`, or `train_closer` for those of the sweep that get further seeds."""
+        return float(self.timeouts_s.model_dump(by_alias=True)[stage.removesuffix("_closer")])

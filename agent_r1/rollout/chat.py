@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import TAGS
 from agent_r1.records import Source
-from agent_r1.rollout.template import OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
+from agent_r1.rollout.template import ACTION, OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
 
 S = TypeVar("S", str, Sequence[int])
 
@@ -184,7 +184,7 @@ class Chat(Codec):
             )
         self.end_mark = end[0]
         self.end_id = self._id_of[self.end_mark]
-        self.before_observation, _, self.after_observation = after.removeprefix(self.end_mark).partition(OBSERVATION)
+        self._frames = {1: after.removeprefix(self.end_mark).split(OBSERVATION)}
         self._check_sample()
 
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
@@ -206,9 +206,27 @@ class Chat(Codec):
         found = _OPENED.search(self.decode(context[-_TAIL:]))
         return found[0] if found else ""
 
+    def frames(self, observations: int) -> list[str]:
+        """The template's text around so many observations of one action: before, between and after them.
+
+        Raises ValueError if the template does not write each of them once, in their order.
+        """
+        if observations not in self._frames:
+            several: list[Message] = [("tool", f"{OBSERVATION}{number}\u2063") for number in range(observations)]
+            whole = self.template.render([*OPENING, ("assistant", ACTION), *several], [SAMPLE_TOOL])
+            rest = whole.partition(ACTION)[2].removeprefix(self.end_mark)
+            found = re.split(rf"{OBSERVATION}(\d+)\u2063", rest)
+            if found[1::2] != list(map(str, range(observations))):
+                raise ValueError(
+                    f"the chat template does not write {observations} tool messages one after the other; set "
+                    "env.parallel_calls: 1"
+                )
+            self._frames[observations] = found[::2]
+        return self._frames[observations]
+
     def prompt_hash(self, system: str, tools: Tools = ()) -> str:
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
-        content = [system, self.template.render(OPENING, tools), self.before_observation, self.after_observation]
+        content = [system, self.template.render(OPENING, tools), *self.frames(1)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def _check_sample(self) -> None:
@@ -220,7 +238,7 @@ class Chat(Codec):
         for text, observation in zip(_SAMPLE_ACTIONS, _SAMPLE_OBSERVATIONS, strict=True):
             action = self.encode_action(text, context)
             before = dialogue.text + self.write(action[:-1]) + self.end_mark
-            reply = dialogue.reply(action, observation, closed=True)
+            reply = dialogue.reply(action, [observation], closed=True)
             if reply.restarts:
                 rewritten.append("{!r} becomes {!r}".format(*_first_difference(before, dialogue.text)))
             context = reply.ids if reply.restarts else [*context, *action, *reply.ids]
@@ -266,30 +284,45 @@ class Dialogue:
         self.text = chat.template.render(self._messages, self._tools)  # of the current context, escaped
         self.opening = chat.encode([Piece(self.text, Source.PROMPT)])
 
-    def reply(self, action: Sequence[int], observation: str, *, closed: bool) -> Encoded:
-        """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around it.
+    def reply(self, action: Sequence[int], observations: Sequence[str], *, closed: bool) -> Encoded:
+        """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around them.
 
         Where the action is not `closed` by the end token, that comes first, as TEMPLATE. In a new context the history
         before them is PROMPT: none of its tokens was sampled here.
         """
         chat = self._chat
-        said = chat.write(action[:-1] if closed else action)
-        self._messages += [("assistant", said), ("tool", chat.escape(observation))]
+        said, replies = chat.write(action[:-1] if closed else action), [*map(chat.escape, observations)]
+        self._messages += [("assistant", said), *(("tool", each) for each in replies)]
         before = self.text + said + chat.end_mark
         self.text = chat.template.render(self._messages, self._tools)
         if not self.text.startswith(before):
-            start = self.text.rfind(chat.before_observation, 0, len(self.text) - len(chat.after_observation))
-            history, rest = (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
-            return replace(chat.encode([Piece(history, Source.PROMPT), *self._framed(rest)]), restarts=True)
-        tokens = chat.encode(self._framed(self.text[len(before) :]))
+            history, rest = self._split_history(replies)
+            return replace(chat.encode([Piece(history, Source.PROMPT), *self._framed(rest, replies)]), restarts=True)
+        tokens = chat.encode(self._framed(self.text[len(before) :], replies))
         if not closed:
             tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
         return tokens
 
-    def _framed(self, text: str) -> list[Piece]:
-        """An observation and the template's text around it."""
-        before, after = self._chat.before_observation, self._chat.after_observation
-        inner = text.removeprefix(before).removesuffix(after)
-        if text != before + inner + after:  # a template that frames this one as it frames no other
-            return [Piece(text, Source.OBSERVATION)]
-        return [Piece(before, Source.TEMPLATE), Piece(inner, Source.OBSERVATION), Piece(after, Source.TEMPLATE)]
+    def _split_history(self, replies: Sequence[str]) -> tuple[str, str]:
+        """The text before the latest observations, and the rest; all of it where they cannot be found."""
+        first, *_, last = self._chat.frames(len(replies))
+        wanted = first if len(replies) == 1 else first + replies[0].strip()
+        start = self.text.rfind(wanted, 0, len(self.text) - len(last))
+        return (self.text[:start], self.text[start:]) if start >= 0 else (self.text, "")
+
+    def _framed(self, text: str, replies: Sequence[str]) -> list[Piece]:
+        """The observations and the template's text around them."""
+        first, *between, last = self._chat.frames(len(replies))
+        whole = [Piece(text, Source.OBSERVATION)]  # of a template that frames these as it frames no others
+        if not text.startswith(first):
+            return whole
+        pieces, rest = [Piece(first, Source.TEMPLATE)], text[len(first) :]
+        for said, frame in zip(replies[:-1], between, strict=True):
+            shown = next((each for each in (said, said.strip()) if rest.startswith(each + frame)), None)
+            if shown is None:
+                return whole
+            pieces += [Piece(shown, Source.OBSERVATION), Piece(frame, Source.TEMPLATE)]
+            rest = rest[len(shown) + len(frame) :]
+        if not rest.endswith(last):
+            return whole
+        return [*pieces, Piece(rest.removesuffix(last), Source.OBSERVATION), Piece(last, Source.TEMPLATE)]

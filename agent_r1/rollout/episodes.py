@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition
-from agent_r1.faults import require_few
+from agent_r1.envs.shared import Shared
+from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
+from agent_r1.rollout.order import Rounds
 from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -26,7 +30,7 @@ class StepView:
 
     step: Step
     action: str  # decoded, with the thought's tag where the prompt wrote it, without the end token that closed it
-    observation: str  # what the policy reads next, "" where the episode ends
+    observations: tuple[str, ...]  # what the policy reads next, for each call; nothing where the episode ends
     outcome: Outcome | None  # None while the episode goes on
     answer: str  # the text between the answer tags, "" without one
     fault: str  # what the world did wrong, where the episode is ABORTED, else ""
@@ -37,7 +41,7 @@ def collect(
     sampler: Sampler,
     chat: Chat,
     attempts: Sequence[Attempt],
-    limits: EnvParams,
+    shared: Shared,
     *,
     seed: int,
     iteration: int = 0,
@@ -46,22 +50,25 @@ def collect(
 ) -> list[Trajectory]:
     """Runs all episodes to their ends, in rounds: one action for every episode that still lives, in one call.
 
+    The environments of a round answer at the same time, so that a round waits for the slowest and not for their sum.
+
     An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
     not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
     context begins; see `Dialogue`.
 
     Episodes that the world cuts short are made again once, with the same seeds; those that it cuts short again are
-    ABORTED. A TooManyAborted says that they are more than the share of `limits.aborted_share`.
+    ABORTED. A TooManyAborted says that they are more than the share of `env.aborted_share`.
 
-    Every action's seed is derived from (seed, iteration, question, sample, step). Of the limits, `max_tokens` bounds a
-    context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one.
+    Every action's seed is derived from (seed, iteration, question, sample, step). Of `shared.limits`, `max_tokens`
+    bounds a context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one.
     """
-    started = time.perf_counter()
+    started, limits = time.perf_counter(), shared.limits
+    chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 
     def play(indices: Iterable[int]) -> dict[int, _Episode]:
         begun = {index: _Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
-        while live := [(index, episode) for index, episode in begun.items() if episode.outcome is None]:
-            _play_round(sampler, live, greedy=greedy)
+        order = Rounds(sampler.sample, len(begun))
+        shared.run(_together(_play(episode, index, order, greedy=greedy) for index, episode in begun.items()))
         return begun
 
     episodes = play(range(len(attempts)))
@@ -77,21 +84,41 @@ def collect(
     return trajectories
 
 
-def follow(sampler: Sampler, chat: Chat, attempt: Attempt, limits: EnvParams, *, seed: int) -> Iterator[StepView]:
+def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> Iterator[StepView]:
     """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
 
     Arguments and errors are those of `collect`.
     """
-    episode = _Episode(attempt, chat, limits, (seed, 0), policy_version=0)
-    while episode.outcome is None:
-        yield from _play_round(sampler, [(0, episode)])
+    episode = _Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0)
+    shared.run(episode.open())
+    try:
+        while episode.outcome is None:
+            request = episode.request(0, greedy=False)
+            [action] = sampler.sample([request])
+            yield shared.run(episode.advance(request, action))
+    finally:
+        shared.run(episode.close())
 
 
-def _play_round(sampler: Sampler, live: Sequence[tuple[int, _Episode]], *, greedy: bool = False) -> list[StepView]:
-    """One action of every episode, each with its index, in one call."""
-    requests = [episode.request(index, greedy=greedy) for index, episode in live]
-    rounds = zip(live, requests, sampler.sample(requests), strict=True)
-    return [episode.advance(request, action) for (_, episode), request, action in rounds]
+async def _play(episode: _Episode, index: int, order: Rounds, *, greedy: bool) -> None:
+    await episode.open()
+    try:
+        while episode.outcome is None:
+            request = episode.request(index, greedy=greedy)
+            await episode.advance(request, await order.act(request))
+    finally:
+        await episode.close()
+    order.leave()
+
+
+async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs them at the same time. The first error ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in coroutines:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _faults(episodes: Mapping[int, _Episode]) -> dict[int, str]:
@@ -109,8 +136,7 @@ class _Episode:
         self._attempt, self._chat, self._limits = attempt, chat, limits
         self._iteration, self._policy_version = seed[1], policy_version
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
-        self._env = attempt.open()
-        self._dialogue = Dialogue(chat, self._env.system, self._env.user, self._env.tools)
+        self._env = attempt.env(derive(*self._seed_parts, "env"))
         self._context_starts = [0]
         self._ids: list[int] = []
         self._source: list[int] = []
@@ -119,12 +145,24 @@ class _Episode:
         self._answer = ""
         self.outcome: Outcome | None = None
         self.fault = ""
+
+    async def open(self) -> None:
+        """Opens the environment and begins the first context."""
+        try:
+            await self._env.open()
+        except WorldFault as fault:
+            self.outcome, self.fault = Outcome.ABORTED, _said(fault)
+            return
+        self._dialogue = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
         self._append(self._dialogue.opening)
         if self._room() < 1:
             raise ValueError(
-                f"the prompt of question {attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
-                f"{limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
+                f"the prompt of question {self._attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
+                f"{self._limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
             )
+
+    async def close(self) -> None:
+        await self._env.close()
 
     def request(self, index: int, *, greedy: bool) -> Request:
         return Request(
@@ -136,7 +174,7 @@ class _Episode:
             greedy=greedy,
         )
 
-    def advance(self, request: Request, action: Action) -> StepView:
+    async def advance(self, request: Request, action: Action) -> StepView:
         """Appends the sampled action, lets the environment answer it, and appends what comes back."""
         self._check(request, action)
         start = len(self._ids)
@@ -146,24 +184,24 @@ class _Episode:
         closed = action.stop_reason is StopReason.END
         said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
         text = self._chat.opened(request.context) + said
-        transition = self._env.step(text)
+        try:
+            transition = await self._env.step(text)
+        except WorldFault as fault:
+            transition = Transition(outcome=Outcome.ABORTED, fault=_said(fault))
         self._observe(transition, action.token_ids, closed)
         read = self.outcome is None
         step = Step(
             action_start=start,
             action_stop=start + len(action.token_ids),
             stop_reason=action.stop_reason,
-            tool=transition.tool,
-            arguments=transition.arguments,
-            call_status=transition.call_status,
-            latency_s=transition.latency_s,
+            calls=list(transition.calls),
             rewards=transition.rewards | (transition.rewards_when_read if read else {}),
         )
         self._steps.append(step)
         return StepView(
             step=step,
             action=text,
-            observation=transition.observation or "" if read else "",
+            observations=transition.observations if read else (),
             outcome=self.outcome,
             answer=self._answer,
             fault=self.fault,
@@ -208,10 +246,10 @@ class _Episode:
             raise RuntimeError("a context changed while its action was sampled: it may only grow by what is appended")
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
-        if transition.observation is None:
+        if transition.outcome is not None:
             self.outcome, self._answer, self.fault = transition.outcome, transition.answer, transition.fault
             return
-        reply = self._dialogue.reply(action, transition.observation, closed=closed)
+        reply = self._dialogue.reply(action, transition.observations, closed=closed)
         if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):
             self.outcome = Outcome.TOKEN_LIMIT
             return
@@ -229,6 +267,10 @@ class _Episode:
 
     def _room(self) -> int:
         return self._limits.max_tokens - (len(self._ids) - self._context_starts[-1])
+
+
+def _said(fault: WorldFault) -> str:
+    return str(fault) or type(fault).__name__
 
 
 class ScriptedSampler:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from jinja2 import TemplateError
@@ -51,7 +52,7 @@ class Dialect:
 
     system: bool = True  # else the system text opens the user message
     tools: bool = True  # else their schemas end the system text
-    observations: bool = True  # role "tool"; else a user message in <tool_response> tags
+    observations: bool = True  # role "tool"; else those of an action are a user message in <tool_response> tags
 
     def put(self, messages: Sequence[Message], tools: Tools) -> tuple[list[Message], Tools]:
         """A conversation, which opens with a system and a user message, as the template can take it."""
@@ -60,12 +61,14 @@ class Dialect:
             schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
             system, tools = system + TOOLS_TEXT.format(schemas=schemas), ()
         opening = [("system", system), ("user", user)] if self.system else [("user", f"{system}\n\n{user}")]
-        return [*opening, *(self._put(*message) for message in rest)], tools
+        return [*opening, *(rest if self.observations else self._as_users(rest))], tools
 
-    def _put(self, role: str, content: str) -> Message:
-        if role == "tool" and not self.observations:
-            return "user", f"<tool_response>\n{content}\n</tool_response>"
-        return role, content
+    def _as_users(self, messages: Sequence[Message]) -> Iterator[Message]:
+        for role, some in groupby(messages, key=lambda message: message[0]):
+            if role == "tool":
+                yield "user", "\n".join(f"<tool_response>\n{content}\n</tool_response>" for _, content in some)
+            else:
+                yield from some
 
 
 class Template:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
-from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
+from agent_r1.records import Call, CallStatus, Question, Source, Step, Trajectory
 from agent_r1.tracking.store import open_store
 
 if TYPE_CHECKING:
@@ -154,27 +154,27 @@ class _Trace:
             },
             start_time_ns=begins_ns,
         )
-        self._now_ns += round(1e9 * step.latency_s)
-        if step.call_status is not CallStatus.NONE:
-            self._log_call(number, step, span, begins_ns)
+        self._now_ns += round(1e9 * max((call.latency_s for call in step.calls), default=0.0))
+        for call in step.calls:
+            self._log_call(number, call, span, begins_ns)
         said = {"action": self._text(slice(step.action_start, step.action_stop))}
         self._client.end_span(span.trace_id, span.span_id, said, end_time_ns=self._now_ns)
 
-    def _log_call(self, number: int, step: Step, parent: Span, begins_ns: int) -> None:
+    def _log_call(self, number: int, call: Call, parent: Span, begins_ns: int) -> None:
         span = self._client.start_span(
-            step.tool or "tool call",
+            call.tool or "tool call",
             parent.trace_id,
             parent.span_id,
             span_type="TOOL",
-            inputs=json.loads(step.arguments) if step.arguments else {},
-            attributes={"call_status": step.call_status, "latency_s": step.latency_s},
+            inputs=json.loads(call.arguments) if call.arguments else {},
+            attributes={"call_status": call.status, "latency_s": call.latency_s},
             start_time_ns=begins_ns,
         )
-        following = self._episode.trajectory.steps[number + 1 : number + 2]
-        until = following[0].action_start if following else None
-        gave = {"observation": self._text(slice(step.action_stop, until), Source.OBSERVATION)}
-        status = "OK" if step.call_status is CallStatus.OK else "ERROR"
-        self._client.end_span(span.trace_id, span.span_id, gave, status=status, end_time_ns=self._now_ns)
+        steps = self._episode.trajectory.steps
+        until = steps[number + 1].action_start if number + 1 < len(steps) else None
+        gave = {"observation": self._text(slice(steps[number].action_stop, until), Source.OBSERVATION)}
+        status, ends_ns = "OK" if call.status is CallStatus.OK else "ERROR", begins_ns + round(1e9 * call.latency_s)
+        self._client.end_span(span.trace_id, span.span_id, gave, status=status, end_time_ns=ends_ns)
 
     def _text(self, span: slice, source: Source | None = None) -> str:
         """The tokens of a span, or those of one source in it, as text."""

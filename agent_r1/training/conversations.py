@@ -18,12 +18,13 @@ from typing import Any
 
 from agent_r1.data.sources import Row, read
 from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt, canonical
 from agent_r1.params import Params
-from agent_r1.records import CallStatus, Outcome, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.search.base import Search
+from agent_r1.search.index import Cached
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class _Message:
         before = f"{content.rstrip()}\n" if content.strip() else ""
         text = f"{before}<tool_call>\n{call}\n</tool_call>"
         parsed = parse_action(text)
-        if (parsed.tool, parsed.arguments) != (name, arguments):
+        if parsed.calls != ((name, arguments),):
             remedy = "leave tags and what JSON has not out of it"
             raise self._fault(f"is no action that makes this call ({parsed.problem or 'it reads as another'})", remedy)
         return text
@@ -149,7 +150,7 @@ def _decoded(text: str) -> Any:
         return None
 
 
-class Retold:
+class Retold(Env):
     """The other side of a conversation that is over: it says what it said then, whatever the action."""
 
     def __init__(self, conversation: Conversation, asked: Env) -> None:
@@ -159,18 +160,22 @@ class Retold:
         self.tools = asked.tools
         self._observations = iter(conversation.observations)
 
-    def step(self, action: str) -> Transition:
+    async def step(self, action: str) -> Transition:
         """Takes an action's text, without its end token."""
         parsed = parse_action(action)
-        observation = next(self._observations, None)
-        return Transition(
-            observation=observation,
-            outcome=_end(parsed) if observation is None else None,
-            answer=parsed.answer or "",
-            tool=parsed.tool,
-            arguments="" if parsed.arguments is None else canonical(parsed.arguments),
-            call_status=parsed.call_status,
+        calls = tuple(
+            Call(tool=call.tool, arguments=canonical(call.arguments), status=CallStatus.OK) for call in parsed.calls
         )
+        if parsed.problem:
+            calls = (Call(status=CallStatus.MALFORMED),)
+        observation = next(self._observations, None)
+        if observation is None:
+            return Transition(outcome=_end(parsed), answer=parsed.answer or "", calls=calls)
+        return Transition(observations=(observation,), calls=calls)
+
+
+def _retold(conversation: Conversation, asked: Env, _: int) -> Retold:
+    return Retold(conversation, asked)
 
 
 def _end(last: ParsedAction) -> Outcome:
@@ -179,19 +184,20 @@ def _end(last: ParsedAction) -> Outcome:
     return Outcome.MALFORMED if last.problem else Outcome.TURN_LIMIT
 
 
-def retell(conversations: Sequence[Conversation], chat: Chat, index: Search, settings: Params) -> list[Trajectory]:
+def retell(conversations: Sequence[Conversation], chat: Chat, index: Cached, settings: Params) -> list[Trajectory]:
     """The conversations as trajectories, made by the loop and the renderer that make the policy's own.
 
     Raises ValueError for one that is longer than `env.max_tokens`.
     """
-    asked = asked_attempt("", index, settings.env).open()
-    attempts = [
-        Attempt(question_id=each.where, group=group, sample=0, open=partial(Retold, each, asked))
-        for group, each in enumerate(conversations)
-    ]
     sampler = ScriptedSampler([[chat.escape_action(act) for act in each.actions] for each in conversations], chat)
     limits = settings.env.model_copy(update={"max_action_tokens": settings.env.max_tokens})
-    trajectories = collect(sampler, chat, attempts, limits, seed=settings.warm_start.seed)
+    with Shared(limits, index) as shared:
+        asked = asked_attempt("", shared).env(0)
+        attempts = [
+            Attempt(question_id=each.where, group=group, sample=0, env=partial(_retold, each, asked))
+            for group, each in enumerate(conversations)
+        ]
+        trajectories = collect(sampler, chat, attempts, shared, seed=settings.warm_start.seed)
     for each in trajectories:
         if each.outcome is Outcome.TOKEN_LIMIT or each.steps[-1].stop_reason is not StopReason.END:
             raise ValueError(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill, value_metrics
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import CreditParams, TrainParams
@@ -26,7 +27,6 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor
-from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
@@ -91,7 +91,7 @@ class Training:
         config: TrainParams,
         *,
         questions: Sequence[Question],
-        index: Cached,
+        shared: Shared,
         model: str | Path,
         folder: RunFolder,
     ) -> None:
@@ -103,7 +103,7 @@ class Training:
         """
         require_gold_titles(questions, config.credit)
         self.own_rewards = own_rewards.load(config.credit.rewards)
-        self.env, self.config, self.folder, self.index = settings.env, config, folder, index
+        self.env, self.config, self.folder, self.shared = settings.env, config, folder, shared
         self.questions = [question for question in questions if question.split == "train"]
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
         for remark in config.credit.remarks:
@@ -137,7 +137,7 @@ class Training:
         gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
         refilled = self._refill(trajectories, iteration)
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
-        hit_share = self.index.take_hit_share()
+        hit_share = self.shared.index.take_hit_share()
         return {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
 
     def credit(self, iteration: int) -> Metrics:
@@ -178,8 +178,8 @@ class Training:
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
         self._hand_over_weights()
-        trajectories = self._play(tool_attempts(self.unseen, self.index, self.env), iteration, greedy=True)
-        self.index.take_hit_share()  # that of the next rollouts is theirs alone
+        trajectories = self._play(tool_attempts(self.unseen, self.shared), iteration, greedy=True)
+        self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         scores = validation_scores(trajectories)
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
             self.folder.set_best_aside()
@@ -201,7 +201,7 @@ class Training:
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples
-        attempts = tool_attempts(questions, self.index, self.env, samples=samples, first_group=first_group)
+        attempts = tool_attempts(questions, self.shared, samples=samples, first_group=first_group)
         trajectories = self._play(attempts, iteration)
         return own_rewards.state(
             self.own_rewards,
@@ -217,7 +217,7 @@ class Training:
             self.engine,
             self.chat,
             attempts,
-            self.env,
+            self.shared,
             seed=self.seed,
             iteration=iteration,
             policy_version=self.learner.policy_version,

@@ -20,7 +20,7 @@ from agent_r1.faults import WorldFault, require_few
 from agent_r1.files import sha256
 from agent_r1.params.sections import nearest
 from agent_r1.params.train import RewardFunction, RewardWeights
-from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.records import Call, Outcome, Question, Source, StopReason, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 Value = float | WorldFault
@@ -34,9 +34,7 @@ class EpisodeStep:
 
     action: str  # what the policy wrote, without the token that ends it
     observation: str  # what came back and was read, "" where the episode ended
-    tool: str  # "" without a call
-    arguments: str  # the call's, as JSON; "" without a call
-    call_status: CallStatus
+    calls: Sequence[Call]  # what it asked for: tool, arguments as JSON, status; none for an answer
     facts: Mapping[str, float]  # what the environment stated
 
 
@@ -176,9 +174,7 @@ def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:
             EpisodeStep(
                 action=decode(trajectory.token_ids[step.action_start : step.action_stop - closed].tolist()),
                 observation=decode(observed.tolist()),
-                tool=step.tool,
-                arguments=step.arguments,
-                call_status=step.call_status,
+                calls=step.calls,
                 facts=step.rewards,
             )
         )

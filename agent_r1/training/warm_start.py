@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.stages import WarmStartParams
@@ -38,7 +39,7 @@ from agent_r1.policy.model import (
 from agent_r1.records import Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.search.base import Search
+from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import read_conversations, retell
 
@@ -48,7 +49,7 @@ BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
 
 
 def train_on_demonstrations(
-    settings: Params, questions: Sequence[Question], passages: Sequence[Passage], index: Search
+    settings: Params, questions: Sequence[Question], passages: Sequence[Passage], index: Cached
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model and its tokenizer, trained on demonstrations of the questions, and on conversations.
 
@@ -109,17 +110,19 @@ def _act_out(
     searching: Sequence[Demonstration],
     answering: Sequence[Demonstration],
     chat: Chat,
-    index: Search,
+    index: Cached,
     settings: Params,
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
     env, trajectories = settings.env, list[Trajectory]()
     # The demonstrator finishes what it writes, and a demonstration that the world cut short shows nothing.
     limits = env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})
-    for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
-        attempts = make_attempts([each.question for each in demonstrations], index, env)
-        sampler = ScriptedSampler([[chat.escape_action(act) for act in each.actions] for each in demonstrations], chat)
-        trajectories += collect(sampler, chat, attempts, limits, seed=settings.warm_start.seed)
+    with Shared(limits, index) as shared:
+        for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
+            attempts = make_attempts([each.question for each in demonstrations], shared)
+            scripts = [[chat.escape_action(act) for act in each.actions] for each in demonstrations]
+            sampler = ScriptedSampler(scripts, chat)
+            trajectories += collect(sampler, chat, attempts, shared, seed=settings.warm_start.seed)
     return trajectories
 
 

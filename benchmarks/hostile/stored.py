@@ -17,6 +17,7 @@ from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
 from agent_r1.records import (
+    Call,
     CallStatus,
     Credit,
     Outcome,
@@ -157,10 +158,7 @@ def _records() -> dict[type, list[Any]]:
         action_start=10,
         action_stop=20,
         stop_reason=StopReason.END,
-        tool="search",
-        arguments='{"query": "Kiss"}',
-        call_status=CallStatus.OK,
-        latency_s=0.25,
+        calls=[Call(tool="search", arguments='{"query": "Kiss"}', status=CallStatus.OK, latency_s=0.25)],
         rewards={"think": 1.0, "progress": 1.0},
     )
     return {

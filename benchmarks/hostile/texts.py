@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from agent_r1.policy.builtin import train_tokenizer
 from agent_r1.records import CallStatus, Passage, Question
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.template import SAMPLE_TOOL
-from agent_r1.tools.base import search_tool
+from agent_r1.search.base import Search
+from agent_r1.tools.search import search_tool
 from benchmarks.hostile.kind import Kind, Refused, require
 from benchmarks.hostile.mutations import MARKS, TAGS, as_json, mutated, odd_text, odd_value
 
@@ -26,7 +28,7 @@ _QUESTION = Question(
 )
 
 
-class Echo:
+class Echo(Search):
     """Finds a passage of what it is asked."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -58,15 +60,16 @@ class Actions(Kind):
     def judge(self, made: str) -> None:
         require("".join(piece.text for piece in split_action(made)) == made, "the pieces of an action are not its text")
         parsed = parse_action(made)
-        if parsed.arguments is not None:
-            kept = json.loads(canonical(parsed.arguments), parse_constant=_no_json)
-            require(kept == parsed.arguments, "arguments are kept as others")
-        step = ToolEnv(_QUESTION, [search_tool(Echo(), top_k=1)], max_steps=2).step(made)
-        said = json.dumps([step.tool, step.arguments, step.answer, step.observation], ensure_ascii=False)
+        for call in parsed.calls:
+            kept = json.loads(canonical(call.arguments), parse_constant=_no_json)
+            require(kept == call.arguments, "arguments are kept as others")
+        step = asyncio.run(ToolEnv(_QUESTION, [search_tool(Echo(), top_k=1)], max_steps=2).step(made))
+        called = [[call.tool, call.arguments] for call in step.calls]
+        said = json.dumps([called, step.answer, step.observations], ensure_ascii=False)
         require(said == said.encode(errors="replace").decode(), "half of a character, which no table can keep")
-        require(step.observation is not None or step.answer == parsed.answer, "the answer is another one")
+        require(step.observations or step.answer == parsed.answer, "the answer is another one")
         if step.call_status not in (CallStatus.OK, CallStatus.NONE):
-            raise Refused(step.observation)
+            raise Refused(step.observations[0])
 
 
 class Conversation(NamedTuple):
@@ -118,7 +121,7 @@ class Chats(Kind):
         chat = self._chats[given.template]
         system, user, observation = given.texts
         dialogue = Dialogue(chat, system, user, [given.tool])
-        reply = dialogue.reply(chat.encode_action("x", dialogue.opening.ids), observation, closed=True)
+        reply = dialogue.reply(chat.encode_action("x", dialogue.opening.ids), [observation], closed=True)
         return [[index for index in ids if index in self._added] for ids in (dialogue.opening.ids, reply.ids)]
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from agent_r1.credit.batch import Batch, action_tokens, after_prompt
 from agent_r1.params.train import CreditParams, RewardWeights
-from agent_r1.records import CallStatus, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 
 LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T": Source.TEMPLATE}
 
@@ -29,10 +29,7 @@ settings.load_profile("reproducible")
 def _step(span: tuple[int, int], **fields: Any) -> Step:
     plain = {
         "stop_reason": StopReason.END,
-        "tool": "",
-        "arguments": "",
-        "call_status": CallStatus.NONE,
-        "latency_s": 0.0,
+        "calls": [],
         "rewards": {},
     }
     return Step(action_start=span[0], action_stop=span[1], **{**plain, **fields})

@@ -18,7 +18,7 @@ from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.params.train import WITH_CRITIC, CreditParams
-from agent_r1.records import CallStatus, Outcome, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, StopReason, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 MakeParams = Callable[..., CreditParams]
@@ -221,7 +221,10 @@ def test_permuting_trajectories_permutes_credits(
 
 
 def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
-    ok, malformed = {"call_status": CallStatus.OK, "tool": "search"}, {"call_status": CallStatus.MALFORMED}
+    ok, malformed = (
+        {"calls": [Call(tool="search", status=CallStatus.OK)]},
+        {"calls": [Call(status=CallStatus.MALFORMED)]},
+    )
     cut = {"stop_reason": StopReason.LENGTH}
     rows = [
         trajectory("PAAOTA", [ok, {"rewards": {"em": 1.0, "f1": 1.0}}], outcome=Outcome.ANSWERED, group=0),
@@ -340,7 +343,7 @@ def test_an_episode_left_out_is_in_the_statistics_and_in_no_policy_loss(
     trajectory: MakeTrajectory, params: MakeParams, estimator: str
 ) -> None:
     """One ran out of steps, one broke off a call, one answered: the credit is the same but for the loss masks."""
-    void = {"call_status": CallStatus.MALFORMED}
+    void = {"calls": [Call(status=CallStatus.MALFORMED)]}
     rows = [
         trajectory("PAAOA", progress(1, 2), name="a"),
         trajectory("PAOA", [void, {}], outcome=Outcome.ANSWERED, name="b"),
@@ -415,7 +418,7 @@ def test_three_wrong_answers_beside_an_outage_have_done_nothing_better(
     trajectory: MakeTrajectory, params: MakeParams
 ) -> None:
     """Credited as an answer would be, the episode whose search was down gives them .5 each and itself -1.5."""
-    answer, call = {"rewards": {"em": 0.0}}, {"tool": "search", "call_status": CallStatus.FAILED}
+    answer, call = {"rewards": {"em": 0.0}}, {"calls": [Call(tool="search", status=CallStatus.FAILED)]}
     wrong = [trajectory("PA", [answer], outcome=Outcome.ANSWERED) for _ in range(3)]
     asked = params("grpo", weights={"agent_r1": 1.0})
     credits_, metrics = assign([*wrong, trajectory("PA", [call], outcome=Outcome.ABORTED)], None, asked)

@@ -15,19 +15,20 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
-from agent_r1.params import load
-from agent_r1.params.stages import EnvParams
+from agent_r1.params import SHIPPED, load
 from agent_r1.params.train import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.tools.base import search_tool
+from agent_r1.search.base import Search
+from agent_r1.tools.search import search_tool
 
 CREDIT = load(Path(__file__).parents[2] / "params.yaml").train.credit
 MAX_STEPS = 5
-LIMITS = EnvParams(
-    instructions="", top_k=2, max_steps=MAX_STEPS, max_tokens=4096, max_action_tokens=256, aborted_share=0.0
+LIMITS = load(SHIPPED).env.model_copy(
+    update={"top_k": 2, "max_steps": MAX_STEPS, "max_tokens": 4096, "max_action_tokens": 256, "aborted_share": 0.0}
 )
 QUESTION = Question(
     question_id="q",
@@ -47,7 +48,7 @@ PASSAGES = [
 Play = Callable[..., Trajectory]
 
 
-class TitleSearch:
+class TitleSearch(Search):
     """Finds the passages whose title occurs in the query."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -61,9 +62,10 @@ def play(tiny_tokenizer: PreTrainedTokenizerFast) -> Play:
     def _play(*script: str) -> Trajectory:
         chat = Chat(tiny_tokenizer)
         env = ToolEnv(QUESTION, [search_tool(TitleSearch(), top_k=2)], max_steps=MAX_STEPS)
-        attempt = Attempt(question_id="q", group=0, sample=0, open=lambda: env)
+        attempt = Attempt(question_id="q", group=0, sample=0, env=lambda _: env)
         sampler = ScriptedSampler([script], chat)
-        [trajectory] = collect(sampler, chat, [attempt], LIMITS, seed=0)
+        with Shared(LIMITS) as shared:
+            [trajectory] = collect(sampler, chat, [attempt], shared, seed=0)
         assert len(trajectory.steps) == len(script)
         return trajectory
 

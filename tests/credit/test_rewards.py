@@ -13,7 +13,7 @@ import pytest
 from agent_r1.credit.rewards import parts_of, step_rewards
 from agent_r1.params import load
 from agent_r1.params.train import CreditParams, RewardWeights
-from agent_r1.records import CallStatus, Outcome, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 
@@ -28,8 +28,9 @@ def weights(**given: float) -> CreditParams:
 
 
 def call(status: CallStatus, arguments: str = '{"query": "x"}', **rewards: float) -> dict[str, Any]:
-    tool = "" if status is CallStatus.MALFORMED else "search"
-    return {"tool": tool, "arguments": arguments if tool else "", "call_status": status, "rewards": rewards}
+    malformed = status is CallStatus.MALFORMED
+    made = Call(status=status) if malformed else Call(tool="search", arguments=arguments, status=status)
+    return {"calls": [made], "rewards": rewards}
 
 
 def answer(em: float, **rewards: float) -> dict[str, Any]:
@@ -113,7 +114,8 @@ def test_thoughts_share_out_1_over_the_steps(trajectory: MakeTrajectory) -> None
 
 
 def test_same_arguments_of_another_tool_are_no_repeat(trajectory: MakeTrajectory) -> None:
-    calls = [call(CallStatus.OK), {**call(CallStatus.OK), "tool": "calculator"}]
+    other = Call(tool="calculator", arguments='{"query": "x"}', status=CallStatus.OK)
+    calls = [call(CallStatus.OK), {**call(CallStatus.OK), "calls": [other]}]
     _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
     assert parts["repeat_call"].tolist() == [0, 0]
 
@@ -171,8 +173,8 @@ def test_a_weighted_part_whose_fact_is_not_stated_is_refused(trajectory: MakeTra
 
 
 def test_an_episode_that_the_world_cut_short_earns_and_loses_nothing(trajectory: MakeTrajectory) -> None:
-    found = {"rewards": {"progress": 1.0}, "tool": "search", "call_status": CallStatus.OK}
-    failed = {"tool": "search", "call_status": CallStatus.FAILED}
+    found = {"rewards": {"progress": 1.0}, "calls": [Call(tool="search", status=CallStatus.OK)]}
+    failed = {"calls": [Call(tool="search", status=CallStatus.FAILED)]}
     episode = trajectory("PAOA", [found, failed], outcome=Outcome.ABORTED)
     totals, parts = step_rewards(episode, weights(agent_r1=1.0, progress=1.0, failed_call=1.0, no_answer=1.0))
     assert totals.tolist() == [0, 0]
@@ -213,3 +215,13 @@ def test_length_prices_every_action_token_on_its_step(trajectory: MakeTrajectory
     totals, parts = step_rewards(trajectory("PAAAOTA"), weights(length=0.5))
     assert parts["length"].tolist() == [-3, -1]
     assert totals.tolist() == [-1.5, -0.5]
+
+
+def test_of_several_calls_of_an_action_each_counts(trajectory: MakeTrajectory) -> None:
+    """Twice the same at once, one of them failed; then the first again: one repeats the other, and one both."""
+    [made], [failed] = call(CallStatus.OK)["calls"], call(CallStatus.FAILED, '{"query": "y"}')["calls"]
+    calls = [{"calls": [made, failed, made], "rewards": {}}, {"calls": [made], "rewards": {}}]
+    _, parts = step_rewards(trajectory("PAOA", calls), weights(agent_r1=1.0))
+    assert parts["valid_call"].tolist() == [2, 1]
+    assert parts["failed_call"].tolist() == [-1, 0]
+    assert parts["repeat_call"].tolist() == [-1, -1]

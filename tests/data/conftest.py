@@ -10,7 +10,7 @@ from agent_r1.data import world
 from agent_r1.data.questions import Plan, generate_questions
 from agent_r1.data.world import World
 from agent_r1.params import load
-from agent_r1.params.stages import AtlasParams, PrepareParams
+from agent_r1.params.stages import AtlasParams, AtlasShares, PrepareParams
 from agent_r1.records import Question
 
 SEED = 3
@@ -33,6 +33,7 @@ def atlas_params() -> AtlasParams:
         train_questions=200,
         dev_questions=40,
         test_questions=40,
+        shares=AtlasShares(lookup=0.2, two_hops=0.35, three_hops=0.3, yes_no=0.075, earlier=0.075),
     )
 
 

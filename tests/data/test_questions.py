@@ -9,7 +9,7 @@ import pytest
 from agent_r1.answers import contains
 from agent_r1.data.questions import Facts, Plan, generate_atlas, generate_questions, plan_from_titles
 from agent_r1.data.world import World
-from agent_r1.params.stages import AtlasParams
+from agent_r1.params.stages import AtlasParams, AtlasShares
 from agent_r1.records import Question
 
 Rows = list[tuple[Question, Plan]]
@@ -130,3 +130,17 @@ def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
     plan = plan_from_titles(question)
     assert [(hop.query, hop.value) for hop in plan.hops] == hops
     assert plan.answer == "Tesk"
+
+
+def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: AtlasParams) -> None:
+    """Of 40: 10 with three hops, and the other 30 of the last kind; yes/no ones come in pairs, 3 become 2."""
+    shares = {"lookup": 0.0, "two_hops": 0.0, "three_hops": 0.25, "yes_no": 0.08, "earlier": 0.67}
+    params = atlas_params.model_copy(update={"shares": AtlasShares(**shares), "train_questions": 0})
+    test = [question for question, _ in generate_questions(atlas, params, seed=3) if question.split == "test"]
+    found = Counter("three hops" if question.hops == 3 else question.answers[0] in ("yes", "no") for question in test)
+    assert found == {"three hops": 10, True: 2, False: 28}
+
+
+def test_shares_that_do_not_make_all_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"together make 0\.9 of all"):
+        AtlasShares(lookup=0.2, two_hops=0.3, three_hops=0.3, yes_no=0.1, earlier=0.0)

@@ -7,23 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.envs.base import parse_action, split_action
-from agent_r1.records import CallStatus
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tesk"}}\n</tool_call>'
 
 
 def test_a_call_with_a_thought() -> None:
     parsed = parse_action(f"<think> First Tesk. </think>\n{CALL}")
-    assert parsed.call_status is CallStatus.OK
-    assert (parsed.thought, parsed.tool, parsed.arguments) == ("First Tesk.", "search", {"query": "Tesk"})
+    assert (parsed.thought, parsed.calls) == ("First Tesk.", (("search", {"query": "Tesk"}),))
     assert parsed.answer is None
 
 
 def test_an_answer_is_no_call() -> None:
     parsed = parse_action("<answer> Tesk\n</answer>")
     assert parsed.answer == "Tesk"
-    assert parsed.call_status is CallStatus.NONE
-    assert parsed.arguments is None
+    assert (parsed.calls, parsed.problem) == ((), "")
 
 
 def test_tags_inside_a_thought_do_not_count() -> None:
@@ -31,7 +28,20 @@ def test_tags_inside_a_thought_do_not_count() -> None:
 
 
 def test_free_text_around_the_block_is_let_pass() -> None:
-    assert parse_action(f"I will search.\n{CALL} ok").call_status is CallStatus.OK
+    assert parse_action(f"I will search.\n{CALL} ok").calls == (("search", {"query": "Tesk"}),)
+
+
+def test_so_many_calls_are_read_as_are_allowed_and_in_their_order() -> None:
+    other = CALL.replace("Tesk", "Veld")
+    parsed = parse_action(f"<think>Both.</think>{CALL}{other}", most_calls=2)
+    assert [call.arguments for call in parsed.calls] == [{"query": "Tesk"}, {"query": "Veld"}]
+    assert parse_action(CALL + other).problem == "the tags do not form one tool call or one answer"
+    for beyond in (CALL * 3, CALL * 500, f"{CALL}<answer>a</answer>", "<answer>a</answer>" * 2):
+        parsed = parse_action(beyond, most_calls=2)
+        assert (parsed.calls, parsed.answer) == ((), None)
+        assert parsed.problem == "the tags do not form at most 2 tool calls or one answer"
+    broken = parse_action(f"{CALL}<tool_call>{{</tool_call>", most_calls=2)
+    assert (broken.calls, broken.problem) == ((), "the tool call is not valid JSON")
 
 
 def test_an_empty_answer_is_an_answer() -> None:
@@ -74,24 +84,21 @@ def test_an_empty_answer_is_an_answer() -> None:
 )
 def test_malformed(text: str) -> None:
     parsed = parse_action(text)
-    assert parsed.call_status is CallStatus.MALFORMED
     assert parsed.problem
-    assert (parsed.tool, parsed.arguments, parsed.answer) == ("", None, None)
+    assert (parsed.calls, parsed.answer) == ((), None)
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", "x"])))
 def test_every_text_is_read_as_one_thing(parts: list[str]) -> None:
     """No text raises; answer, call and malformed exclude each other."""
     parsed = parse_action("".join(parts))
-    assert (parsed.answer is not None) == (parsed.call_status is CallStatus.NONE)
-    assert (parsed.arguments is not None) == (parsed.call_status is CallStatus.OK)
-    assert bool(parsed.problem) == (parsed.call_status is CallStatus.MALFORMED)
+    assert [parsed.answer is not None, bool(parsed.calls), bool(parsed.problem)].count(True) == 1
 
 
 @pytest.mark.parametrize("shape", ["<answer>", "</think>", "<tool_call></answer>", "<think></think>", " <answer>"])
 def test_a_text_full_of_tags_is_read_at_once(shape: str) -> None:
     started = time.perf_counter()
-    assert parse_action(shape * 50_000).call_status is CallStatus.MALFORMED
+    assert parse_action(shape * 50_000, most_calls=8).problem
     assert "".join(piece.text for piece in split_action(shape * 50_000)) == shape * 50_000
     assert time.perf_counter() - started < 5
 

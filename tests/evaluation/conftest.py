@@ -12,13 +12,15 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.scores import predict
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
 
 THOUGHT = "<think>Find the director first.</think>"
 CALL = THOUGHT + '<tool_call>\n{"name": "search", "arguments": {"query": "capital of Veld"}}\n</tool_call>'
 PASSAGE = "Veld: The capital of Veld is Tesk.\nTesk: Tesk is a city in Veld."
 
 HASHES = {"questions": "q", "passages": "p", "index": "i", "prompt": "t", "protocol": "tool_call", "limits": "l"}
+
+SEARCHED = Call(tool="search", arguments='{"query": "capital of Veld"}', status=CallStatus.OK)
 
 MakeQuestion = Callable[..., Question]
 MakeTrajectory = Callable[..., Trajectory]
@@ -66,10 +68,9 @@ def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
                     action_start=len(ids) - count,
                     action_stop=len(ids),
                     stop_reason=StopReason.END,
-                    tool="search" if called else "",
-                    arguments='{"query": "capital of Veld"}' if called else "",
-                    call_status=CallStatus(status),
-                    latency_s=0.0,
+                    calls=[Call(tool="search", arguments='{"query": "capital of Veld"}', status=CallStatus(status))]
+                    if called
+                    else [],
                     rewards={"progress": progress} if status == "ok" else {},
                 )
             )

@@ -84,7 +84,12 @@ SMALL = {
     },
     "repro_runs": ["ppo"],
     "repro_baselines": ["base_tool_call", "naive_rag"],
-    "ablations": {"runs": ["ppo"], "seeds": [0, 1], "iterations": 2},
+    "ablations": {
+        "runs": ["ppo"],
+        "seeds": [0, 1],
+        "closer": {"runs": [], "seeds": []},
+        "train": {"iterations": 2, "validation": {"every": 2, "questions": 6}},
+    },
     "operate": {"retry_delay_s": 0.0},
 }
 

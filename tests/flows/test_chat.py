@@ -22,12 +22,13 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import params
+from agent_r1.envs.shared import Shared
 from agent_r1.inspection.chat import Screen, Session, converse
-from agent_r1.params import RunId
-from agent_r1.params.stages import EnvParams
+from agent_r1.params import SHIPPED, RunId, load
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
+from agent_r1.search.base import Search
 from agent_r1.tables import read_rows
 from flows.chat import main
 from flows.operation.register import register
@@ -184,18 +185,21 @@ def test_one_question_of_a_trained_run(
     assert len(FOOTER.findall(capsys.readouterr().out)) == 1
 
 
-class Film:
+class Film(Search):
     """Finds the same for everything."""
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         return [[Passage(passage_id="0", title="Low Tide", text="by \x1b[31m[red]Mara Quill")]] * len(queries)
 
 
+LIMITS = {"top_k": 1, "max_tokens": 400, "max_action_tokens": 100, "aborted_share": 0.0}
+
+
 def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
-    env = EnvParams(instructions="", top_k=1, max_steps=2, max_tokens=400, max_action_tokens=100, aborted_share=0.0)
+    env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 2})
     chat = Chat(tiny_tokenizer)
-    session = Session(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Film(), env, seed=0)
+    session = Session(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()), seed=0)
     file = io.StringIO()
     screen = Screen(Console(file=file, highlight=False, width=80), env)
     converse(session, screen, ["Who?", "word " * 400, "Who?"], echo=False)
@@ -212,7 +216,7 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    env = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=400, max_action_tokens=100, aborted_share=0.0)
+    env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 1})
     chat, seeds = Chat(tiny_tokenizer), []
 
     class Noting(ScriptedSampler):
@@ -221,7 +225,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
             return super().sample(requests)
 
     for _ in range(2):
-        session = Session(Noting([["<answer>a</answer>"]], chat), chat, Film(), env, seed=3)
+        session = Session(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()), seed=3)
         for text in ("Who?", "Who?", "Where?"):
             list(session.ask(text))
     assert len(set(seeds[:3])) == 3

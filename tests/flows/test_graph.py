@@ -134,9 +134,17 @@ def test_the_sweep_has_a_stage_per_run_and_seed(monkeypatch: pytest.MonkeyPatch)
         check=True,
     ).stdout.split()
     ablations = yaml.safe_load(Path("params.yaml").read_text())["ablations"]
-    members = [f"{run}-{seed}" for run in ablations["runs"] for seed in ablations["seeds"]]
+    members = {
+        suffix: [f"{run}-{seed}" for run in some["runs"] for seed in some["seeds"]]
+        for suffix, some in (("", ablations), ("_closer", ablations["closer"]))
+    }
     assert {name.removeprefix("ablations/dvc.yaml:") for name in listed} == {
-        *(f"{stage}@{member}" for stage in ("train", "register", "evaluate") for member in members),
+        *(
+            f"{stage}{suffix}@{member}"
+            for stage in ("train", "register", "evaluate")
+            for suffix, some in members.items()
+            for member in some
+        ),
         "report",
     }
 
@@ -160,7 +168,7 @@ def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> 
 )
 def test_an_edit_runs_again_what_can_execute_it(edited: str, stale: set[str]) -> None:
     depending = {
-        Path(stage).name
+        Path(stage).name.removesuffix("_closer")
         for stage, definition in definitions().items()
         if any(holds(path, Path(edited)) for path in definition["deps"])
     }

@@ -45,8 +45,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def plain(row: Trajectory | Credit) -> dict[str, Any]:
     """All that must be equal: arrays as bytes, no latencies."""
     fields = dataclasses.asdict(row)
-    for step in fields.get("steps", []):
-        del step["latency_s"]
+    for call in (call for step in fields.get("steps", []) for call in step["calls"]):
+        del call["latency_s"]
     return {name: value.tobytes() if hasattr(value, "tobytes") else value for name, value in fields.items()}
 
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from agent_r1.inspection.stored import Shown, When
-from agent_r1.records import CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Credit, Outcome, Question, Source, Step, StopReason, Trajectory
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 Part = tuple[Source, str]
@@ -80,7 +80,7 @@ def make_shown(words: Words) -> Callable[..., Shown]:
             logprobs=logprobs,
             context_starts=[0],
             steps=[
-                _step(stops[0], stops[1], tool="search", arguments="{}", call_status=status, latency_s=0.002),
+                _step(stops[0], stops[1], calls=[Call(tool="search", arguments="{}", status=status, latency_s=0.002)]),
                 _step(stops[4], stops[5], rewards={"em": 1.0}),
             ],
             outcome=Outcome.ANSWERED,
@@ -112,10 +112,7 @@ def make_shown(words: Words) -> Callable[..., Shown]:
 def _step(start: int, stop: int, **changes: Any) -> Step:
     fields: dict[str, Any] = {
         "stop_reason": StopReason.END,
-        "tool": "",
-        "arguments": "",
-        "call_status": CallStatus.NONE,
-        "latency_s": 0.0,
+        "calls": [],
         "rewards": {},
     }
     return Step(action_start=start, action_stop=stop, **{**fields, **changes})

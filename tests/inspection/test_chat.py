@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from agent_r1.inspection.chat import Screen, passage
-from agent_r1.params.stages import EnvParams
-from agent_r1.records import CallStatus, Outcome, Step, StopReason
+from agent_r1.params import SHIPPED, load
+from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
 
-LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64, aborted_share=0.0)
+LIMITS = load(SHIPPED).env.model_copy(update={"top_k": 2, "max_steps": 5, "max_tokens": 512, "max_action_tokens": 64})
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."
@@ -34,14 +34,17 @@ def view(
         action_start=40,
         action_stop=104,
         stop_reason=stop_reason,
-        tool=tool,
-        arguments=arguments,
-        call_status=call_status,
-        latency_s=0.0,
+        calls=[] if call_status is CallStatus.NONE else [Call(tool=tool, arguments=arguments, status=call_status)],
         rewards={},
     )
     return StepView(
-        step=step, action=action, observation=observation, outcome=outcome, answer=answer, fault=fault, tokens=200
+        step=step,
+        action=action,
+        observations=(observation,) if observation else (),
+        outcome=outcome,
+        answer=answer,
+        fault=fault,
+        tokens=200,
     )
 
 

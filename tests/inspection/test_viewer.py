@@ -62,7 +62,7 @@ def test_an_episode_as_it_is_packed(make_shown: MakeShown, words: Any) -> None:
     assert "values" not in episode, "there is no critic"
     assert [step["rewards"] for step in episode["steps"]] == [{"valid_call": 1}, {"em": 1}]
     assert [step["parts"] for step in episode["steps"]] == [[("thought", 3), ("call", 4)], [("answer", 2)]]
-    assert episode["steps"][0]["latency_ms"] == 2
+    assert episode["steps"][0]["calls"][0]["latency_ms"] == 2
 
 
 def test_numbers_outside_of_the_actions_are_told_for_every_token(make_shown: MakeShown, words: Any) -> None:

@@ -15,7 +15,7 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.train import UpdateParams
 from agent_r1.policy.learner import Learner
-from agent_r1.records import CallStatus, Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 
 MakeLearner = Callable[..., Learner]
 NO_LORA = LoraParams(rank=0, alpha=1, targets=["all-linear"])
@@ -99,10 +99,7 @@ def step(start: int, stop: int) -> Step:
         action_start=start,
         action_stop=stop,
         stop_reason=StopReason.END,
-        tool="",
-        arguments="",
-        call_status=CallStatus.NONE,
-        latency_s=0.0,
+        calls=[],
         rewards={},
     )
 

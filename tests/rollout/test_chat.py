@@ -69,7 +69,7 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
     ids = dialogue.opening.ids
     for action, observation in [(call, texts[2]), ("hm", texts[3])]:
         sampled = chat.encode_action(action)
-        reply = dialogue.reply(sampled, observation, closed=True)
+        reply = dialogue.reply(sampled, [observation], closed=True)
         assert not reply.restarts
         ids += sampled + reply.ids
     rendered = tokenizer.apply_chat_template(
@@ -84,7 +84,7 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
 def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Encoded:
     """What is appended to an action that says nothing special."""
     reply = Dialogue(chat, "s", "u").reply(
-        chat.encode_action("a")[: None if closed else -1], observation, closed=closed
+        chat.encode_action("a")[: None if closed else -1], [observation], closed=closed
     )
     assert not reply.restarts
     return reply
@@ -135,7 +135,7 @@ def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizer
         dialogue = Dialogue(chat, text, text, [SEARCH, tool])
         assert set(dialogue.opening.source) == {Source.PROMPT}
         spelled = [index for letter in f"\n{text}" for index in chat.encode_sampled(letter)]
-        replies = [dialogue.reply([*spelled, chat.end_id], text, closed=True) for _ in range(2)]
+        replies = [dialogue.reply([*spelled, chat.end_id], [text], closed=True) for _ in range(2)]
         return [dialogue.opening.ids, *(reply.ids for reply in replies)]
 
     for harmless, attacked in zip(contexts("a"), contexts(attack), strict=True):
@@ -198,7 +198,7 @@ def test_a_context_is_what_the_template_renders(
     said = chat.encode_action(action)[: None if closed else -1]
     messages: list[dict[str, str]] = []
     for observation in ('A "quote".\nB.', "é"):
-        reply = dialogue.reply(said, observation, closed=closed)
+        reply = dialogue.reply(said, [observation], closed=closed)
         assert reply.restarts is restarts
         context = reply.ids if reply.restarts else [*context, *said, *reply.ids]
         put = messages_as_put(style, action, observation)
@@ -228,7 +228,7 @@ def test_tools_in_words_by_hand(tokenizer_of: TokenizerOf) -> None:
 
 def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
     chat = Chat(tokenizer_of("qwen3"))
-    reply = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(THOUGHT), "seen", closed=True)
+    reply = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(THOUGHT), ["seen"], closed=True)
     runs = dict.fromkeys(Source, "")
     for index, source in zip(reply.ids, reply.source, strict=True):
         runs[Source(source)] += chat.decode([index])

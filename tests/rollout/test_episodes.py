@@ -15,27 +15,30 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import Attempt, Transition
+from agent_r1.envs.base import Attempt, Env, Transition
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import TooManyAborted
-from agent_r1.params.stages import EnvParams
+from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
-from agent_r1.tools.base import search_tool
+from agent_r1.tools.search import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
-LIMITS = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=512, max_action_tokens=64, aborted_share=0.0)
+LIMITS = load(SHIPPED).env.model_copy(
+    update={"max_steps": 1, "max_tokens": 512, "max_action_tokens": 64, "aborted_share": 0.0}
+)
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
 @dataclass
-class Echo:
+class Echo(Env):
     """An environment that answers every action with the same text, `steps` times."""
 
     observation: str
@@ -45,11 +48,11 @@ class Echo:
     user: str = "Who?"
     tools: list[dict[str, Any]] = field(default_factory=list)
 
-    def step(self, action: str) -> Transition:
+    async def step(self, action: str) -> Transition:
         self.seen.append(action)
         if len(self.seen) > self.steps:
-            return Transition(observation=None, outcome=Outcome.ANSWERED, answer="a", rewards={"em": 1.0})
-        return Transition(observation=self.observation, rewards={"think": 1.0}, rewards_when_read={"progress": 1.0})
+            return Transition(outcome=Outcome.ANSWERED, answer="a", rewards={"em": 1.0})
+        return Transition(observations=(self.observation,), rewards={"think": 1.0}, rewards_when_read={"progress": 1.0})
 
 
 @dataclass
@@ -79,19 +82,20 @@ class ScriptThenEngine:
         return self.script.sample(requests) if requests[0].step == 0 else self.engine.sample(requests)
 
 
-def _same(env: Any) -> Any:
+def _same(env: Any, seed: int) -> Any:
     return env
 
 
 def attempts(envs: Sequence[Any]) -> list[Attempt]:
     return [
-        Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, open=partial(_same, env))
+        Attempt(question_id=f"q{i // 2}", group=i // 2, sample=i % 2, env=partial(_same, env))
         for i, env in enumerate(envs)
     ]
 
 
 def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: float) -> list[Trajectory]:
-    return collect(sampler, chat, attempts(envs), LIMITS.model_copy(update=limits), seed=7, iteration=iteration)
+    with Shared(LIMITS.model_copy(update=limits)) as shared:
+        return collect(sampler, chat, attempts(envs), shared, seed=7, iteration=iteration)
 
 
 def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,7 +107,7 @@ def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> No
     dialogue = Dialogue(chat, "Be brief.", "Who?")
     opening = dialogue.opening.ids
     first, second = chat.encode_action("<think>x</think>go"), chat.encode_action("stop")
-    reply = dialogue.reply(first, "seen", closed=True)
+    reply = dialogue.reply(first, ["seen"], closed=True)
     assert trajectory.token_ids.tolist() == opening + first + reply.ids + second
     assert trajectory.source.tolist() == (
         [Source.PROMPT] * len(opening) + [Source.ACTION] * len(first) + reply.source + [Source.ACTION] * len(second)
@@ -124,17 +128,23 @@ def test_one_episode_by_hand(chat: Chat, caplog: pytest.LogCaptureFixture) -> No
 
 def watch(sampler: Sampler, chat: Chat, env: Any, **limits: int) -> list[StepView]:
     [attempt] = attempts([env])
-    return list(follow(sampler, chat, attempt, LIMITS.model_copy(update=limits), seed=7))
+    with Shared(LIMITS.model_copy(update=limits)) as shared:
+        return list(follow(sampler, chat, attempt, shared, seed=7))
 
 
 def test_an_episode_followed_by_hand(chat: Chat) -> None:
     actions = [chat.encode_action(text) for text in ("<think>x</think>go", "stop")]
     dialogue = Dialogue(chat, "Be brief.", "Who?")
-    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], "seen", closed=True).ids
+    opening, reply = dialogue.opening.ids, dialogue.reply(actions[0], ["seen"], closed=True).ids
     first, second = watch(ScriptedSampler([["<think>x</think>go", "stop"]], chat), chat, Echo("seen", steps=1))
-    assert (first.action, first.observation, first.outcome, first.answer) == ("<think>x</think>go", "seen", None, "")
+    assert (first.action, first.observations, first.outcome, first.answer) == (
+        "<think>x</think>go",
+        ("seen",),
+        None,
+        "",
+    )
     assert first.tokens == len(opening + actions[0] + reply)
-    assert (second.action, second.observation, second.outcome, second.answer) == ("stop", "", Outcome.ANSWERED, "a")
+    assert (second.action, second.observations, second.outcome, second.answer) == ("stop", (), Outcome.ANSWERED, "a")
     assert second.tokens == len(opening + actions[0] + reply + actions[1])
     assert [view.step.rewards for view in (first, second)] == [{"think": 1.0, "progress": 1.0}, {"em": 1.0}]
 
@@ -142,16 +152,17 @@ def test_an_episode_followed_by_hand(chat: Chat) -> None:
 def test_a_step_is_seen_before_the_next_is_sampled(chat: Chat) -> None:
     sampler = Recording(ScriptedSampler([["a"] * 3], chat))
     [attempt] = attempts([Echo("o", steps=2)])
-    steps = follow(sampler, chat, attempt, LIMITS, seed=7)
-    assert sampler.rounds == []
-    sampled = [len(sampler.rounds) for _ in steps]
+    with Shared(LIMITS) as shared:
+        steps = follow(sampler, chat, attempt, shared, seed=7)
+        assert sampler.rounds == []
+        sampled = [len(sampler.rounds) for _ in steps]
     assert sampled == [1, 2, 3]
 
 
 def test_an_observation_that_was_not_appended_is_not_seen(chat: Chat) -> None:
     limit = len(Dialogue(chat, "Be brief.", "Who?").opening.ids) + len(chat.encode_action("go"))
     [view] = watch(ScriptedSampler([["go"]], chat), chat, Echo("seen", steps=9), max_tokens=limit)
-    assert (view.outcome, view.observation, view.tokens) == (Outcome.TOKEN_LIMIT, "", limit)
+    assert (view.outcome, view.observations, view.tokens) == (Outcome.TOKEN_LIMIT, (), limit)
 
 
 def test_who_is_followed_takes_the_tokens_that_would_be_collected(
@@ -202,7 +213,7 @@ def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:
 def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> None:
     """Room for the observation alone ends the episode; one token more, and an action of one token follows."""
     dialogue, action = Dialogue(chat, "Be brief.", "Who?"), chat.encode_action("go")
-    opening, reply = dialogue.opening.ids, dialogue.reply(action, "seen", closed=True).ids
+    opening, reply = dialogue.opening.ids, dialogue.reply(action, ["seen"], closed=True).ids
     sampler = Recording(ScriptedSampler([["go", "go"]], chat))
     limit = len(opening) + len(action) + len(reply) + spare
     [trajectory] = run(sampler, chat, [Echo("seen", steps=9)], max_tokens=limit)
@@ -256,12 +267,12 @@ class Flaky(Echo):
 
     faults: int = 0
 
-    def step(self, action: str) -> Transition:
+    async def step(self, action: str) -> Transition:
         if self.seen and self.faults:
             self.faults -= 1
             self.seen.clear()
-            return Transition(observation=None, outcome=Outcome.ABORTED, fault="the search is down", tool="search")
-        return super().step(action)
+            return Transition(outcome=Outcome.ABORTED, fault="the search is down")
+        return await super().step(action)
 
 
 def test_an_episode_that_the_world_cut_short_is_made_again(chat: Chat) -> None:
@@ -304,7 +315,7 @@ def test_demonstrations_come_out_of_the_same_loop(
     assert text.count(hostile) == 1  # the question
     assert text.count(hostile.replace("\n", " ")) == 2  # the passage is one line
     assert trajectory.answer == "Quill"
-    assert json.loads(trajectory.steps[0].arguments) == {"query": "Tide"}
+    assert json.loads(trajectory.steps[0].calls[0].arguments) == {"query": "Tide"}
     marks = np.isin(trajectory.token_ids, chat.encode_action("<|im_start|><|im_end|></tool_response>"))
     # system, user, assistant, tool, assistant start; all but the last end, which the action sampled; one response
     assert int(marks.sum()) == 5 + 5 + 1
@@ -337,7 +348,7 @@ def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None
     """A new context without room for an action ends the episode; with one token more, one action token follows."""
     chat = Chat(tokenizer_of("qwen3"))
     long_thought = f"<think>{'x' * 300}</think>b"
-    renewed = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(long_thought), "y" * 300, closed=True)
+    renewed = Dialogue(chat, "Be brief.", "Who?").reply(chat.encode_action(long_thought), ["y" * 300], closed=True)
     script, limit = ScriptedSampler([[long_thought, "cd"]], chat), len(renewed.ids) + spare
     [trajectory] = run(script, chat, [Echo("y" * 300, 1)], max_tokens=limit, max_action_tokens=400)
     if spare:

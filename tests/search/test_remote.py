@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -23,7 +24,7 @@ from agent_r1.records import CallStatus, Outcome, Passage
 from agent_r1.search import remote as remote_module
 from agent_r1.search.base import SearchTimeout, SearchUnavailable
 from agent_r1.search.remote import Remote
-from agent_r1.tools.base import search_tool
+from agent_r1.tools.search import search_tool
 
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>'
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}
@@ -242,8 +243,8 @@ def test_our_own_faults_are_raised_at_once() -> None:
 def test_a_sick_server_is_not_the_agents_fault(answer: Answer, status: CallStatus) -> None:
     with serving(answer) as server:
         index = client(server.url, timeout_s=0.2, retries=0)
-        ended = ToolEnv("Who?", [search_tool(index, top_k=1)], max_steps=2).step(SEARCH)
-    assert (ended.outcome, ended.call_status, ended.observation) == (Outcome.ABORTED, status, None)
+        ended = asyncio.run(ToolEnv("Who?", [search_tool(index, top_k=1)], max_steps=2).step(SEARCH))
+    assert (ended.outcome, ended.call_status, ended.observations) == (Outcome.ABORTED, status, ())
 
 
 @pytest.mark.parametrize(("key", "sent"), [("k3y", "Bearer k3y"), ("", None)])

@@ -15,7 +15,7 @@ from mlflow.entities import Trace
 from numpy.typing import NDArray
 
 from agent_r1 import tracking
-from agent_r1.records import CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Question, Source, Step, StopReason, Trajectory
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["Where?", "<think>", "Tesk: a city.", "<answer>", "<frame>"]
@@ -41,15 +41,10 @@ def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) ->
         action_start=1,
         action_stop=2,
         stop_reason=StopReason.END,
-        tool="search",
-        arguments='{"query": "city"}',
-        call_status=status,
-        latency_s=0.25,
+        calls=[Call(tool="search", arguments='{"query": "city"}', status=status, latency_s=0.25)],
         rewards={},
     )
-    answer = replace(
-        call, action_start=5, action_stop=6, tool="", arguments="", call_status=CallStatus.NONE, latency_s=0.0
-    )
+    answer = replace(call, action_start=5, action_stop=6, calls=[])
     trajectory = Trajectory(
         trajectory_id=trajectory_id,
         question_id="q",

@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.params import Params, load
 from agent_r1.records import CallStatus, Outcome, Passage, Source, Trajectory
@@ -87,13 +89,10 @@ def test_it_is_what_the_episode_loop_renders_for_the_same_actions(
         tokenizer.chat_template = (TEMPLATES / f"{family}.jinja").read_text()
     chat = Chat(tokenizer)
     call = f'{THOUGHT}\n<tool_call>\n{{"name": "search", "arguments": {{"query": "Low Tide"}}}}\n</tool_call>'
-    played = collect(
-        ScriptedSampler([[call, ANSWER]], chat),
-        chat,
-        [asked_attempt("Who made Low Tide?", index, settings.env)],
-        settings.env.model_copy(update={"max_tokens": 2048, "max_action_tokens": 512}),
-        seed=0,
-    )[0]
+    limits = settings.env.model_copy(update={"max_tokens": 2048, "max_action_tokens": 512})
+    with Shared(limits, index) as shared:
+        asked = asked_attempt("Who made Low Tide?", shared)
+        [played] = collect(ScriptedSampler([[call, ANSWER]], chat), chat, [asked], shared, seed=0)
     as_text = calling({"name": "search", "arguments": '{"query":"Low Tide"}'})
     rows = [{"messages": [user(), each, tool(), saying()]} for each in (searching(), as_text, saying(call))]
     for retold in told(write(rows), chat, index, settings, max_tokens=2048):
@@ -101,9 +100,8 @@ def test_it_is_what_the_episode_loop_renders_for_the_same_actions(
         assert retold.source.tolist() == played.source.tolist()
         assert retold.context_starts == played.context_starts
         for ours, theirs in zip(retold.steps, played.steps, strict=True):
-            assert (ours.action_start, ours.action_stop, ours.tool, ours.arguments, ours.call_status) == (
-                (theirs.action_start, theirs.action_stop, theirs.tool, theirs.arguments, theirs.call_status)
-            )
+            assert (ours.action_start, ours.action_stop) == (theirs.action_start, theirs.action_stop)
+            assert [replace(call, latency_s=0.0) for call in theirs.calls] == ours.calls
         assert (retold.outcome, retold.answer) == (Outcome.ANSWERED, "Mara Quill")
 
 
@@ -145,7 +143,7 @@ def test_marks_in_a_file_stay_text(
     assert found[0] == found[1]
     ends = [hostile.token_ids[step.action_start : step.action_stop].tolist() for step in hostile.steps]
     assert [ids.count(chat.end_id) for ids in ends] == [1, 1]
-    assert json.loads(hostile.steps[0].arguments) == {"query": f"Low {HOSTILE}"}
+    assert json.loads(hostile.steps[0].calls[0].arguments) == {"query": f"Low {HOSTILE}"}
     assert chat.decode(hostile.token_ids.tolist()).count(HOSTILE) == 4  # the query's line breaks are JSON's
 
 

@@ -98,4 +98,4 @@ def test_progress_is_refused_where_a_data_set_names_no_gold_passages() -> None:
     require_gold_titles(bare, config.credit)
     require_gold_titles(mixed, paid.credit)
     with pytest.raises(ValueError, match=r"rewards\.progress 0\.1 pays .* no question of atlas names any; set it to 0"):
-        Training(PARAMS, paid, questions=[*mixed, *bare], index=None, model="nowhere", folder=None)  # type: ignore[arg-type]
+        Training(PARAMS, paid, questions=[*mixed, *bare], shared=None, model="nowhere", folder=None)  # type: ignore[arg-type]

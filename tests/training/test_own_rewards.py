@@ -13,10 +13,11 @@ import pytest
 
 from agent_r1 import params
 from agent_r1.credit.rewards import step_rewards
+from agent_r1.envs.shared import Shared
 from agent_r1.faults import TooManyAborted
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams, RewardWeights
-from agent_r1.records import CallStatus, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
+from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training, iterate
@@ -67,14 +68,14 @@ def decode(ids: Any) -> str:
 
 
 def step(start: int, stop: int, reason: StopReason = StopReason.END, **fields: Any) -> Step:
-    plain = {"tool": "", "arguments": "", "call_status": CallStatus.NONE, "latency_s": 0.0, "rewards": {}}
+    plain: dict[str, Any] = {"calls": [], "rewards": {}}
     return Step(action_start=start, action_stop=stop, stop_reason=reason, **{**plain, **fields})
 
 
 def trajectory(number: int, answer: str, outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
     """Prompt a, action b c (c ends it), template d, observation e f, template g, action h i, cut."""
     source = [Source.PROMPT, *[Source.ACTION] * 2, Source.TEMPLATE, *[Source.OBSERVATION] * 2, Source.TEMPLATE]
-    call = {"tool": "search", "arguments": "{}", "call_status": CallStatus.OK, "rewards": {"progress": 1.0}}
+    call = {"calls": [Call(tool="search", arguments="{}", status=CallStatus.OK)], "rewards": {"progress": 1.0}}
     last = step(7, 9, StopReason.LENGTH, rewards={"em": 1.0, "f1": 1.0, "grounded": 0.0})
     return Trajectory(
         trajectory_id=f"0/q{number}/0",
@@ -119,7 +120,8 @@ def test_a_function_sees_the_episode_as_text() -> None:
     assert (seen.question, seen.answer, seen.outcome) == (QUESTIONS["q0"], "x", Outcome.ANSWERED)
     first, last = seen.steps
     assert (first.action, first.observation) == ("b", "ef"), "without the token that ends it, and without the template"
-    assert (first.tool, first.arguments, first.call_status, first.facts) == ("search", "{}", "ok", {"progress": 1.0})
+    assert [(call.tool, call.arguments, call.status) for call in first.calls] == [("search", "{}", "ok")]
+    assert first.facts == {"progress": 1.0}
     assert (last.action, last.observation) == ("hi", ""), "cut, so that no token ends it"
 
 
@@ -211,7 +213,8 @@ def test_a_training_asks_when_it_collects(
     folder = RunFolder(tmp_path / "run", Identity.of(settings, config, sources(config.credit.rewards)))
     with (
         folder.opened(1, aside=tmp_path / "aside") as run,
-        Training(settings, config, questions=list(QUESTIONS.values()), index=index, model=tiny_model, folder=run) as it,
+        Shared(settings.env, index) as shared,
+        Training(settings, config, questions=[*QUESTIONS.values()], shared=shared, model=tiny_model, folder=run) as it,
     ):
         iterate(it)
         [row] = run.history()

@@ -1,0 +1,113 @@
+"""What the world outside answered during an iteration, so that it is asked once, however often the iteration is begun.
+
+Without it a run that is killed and started again would hear other answers and end with other bits, and what a call
+causes out there would happen twice. What made an episode ABORTED is no answer: it is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_r1.records import Call, CallStatus
+from agent_r1.tools.base import ToolResult
+
+logger = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where in a training a call was made."""
+
+    episode: int  # its seed, another one for every episode of a run
+    step: int
+    call: int  # index within the action
+
+
+class Entry(BaseModel):
+    """A line of the journal."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, ser_json_bytes="base64", val_json_bytes="base64"
+    )
+
+    episode: int
+    step: int
+    call: int
+    tool: str
+    arguments: str
+    status: CallStatus
+    text: str
+    titles: tuple[str, ...]
+    latency_s: float
+    state: bytes  # that the tool had in this episode afterwards; empty for tools without
+
+    @property
+    def made(self) -> Call:
+        return Call(tool=self.tool, arguments=self.arguments, status=self.status, latency_s=self.latency_s)
+
+    @property
+    def result(self) -> ToolResult:
+        return ToolResult(text=self.text, titles=self.titles, call_status=self.status)
+
+
+class Journal:
+    """A file of JSON lines, a call each. What an earlier process wrote is there again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known = {Place(entry.episode, entry.step, entry.call): entry for entry in self._read()}
+
+    def find(self, place: Place, tool: str, arguments: str) -> Entry | None:
+        """What the same call gave at this place; None where it was not made, or another one."""
+        entry = self._known.get(place)
+        if entry and (entry.tool, entry.arguments) != (tool, arguments):
+            logger.warning(
+                "%s holds the answer to %s(%s) where %s(%s) is called now, which is made: the episode is not what it "
+                "was before the restart",
+                self._path,
+                entry.tool,
+                entry.arguments,
+                tool,
+                arguments,
+            )
+            return None
+        return entry
+
+    def add(self, place: Place, call: Call, result: ToolResult, state: bytes = b"") -> None:
+        """Writes down what a call gave; it is in the file when this returns."""
+        entry = Entry(
+            **place._asdict(),
+            tool=call.tool,
+            arguments=call.arguments,
+            status=result.call_status,
+            text=result.text,
+            titles=result.titles,
+            latency_s=call.latency_s,
+            state=state,
+        )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(entry.model_dump_json() + "\n")
+        self._known[place] = entry
+
+    def _read(self) -> list[Entry]:
+        """The whole lines. One that a kill cut short is cut off, so that the next begins on a line of its own.
+
+        Raises ValueError if another line is not as it was written.
+        """
+        if not self._path.exists():
+            return []
+        written = self._path.read_bytes()
+        whole = written[: written.rfind(b"\n") + 1]
+        if whole != written:
+            logger.warning("%s: the last line was cut short, its call is made again", self._path)
+            self._path.write_bytes(whole)
+        try:
+            return [Entry.model_validate_json(line) for line in whole.splitlines()]
+        except ValidationError as fault:
+            raise ValueError(
+                f"{self._path} is damaged; remove it, and the calls of its iteration are made again ({fault})"
+            ) from fault
