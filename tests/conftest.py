@@ -274,7 +274,7 @@ def one_action_task(
     """Questions that one action answers, and a model from plain random weights that was shown actions for each."""
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
 
-    def build(answers: Mapping[str, str], action: Callable[[str], str]) -> Task:
+    def build(answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200) -> Task:
         questions = [
             Question(
                 question_id=text,
@@ -297,7 +297,7 @@ def one_action_task(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = Qwen2ForCausalLM(shape)
-        changes = {"batch_size": 32, "steps": 200, "learning_rate": 2e-3, "observation_weight": 0.0}
+        changes = {"batch_size": 32, "steps": steps, "learning_rate": 2e-3, "observation_weight": 0.0}
         fit(model, demonstrations, load(PARAMS).warm_start.model_copy(update=changes))
         folder = tmp_path_factory.mktemp("one_action")
         model.save_pretrained(folder)

@@ -136,7 +136,7 @@ def test_a_run_without_a_better_policy_ends(task: Any, open_training: Callable[.
     scores += [0.5, 0.25]
     changes = VALIDATED | {"validation": {"every": 1, "questions": 0, "patience": 1}}
     with open_training(task, changes) as training, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.folder, "stop", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training.folder, "stop", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             iterate(training)
     with open_training(task, changes) as training:

@@ -171,7 +171,7 @@ OUT_OF_RANGE: list[tuple[Any, str, str]] = [
     (0, "train.monitor", "patience first_iterations"),
     (0, "search", "bm25.k1 dense.max_tokens hybrid.candidates remote.timeout_s"),
     (0, "engine", "vllm.threads vllm.cpu_cache_gib transformers.batch_size server.concurrency server.timeout_s"),
-    (0, "train", "keep.every credit.filter.share"),
+    (0, "train", "keep.every checkpoint.every credit.filter.share"),
     (0, "model", "threads lora.alpha"),
     (-1, "train.credit", "lam step_lam filter.refill rewards.agent_r1 overlong_buffer whitening_floor"),
     (-1, "train.update", "importance_cap kl_loss constant_length weight_decay learning_rate_warmup"),
@@ -217,6 +217,7 @@ def test_a_value_out_of_range_is_refused(content: dict[str, Any], key: str, valu
 IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
 UNTAUGHT = {"warm_start.demonstrations": 0, "warm_start.naive_rag_demonstrations": 0}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
+ROLL_BACK = {"train.monitor.on_collapse": "rollback", "train.monitor.max_rollbacks": 1}
 SERVER = {"engine.kind": "server"}
 OWN = {"function": "package.module:name", "weight": 0.5}
 GIGPO = {"train.credit.estimator": "gigpo"}
@@ -299,6 +300,7 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ),
         ({"train.monitor.max_rollbacks": 2}, "monitor: max_rollbacks 2 does not go with on_collapse: warn"),
         ({**STOP, "train.monitor.max_rollbacks": 2}, "max_rollbacks 2 does not go with on_collapse: stop"),
+        ({**ROLL_BACK, "train.checkpoint.every": 3}, r"train: checkpoint\.every 3 with monitor\.on_collapse: rollback"),
         ({"train.monitor.on_collapse": "rollback"}, "max_rollbacks 0 does not go with on_collapse: rollback"),
         ({**STOP, "train.monitor.patience": 20}, "train: monitor.on_collapse: stop has no effect: with monitor.pat"),
         ({"warm_start.fine_tune": True}, r"warm_start\.fine_tune: true has no effect .* set model\.path"),

@@ -429,6 +429,12 @@ class ValidationParams(Section):
             yield "every: 0 validates nothing, and keep_best and patience look at validations; set every to 1 or more"
 
 
+class CheckpointParams(Section):
+    """When a run writes all that it goes on from. Nothing trains differently for it."""
+
+    every: Count
+
+
 class KeepParams(Section):
     """What a finished run leaves on disk besides its policy and its metrics. Nothing trains differently for it."""
 
@@ -444,6 +450,7 @@ class TrainParams(Section):
     update: UpdateParams
     monitor: MonitorParams
     validation: ValidationParams
+    checkpoint: CheckpointParams
     keep: KeepParams
 
     def rate(self, iteration: int) -> float:
@@ -524,6 +531,11 @@ class TrainParams(Section):
             yield (
                 "validation.keep_best: true with monitor.on_collapse: rollback: the best policy may be of an iteration "
                 "that the run went back from; choose one of them"
+            )
+        if self.checkpoint.every > 1 and self.monitor.on_collapse == "rollback":
+            yield (
+                f"checkpoint.every {self.checkpoint.every} with monitor.on_collapse: rollback: a run goes back to the "
+                "checkpoint that an iteration began with, and most would have none; set every: 1, or on_collapse: stop"
             )
         if self.validation.keep_best and self.keep.learner:
             yield (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,6 +52,12 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
         _seal(fresh, record)
 
 
+def save_policy(folder: Path, learner: Learner) -> None:
+    """Writes the policy alone, whole or not at all; raises as `save`."""
+    with _written(folder) as fresh:
+        learner.save_policy(fresh)
+
+
 def complete(folder: Path, merge: Callable[[Path], None]) -> None:
     """Has `merge` write the weights of the policy's folder where adapters alone are in it; raises as `save`."""
     found = progress(folder)
@@ -80,7 +86,7 @@ def _written(folder: Path) -> Iterator[Path]:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
         raise OSError(
-            f"the checkpoint {folder} could not be written, the one before it is whole; "
+            f"{folder} could not be written, the checkpoint before it is whole; "
             f"free some disk space and start again: {error}"
         ) from error
 
@@ -95,31 +101,34 @@ def set_aside(folder: Path, aside: Path) -> None:
         shutil.copytree(folder, fresh, copy_function=os.link)
 
 
-def set_aside_policy(folder: Path, aside: Path) -> None:
-    """Keeps the policy of the checkpoint in `aside` too, as `set_aside` does, and nothing of how it trains on."""
-    found = progress(folder)
-    if found is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint")
+def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
+    """Keeps a policy's folder in `aside` too, as `set_aside` does, as a checkpoint without what trains on."""
     with replaced_folder(aside) as fresh:
-        shutil.copytree(folder / POLICY, fresh / POLICY, copy_function=os.link)
-        _seal(fresh, found)
+        shutil.copytree(policy, fresh / POLICY, copy_function=os.link)
+        _seal(fresh, record)
 
 
 def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
-    """Gives the checkpoint another record, and the policy of another checkpoint where one is named."""
+    """Gives the checkpoint another record, and the policy of another checkpoint where one is named.
+
+    No other file is read: their hashes are those that were written with them.
+    """
+    known = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
     with replaced_folder(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(PROGRESS, SUMS))
         if policy_of:
             shutil.rmtree(fresh / POLICY)
             shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
-        _seal(fresh, record)
+            known |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
+        _seal(fresh, record, known)
 
 
-def _seal(fresh: Path, record: Progress) -> None:
-    """Completes a checkpoint's folder: how far it is, and the hashes of all files."""
+def _seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) -> None:
+    """Completes a checkpoint's folder: how far it is, and the hashes of all files, some of which may be `known`."""
     (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
-    files = sorted(path for path in fresh.rglob("*") if path.is_file())
-    (fresh / SUMS).write_text("".join(f"{sha256(path)}  {path.relative_to(fresh)}\n" for path in files))
+    names = [str(path.relative_to(fresh)) for path in sorted(fresh.rglob("*")) if path.is_file()]
+    hashes = {name: (known or {}).get(name) or sha256(fresh / name) for name in names}
+    (fresh / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
 
 
 def progress(folder: Path) -> Progress | None:

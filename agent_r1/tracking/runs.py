@@ -66,7 +66,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "seed": train.seed,
         "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
-        **flatten(train.model_dump(mode="json", exclude={"seed", "keep"})),
+        **flatten(train.model_dump(mode="json", exclude={"seed", "checkpoint", "keep"})),
     }
 
 
@@ -91,22 +91,18 @@ class Run:
     trained which iterations.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, steps_logged: int = 0) -> None:
-        """`steps_logged`: steps below it are in the store and are not logged a second time."""
+    def __init__(self, client: MlflowClient, run_id: str, steps_logged: Mapping[str, int] | None = None) -> None:
+        """`steps_logged`: of every metric in the store, the step below which none is logged a second time."""
         self.run_id = run_id
         self._client = client
-        self._steps_logged = steps_logged
+        self._steps_logged = dict(steps_logged or {})
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds the metrics of one iteration, named `part/what`; an iteration that the store has is left as it is."""
-        if step >= self._steps_logged:
-            self._log(metrics, step)
-            self._steps_logged = step + 1
-
-    def add(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds further metrics to an iteration that was logged."""
-        if metrics:
-            self._log(metrics, step)
+        """Adds metrics of one iteration, named `part/what`; those that the store has of it are left as they are."""
+        new = {name: value for name, value in metrics.items() if step >= self._steps_logged.get(name, 0)}
+        if new:
+            self._log(new, step)
+            self._steps_logged |= dict.fromkeys(new, step + 1)
 
     def rewind(self) -> None:
         """Lets every iteration be logged again: the run goes back to an earlier one.
@@ -114,7 +110,7 @@ class Run:
         MLflow forgets nothing. A repeated iteration has two values at its step, the later one last.
         """
         self.tag(REWOUND_TAG, str(_now_ms()))
-        self._steps_logged = 0
+        self._steps_logged.clear()
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, in place of the value it had."""
@@ -190,11 +186,11 @@ def resume(run_id: str) -> Run | None:
         return None
     if found.info.lifecycle_stage != "active" or found.info.experiment_id != experiment:
         return None
-    stepped = [name for name in found.data.metrics if not name.startswith("final/")]
-    points = [point for name in stepped for point in client.get_metric_history(run_id, name)]
-    rewound_ms = int(found.data.tags.get(REWOUND_TAG, 0))
-    steps = [point.step for point in points if point.timestamp > rewound_ms]
-    return Run(client, run_id, max(steps, default=-1) + 1)
+    rewound_ms, logged = int(found.data.tags.get(REWOUND_TAG, 0)), dict[str, int]()
+    for name in (name for name in found.data.metrics if not name.startswith("final/")):
+        points = client.get_metric_history(run_id, name)
+        logged[name] = max((point.step + 1 for point in points if point.timestamp > rewound_ms), default=0)
+    return Run(client, run_id, logged)
 
 
 def run_of(folder: Path) -> Run | None:

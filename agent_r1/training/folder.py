@@ -46,10 +46,11 @@ class Identity:
     ) -> Self:
         """The identity of a run.
 
-        What a complete run keeps (`train.keep`) is no part of it, nor is what it takes to give an iteration up.
+        What it writes how often and keeps (`train.checkpoint`, `train.keep`) is no part of it, nor is what it takes to
+        give an iteration up.
         """
         sections = {
-            "train": config.model_dump(mode="json", exclude={"keep"}),
+            "train": config.model_dump(mode="json", exclude={"checkpoint", "keep"}),
             "env": settings.env.model_dump(mode="json", exclude={"aborted_share"}),
             "model": settings.model.model_dump(mode="json"),
             "engine": settings.engine.identity,
@@ -81,8 +82,12 @@ class RunFolder:
     A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
     warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
 
+    Iterations that were finished since the latest checkpoint have their trajectories and metrics here. A process that
+    goes on from the checkpoint reads those and updates again, so that a kill costs updates and never bits.
+
     Beside the latest checkpoint there may be a good one, to go back to: the checkpoint that an iteration without any
-    sign of collapse began with; and the best policy of those that were validated, which becomes the run's in the end.
+    sign of collapse began with; the best policy of those that were validated, which becomes the run's in the end; and
+    `sampler`, the policy that was handed to the sampler since the checkpoint.
     """
 
     def __init__(self, path: Path, identity: Identity) -> None:
@@ -93,7 +98,10 @@ class RunFolder:
         self.mlflow_run_id = path / "mlflow_run_id"
         self.good = path / "good"
         self.best = path / "best"
-        self.progress = Progress(iterations=0, policy_version=0)
+        self.sampler = path / "sampler"
+        self.progress = Progress(iterations=0, policy_version=0)  # the run's in this process
+        self.saved: Progress | None = None  # that of the checkpoint
+        self._in_sampler: int | None = None  # the version of the policy there
 
     @contextmanager
     def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
@@ -105,18 +113,20 @@ class RunFolder:
         with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
             remove_unfinished(self.path)
             if not fresh:  # what is damaged can be started over
-                self.progress = checkpoint.progress(self.checkpoint) or self.progress
+                self.saved = checkpoint.progress(self.checkpoint)
+                self.progress = self.saved or self.progress
             if self.path.is_dir() and any(self.path.iterdir()):
                 self._make_room(iterations, aside, fresh=fresh, replace=replace)
             if self.path.exists():
                 logger.info("%s: going on after %d finished iterations", self.path, self.finished)
+            self._remove_sampler()  # of a process that was killed
             write_text(self.path / START, json.dumps(asdict(self.identity), indent=2) + "\n")
             yield self
 
     @property
     def resumed(self) -> bool:
         """Whether there is a checkpoint to go on from."""
-        return (self.checkpoint / checkpoint.PROGRESS).exists()
+        return self.saved is not None
 
     @property
     def finished(self) -> int:
@@ -137,52 +147,81 @@ class RunFolder:
     def credit(self, iteration: int) -> Path:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
+    def is_collected(self, iteration: int) -> bool:
+        """Whether the trajectories of an iteration are all there, and what was measured while they were collected."""
+        return self.trajectories(iteration).exists() and len(self._lines()) > iteration
+
+    def measured(self, iteration: int) -> dict[str, float]:
+        """The metrics of an iteration, whether it is finished or not."""
+        return {name: value for name, value in self._lines()[iteration].items() if name != "iteration"}
+
+    def forget(self, iteration: int) -> None:
+        """Removes the rows and metrics of an iteration and of those after it: they are made anew."""
+        lines = self._lines()
+        for each in range(iteration, len(lines)):
+            self._remove_rows(each)
+        if len(lines) > iteration:
+            self._write_lines(lines[:iteration])
+
     def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Adds a line to metrics.jsonl, in place of what is there for this iteration and later ones."""
-        lines = self.metrics.read_text().splitlines()[:iteration] if self.metrics.exists() else []
-        write_text(self.metrics, "\n".join([*lines, json.dumps({"iteration": iteration, **metrics})]) + "\n")
+        """Adds metrics to an iteration's line in metrics.jsonl, or that line; those that it has are replaced."""
+        lines = self._lines()
+        known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
+        self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""
-        lines = self.metrics.read_text().splitlines()[: self.finished] if self.finished else []
-        return [json.loads(line) for line in lines]
+        return self._lines()[: self.finished]
+
+    def finish(self, learner: Learner, *, finished: int) -> None:
+        """Makes the iterations finished ones without a checkpoint: after a kill their updates are made again."""
+        self.progress = self._after(finished, learner)
 
     def save(self, learner: Learner, *, finished: int, stopped: bool = False, rollbacks: int | None = None) -> None:
         """Writes the checkpoint, which makes the iterations finished ones; `stopped` makes them the last."""
-        record = Progress(
-            iterations=finished,
-            policy_version=learner.policy_version,
-            rollbacks=self.rollbacks if rollbacks is None else rollbacks,
-            stopped=stopped,
-            code=self._code_until(finished),
-        )
+        self._remove_sampler()  # the disk need not hold three policies
+        record = replace(self._after(finished, learner), stopped=stopped)
+        if rollbacks is not None:
+            record = replace(record, rollbacks=rollbacks)
         checkpoint.save(self.checkpoint, learner, record)
-        self.progress = record
+        self.progress = self.saved = record
+
+    def policy(self, learner: Learner) -> Path:
+        """The folder of the learner's policy: the checkpoint's, or where that is older one that is written here."""
+        if self.saved and self.saved.policy_version == learner.policy_version:
+            return self.checkpoint / checkpoint.POLICY
+        if self._in_sampler != learner.policy_version:
+            checkpoint.save_policy(self.sampler, learner)
+            self._in_sampler = learner.policy_version
+        return self.sampler
 
     def set_aside(self) -> None:
         """Makes the latest checkpoint the good one as well."""
         checkpoint.set_aside(self.checkpoint, self.good)
 
-    def set_best_aside(self) -> None:
+    def set_best_aside(self, learner: Learner) -> None:
         """Makes the latest policy the best one as well."""
-        checkpoint.set_aside_policy(self.checkpoint, self.best)
+        checkpoint.set_aside_policy(self.policy(learner), self.progress, self.best)
 
-    def stop(self) -> None:
+    def stop(self, learner: Learner) -> None:
         """Makes the finished iterations the last ones."""
-        if not self.progress.stopped:
-            self.progress = replace(self.progress, stopped=True)
-            checkpoint.amend(self.checkpoint, self.progress)
+        if self.progress.stopped:
+            return
+        if self.saved != self.progress:
+            self.save(learner, finished=self.finished, stopped=True)
+            return
+        self.progress = self.saved = replace(self.progress, stopped=True)
+        checkpoint.amend(self.checkpoint, self.progress)
 
     def go_back(self, learner: Learner) -> None:
         """Makes the good checkpoint the latest one, and the learner what it was then.
 
-        The iterations after it are no longer finished, and their rows are removed. A process that is killed in here
-        comes to the same decision again, or finds the good checkpoint in its place.
+        The iterations after it are no longer finished, and forgotten. A process that is killed in here comes to the
+        same decision again, or finds the good checkpoint in its place.
         """
         found = checkpoint.load(self.good, learner)
-        for iteration in range(found.iterations, self.finished + 1):
-            self._remove_rows(iteration)
         self.save(learner, finished=found.iterations, rollbacks=self.rollbacks + 1)
+        self.forget(found.iterations)
 
     def is_complete(self, iterations: int) -> bool:
         """Whether nothing is left to train, of so many iterations."""
@@ -197,7 +236,7 @@ class RunFolder:
         if not keep.learner:
             (self.checkpoint / checkpoint.LEARNER).unlink(missing_ok=True)
         if best := checkpoint.progress(self.best):
-            self.progress = replace(self.progress, policy_version=best.policy_version)
+            self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
             checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)
             shutil.rmtree(self.best)
         for iteration in range(self.finished - 1):
@@ -234,8 +273,22 @@ class RunFolder:
         target = aside / f"{self.path.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
         target.parent.mkdir(parents=True, exist_ok=True)
         self.path.rename(target)
-        self.progress = Progress(iterations=0, policy_version=0)
+        self.progress, self.saved = Progress(iterations=0, policy_version=0), None
         logger.warning("%s %s; it was moved to %s", self.path, reason, target)
+
+    def _after(self, finished: int, learner: Learner) -> Progress:
+        """How far the run is with so many finished iterations."""
+        return Progress(
+            iterations=finished,
+            policy_version=learner.policy_version,
+            rollbacks=self.rollbacks,
+            code=self._code_until(finished),
+        )
+
+    def _remove_sampler(self) -> None:
+        self._in_sampler = None
+        for left in (self.sampler, *self.path.glob(".sampler.*")):
+            shutil.rmtree(left, ignore_errors=True)
 
     def _code_until(self, finished: int) -> list[tuple[int, str]]:
         """What the checkpoint says of the code once so many iterations are finished."""
@@ -245,6 +298,13 @@ class RunFolder:
         if first == finished or known == self.identity.code_digest:
             return spans
         return [*spans, (first, self.identity.code_digest)]
+
+    def _lines(self) -> list[dict[str, float]]:
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _write_lines(self, lines: list[dict[str, float]]) -> None:
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _remove_rows(self, iteration: int) -> None:
         for rows in (self.trajectories, self.proof, self.credit):

@@ -32,7 +32,18 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
-from agent_r1.training.watch import Decision, Record, Unrecorded, Verdict, announce, judge, prove, reseeded
+from agent_r1.training.watch import (
+    Decision,
+    Record,
+    StaleWeightsError,
+    Unrecorded,
+    Verdict,
+    announce,
+    judge,
+    prove,
+    require_own,
+    reseeded,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +66,10 @@ def iterate(
         iteration = folder.finished
         if awaits_validation(folder, config):
             validated = validate(iteration - 1)
-            folder.record(iteration - 1, folder.history()[-1] | validated)
-            record.add(validated, step=iteration - 1)
+            record.log(validated, step=iteration - 1)  # first: what the folder has is not measured again
+            folder.record(iteration - 1, validated)
         if is_exhausted(folder.history(), config.validation.patience):
-            folder.stop()
+            folder.stop(training.learner)
         if folder.is_complete(config.iterations):
             return
         metrics = rollout(iteration) | credit(iteration) | update(iteration)
@@ -67,9 +78,10 @@ def iterate(
         folder.record(iteration, metrics)
         record.log(metrics, step=iteration)
         announce(verdict, record, iteration)
-        concluded = conclude(iteration, verdict)  # makes the iteration a finished one
-        folder.record(iteration, metrics | concluded)
-        record.add(concluded, step=iteration)
+        concluded = conclude(iteration, verdict)
+        if folder.finished > iteration:  # unless the run went back
+            folder.record(iteration, concluded)
+            record.log(concluded, step=iteration)
 
 
 def leaves_work(folder: RunFolder, config: TrainParams) -> bool:
@@ -130,15 +142,23 @@ class Training:
         self.engine = open_engine(settings.engine, actor)
 
     def rollout(self, iteration: int) -> Metrics:
-        """Collects trajectories with the current policy, and proves that the sampler ran it."""
+        """Collects trajectories with the current policy, and proves that the sampler ran it.
+
+        Those that an earlier process collected are read, under the same proof.
+        """
+        if collected := self._collected(iteration):
+            return collected
+        self.folder.forget(iteration)
         self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
         trajectories = self._collect(questions, iteration)
         gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
         refilled = self._refill(trajectories, iteration)
-        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         hit_share = self.shared.index.take_hit_share()
-        return {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
+        metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
+        self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
+        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
+        return metrics
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
@@ -165,14 +185,18 @@ class Training:
         return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
 
     def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
-        """Writes the checkpoint, which makes the iteration a finished one, or goes back to the last good one."""
+        """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one."""
         if verdict.decision is Decision.ROLL_BACK:
             self.folder.go_back(self.learner)
             self.learner.seed = self.seed
             return {}
         if self._may_roll_back and verdict.clean:
             self.folder.set_aside()
-        self.folder.save(self.learner, finished=iteration + 1, stopped=verdict.decision is Decision.STOP)
+        finished, stopped = iteration + 1, verdict.decision is Decision.STOP
+        if stopped or finished == self.config.iterations or finished % self.config.checkpoint.every == 0:
+            self.folder.save(self.learner, finished=finished, stopped=stopped)
+        else:
+            self.folder.finish(self.learner, finished=finished)
         return {}
 
     def validate(self, iteration: int) -> Metrics:
@@ -182,7 +206,7 @@ class Training:
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         scores = validation_scores(trajectories)
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
-            self.folder.set_best_aside()
+            self.folder.set_best_aside(self.learner)
         return scores
 
     @property
@@ -194,10 +218,27 @@ class Training:
     def _may_roll_back(self) -> bool:
         return self.config.monitor.on_collapse == "rollback"
 
+    def _collected(self, iteration: int) -> Metrics:
+        """What was measured of an iteration that an earlier process collected; nothing where it is to be collected.
+
+        That is also where its file is damaged, or another seed or other weights than the learner's sampled it.
+        """
+        if not self.folder.is_collected(iteration):
+            return {}
+        try:
+            trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+            require_own(trajectories, iteration, seed=self.seed, policy_version=self.learner.policy_version)
+            gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
+        except (ValueError, StaleWeightsError) as fault:
+            logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
+            return {}
+        logger.info("iteration %d was collected before: %d trajectories are read", iteration, len(trajectories))
+        return self.folder.measured(iteration) | {"rollout/canary_gap": gap}
+
     def _hand_over_weights(self) -> None:
-        """Has the sampler run the learner's weights, which the latest checkpoint holds."""
+        """Has the sampler run the learner's weights."""
         if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.checkpoint / "policy", self.learner.policy_version)
+            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
 from agent_r1.params.train import CanaryTolerance, TrainParams
+from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
 logger = logging.getLogger(__name__)
@@ -55,14 +56,22 @@ def prove(
     return gap
 
 
+def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_version: int) -> None:
+    """Raises ValueError for trajectories that were not sampled in that iteration, under that seed, by those weights."""
+    for each in trajectories:
+        own = derive(seed, iteration, each.question_id, each.sample)
+        if (each.seed, each.policy_version) != (own, policy_version):
+            raise ValueError(
+                f"trajectory {each.trajectory_id!r} is of policy version {each.policy_version}, not {policy_version}, "
+                "or of another seed or iteration"
+            )
+
+
 class Record(Protocol):
     """Where a training's numbers and alarms go besides its folder, such as a run of MLflow."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds the metrics of an iteration, unless it has them already."""
-
-    def add(self, metrics: Mapping[str, float], step: int) -> None:
-        """Adds further metrics to an iteration that was logged."""
+        """Adds metrics of an iteration, those that it has not yet."""
 
     def tag(self, name: str, value: str) -> None:
         """Sets a tag, in place of the value it had."""
@@ -75,7 +84,6 @@ class Unrecorded:
     """A record that keeps nothing: the folder has it all."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None: ...
-    def add(self, metrics: Mapping[str, float], step: int) -> None: ...
     def tag(self, name: str, value: str) -> None: ...
     def rewind(self) -> None: ...
 

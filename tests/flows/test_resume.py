@@ -25,10 +25,19 @@ TRAIN = ("-m", "flows", "train", "--run", "ppo")
 TIMEOUT_S = 300.0
 
 
+@pytest.fixture(params=[1, 3])
+def every(request: pytest.FixtureRequest) -> int:
+    """How often there is a checkpoint; with 3 there is none before the end."""
+    found: int = request.param
+    return found
+
+
 @pytest.fixture
-def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
+def fresh(
+    tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None], every: int
+) -> Path:
     """The project before training, where `start` starts processes."""
-    write_params(tmp_path, {})
+    write_params(tmp_path, {"train": {"checkpoint": {"every": every}}})
     for part in ("data", "outputs/warm_start"):
         shutil.copytree(small_project / part, tmp_path / part)
     return tmp_path
@@ -82,7 +91,7 @@ def learner_state(run: Path) -> dict[str, Any]:
 
 
 def test_killed_and_started_again_it_ends_with_the_same_bits(
-    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
     for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
         monkeypatch.delenv(name, raising=False)
@@ -91,11 +100,15 @@ def test_killed_and_started_again_it_ends_with_the_same_bits(
     wait_for(run / "trajectories/001.parquet", process)
     process.kill()
     process.communicate(timeout=TIMEOUT_S)
-    assert json.loads((run / "checkpoint" / "progress.json").read_text())["iterations"] == 1
+    saved = run / "checkpoint" / "progress.json"
+    finished = json.loads(saved.read_text())["iterations"] if saved.exists() else 0
+    assert finished == (1 if every == 1 else 0)
     process = start(*TRAIN)
     errors = process.communicate(timeout=TIMEOUT_S)[1]
     assert process.returncode == 0, errors
-    assert "going on after 1 finished iterations" in errors
+    assert f"going on after {finished} finished iterations" in errors
+    read = [iteration for iteration in range(3) if f"iteration {iteration} was collected before" in errors]
+    assert read == list(range(finished, 2))
 
     weights = "checkpoint/policy/model.safetensors"
     assert (run / weights).read_bytes() == (alone / weights).read_bytes()

@@ -304,6 +304,20 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(content)
 
 
+def test_an_amended_checkpoint_keeps_its_hashes(make_learner: Make, tmp_path: Path) -> None:
+    """It is the whole one again but for its record, without a look at its files: one that changed before is told."""
+    learner, folder, aside = make_learner(with_critic=False), tmp_path / "checkpoint", tmp_path / "best"
+    checkpoint.save(folder, learner, after(1))
+    checkpoint.set_aside_policy(folder / "policy", after(1), aside)
+    checkpoint.amend(folder, after(2))
+    assert checkpoint.load(folder, learner) == after(2)
+    flip(folder / "learner.pt", 0)
+    checkpoint.amend(folder, after(3), policy_of=aside)
+    checkpoint.require_whole(folder, "policy")
+    with pytest.raises(ValueError, match=r"learner\.pt is missing or not as it was written"):
+        checkpoint.load(folder, learner)
+
+
 def test_hashes_are_those_of_the_newer_checkpoint_that_came_meanwhile(
     make_learner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,20 @@ def test_a_resumed_run_logs_no_iteration_twice(project: Path) -> None:
     assert [point.step for point in history] == [0, 1, 2]
 
 
+def test_what_comes_later_to_an_iteration_is_logged_once_too(project: Path) -> None:
+    """Iterations 0 and 1 come again after a kill between the two metrics of the second."""
+    first = tracking.start("later-seed0", {"variant": "later"}, TAGS)
+    for name, step in [("rollout/em", 0), ("validation/em", 0), ("rollout/em", 1)]:
+        first.log({name: 0.5}, step)
+    again = tracking.resume(first.run_id)
+    assert again is not None
+    for step in (0, 1, 2):
+        for name in ("rollout/em", "validation/em"):
+            again.log({name: 0.5}, step)
+    for name in ("rollout/em", "validation/em"):
+        assert [point.step for point in client(project).get_metric_history(first.run_id, name)] == [0, 1, 2]
+
+
 def test_a_run_that_went_back_logs_its_iterations_again(project: Path) -> None:
     """Steps 0, 1, 2; back to 1; 1 again, killed, and 1 and 2 again: the store has the second 1 and lacks the second 2.
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from agent_r1.params import RunId, load
-from agent_r1.params.train import KeepParams
+from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import load_policy
 from agent_r1.tables import replacing
 from agent_r1.training.folder import Identity, RunFolder, read_start
 
@@ -187,7 +188,7 @@ def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
     plain = identity({})
     assert plain.parameters["train.credit.lam"] == 0.99
     assert plain.parameters["engine.kind"] == "vllm"
-    assert identity({"keep": KeepParams(learner=True, every=3)}) == plain
+    assert identity({"keep": KeepParams(learner=True, every=3), "checkpoint": CheckpointParams(every=3)}) == plain
     other = identity({"seed": 1})
     assert other.differences_from(plain) == ["train.seed 0 -> 1"]
     assert other.fingerprint != plain.fingerprint == identity({}).fingerprint
@@ -199,6 +200,44 @@ def test_a_repeated_iteration_takes_its_lines_place(path: Path) -> None:
         folder.record(iteration, {"reward/total": 0.5})
     rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [(row["iteration"], row["reward/total"]) for row in rows] == [(0, 0.0), (1, 0.1), (2, 0.5), (3, 0.5)]
+
+
+def test_an_iterations_later_metrics_join_its_line_and_leave_the_others(path: Path) -> None:
+    folder = taken_up(path)
+    folder.record(1, {"validation/em": 0.5, "reward/total": 0.7})
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert rows[1] == {"iteration": 1, "reward/total": 0.7, "validation/em": 0.5}
+    assert [row["reward/total"] for row in rows] == [0.0, 0.7, 0.2]
+    assert folder.measured(2) == {"reward/total": 0.2}
+
+
+def test_forgotten_iterations_leave_nothing(path: Path) -> None:
+    folder = taken_up(path)
+    for iteration in range(3):
+        touch_rows(folder, iteration)
+    assert [folder.is_collected(each) for each in range(4)] == [True, True, True, False]
+    folder.forget(1)
+    assert [folder.is_collected(each) for each in range(4)] == [True, False, False, False]
+    assert len(folder.metrics.read_text().splitlines()) == 1
+    touch_rows(folder, 1)  # with rows and no line nothing is known of how they were collected
+    assert not folder.is_collected(1)
+
+
+def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Path, learner: Learner) -> None:
+    folder = taken_up(tmp_path / "ppo")
+    folder.save(learner, finished=0)
+    assert folder.policy(learner) == folder.checkpoint / "policy"
+    change(learner)
+    folder.finish(learner, finished=1)
+    sampled = load_policy(folder.policy(learner), device=torch.device("cpu"))
+    assert torch.equal(next(sampled.parameters()), weights(learner))
+    assert folder.policy(learner) == folder.path / "sampler"
+    again = taken_up(tmp_path / "ppo")  # as a process does that finds what another left
+    assert (again.finished, (folder.path / "sampler").exists()) == (0, False)
+    folder.policy(learner)
+    folder.save(learner, finished=2)
+    assert folder.policy(learner) == folder.checkpoint / "policy"
+    assert not (folder.path / "sampler").exists()
 
 
 def test_history_is_what_finished_iterations_measured(path: Path) -> None:

@@ -1,0 +1,305 @@
+"""A run with a checkpoint every so many iterations that is killed between two: it costs updates, and no bit."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent_r1.files import sha256
+from agent_r1.records import Outcome, Trajectory
+from agent_r1.tables import read_rows, write_rows
+from agent_r1.training import loop
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.loop import Training, iterate
+from agent_r1.training.watch import Unrecorded
+
+ITERATIONS = 7
+KILLS = 2
+RUN = {
+    "iterations": ITERATIONS,
+    "rollout": {"questions": 3, "samples": 4},
+    "credit": {"filter": {"kind": "top_p", "share": 0.9, "refill": 1}},
+    "update": {
+        "learning_rate": 1e-3,
+        "critic": {"minibatches": 4, "warmup": {"iterations": 1, "explained_variance": 0.1, "limit": 2}},
+        "proved_trajectories": 4,
+    },
+    "validation": {"every": 2, "questions": 0, "keep_best": True},
+    "keep": {"learner": False},
+}
+SPARSE = {**RUN, "checkpoint": {"every": 3}}
+CUT_SHORT = "Is it true of B?"  # the question of whose episodes the world cuts one short, wherever it is asked
+
+
+class Killed(BaseException):
+    """What a process that is killed does not live to see."""
+
+
+@dataclass
+class Process(Unrecorded):
+    """What a process does, in order; it is killed before the event of that name or number."""
+
+    killed_at: int | str = -1
+    events: list[str] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)  # asked of the engine, by verb and iteration
+    verb: str = ""
+
+    def begin(self, event: str) -> None:
+        if self.killed_at in (event, len(self.events)):
+            raise Killed(event)
+        self.events.append(event)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.begin(f"log {step}")
+
+    def watch(self, owner: Any, name: str) -> Callable[..., Any]:
+        """The function of that name, whose calls are events."""
+        original = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            event = " ".join([name, *(str(each) for each in given if isinstance(each, int))])
+            self.begin(event)
+            self.verb = event if owner.__class__ is Training else self.verb
+            return original(*given, **named)
+
+        call.__name__ = name
+        return call
+
+    def count(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(requests: Sequence[Any]) -> Any:
+            self.requests[self.verb] += len(requests)
+            return sample(requests)
+
+        return counted
+
+
+VERBS = ("rollout", "credit", "update", "conclude", "validate")
+WRITES = ("record", "save", "finish", "forget", "set_best_aside", "stop", "policy")
+
+
+@contextmanager
+def watched(training: Training, process: Process) -> Iterator[None]:
+    """Makes events of all that a training does and writes, and has the world cut episodes short."""
+    collect, sample = training._collect, training.engine.sample
+
+    def cut(*given: Any, **named: Any) -> list[Trajectory]:
+        return [
+            replace(each, outcome=Outcome.ABORTED) if (each.question_id, each.sample) == (CUT_SHORT, 0) else each
+            for each in collect(*given, **named)
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in ((training, VERBS), (training.folder, WRITES), (loop, ("write_rows",))):
+            for name in names:
+                patch.setattr(owner, name, process.watch(owner, name))
+        patch.setattr(training.engine, "sample", process.count(sample))
+        patch.setattr(training, "_collect", cut)
+        patch.setattr(loop, "validation_scores", score)
+        yield
+
+
+def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Any number in [0, 1) that other weights change: a later policy is better or not, as it comes."""
+    return {"validation/em": float(abs(sum(each.logprobs.sum() for each in trajectories))) * 1e4 % 1}
+
+
+@pytest.fixture(scope="module")
+def task(one_action_task: Callable[..., Any]) -> Any:
+    """Questions whose answer is yes, and a model that says yes, no and other things."""
+    rng = random.Random(0)
+    answers = {f"Is it true of {name}?": "yes" for name in "ABCDEF"}
+    made = one_action_task(answers, lambda _: f"<answer> {rng.choice(['yes', 'no'])} </answer>", steps=80)
+    dev = [replace(each, split="dev", question_id=f"dev {each.question_id}") for each in made.questions[:4]]
+    return replace(made, questions=[*made.questions, *dev])
+
+
+@pytest.fixture
+def go(task: Any, open_training: Callable[..., Any]) -> Callable[..., tuple[RunFolder, Process]]:
+    """One process of a run: its folder, and what it did."""
+
+    def start(changes: Mapping[str, Any], killed_at: int | str = -1) -> tuple[RunFolder, Process]:
+        process = Process(killed_at)
+        with open_training(task, dict(changes)) as training, watched(training, process):
+            try:
+                iterate(training, process)
+            except Killed:
+                assert killed_at != -1
+        return training.folder, process
+
+    return start
+
+
+def leaves(state: Any) -> Iterator[Any]:
+    """What is at the ends of nested dictionaries and lists; tensors as bytes."""
+    if isinstance(state, dict | list | tuple):
+        for each in state.items() if isinstance(state, dict) else state:
+            yield from leaves(each)
+    else:
+        yield state.numpy().tobytes() if isinstance(state, torch.Tensor) else state
+
+
+def bits(folder: RunFolder) -> dict[str, Any]:
+    """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
+    timed = ("time/", "rollout/search_cache")
+    state = torch.load(folder.checkpoint / "learner.pt", weights_only=True)
+    parts = ("checkpoint/policy", "best/policy", "proof", "credit")
+    rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
+    untimed = [
+        replace(row, steps=[replace(step, latency_s=0.0) for step in row.steps]) for each in rows for row in each
+    ]
+    return {
+        "trajectories": list(map(repr, untimed)),
+        **{part: sha256(folder.path / part) for part in parts},
+        "progress": (folder.checkpoint / "progress.json").read_text(),
+        "learner": [*leaves({name: value for name, value in state.items() if not name.endswith("_random")})],
+        "metrics": [{name: line[name] for name in line if not name.startswith(timed)} for line in folder.history()],
+        "files": sorted(path.name for path in folder.path.iterdir()),
+    }
+
+
+def aside(folder: RunFolder) -> None:
+    """Makes room for another run."""
+    folder.path.rename(folder.path.with_name(f"run {len(list(folder.path.parent.iterdir()))}"))
+
+
+def left_to_ask(folder: RunFolder, whole: Process) -> Counter[str]:
+    """The requests of a whole run without those of the iterations that the folder has collected or validated."""
+    known = {f"rollout {each}" for each in range(ITERATIONS) if folder.trajectories(each).exists()}
+    lines = enumerate(folder.metrics.read_text().splitlines() if folder.metrics.exists() else [])
+    known |= {f"validate {each}" for each, line in lines if "validation/em" in line}
+    return Counter({verb: count for verb, count in whole.requests.items() if verb not in known})
+
+
+Go = Callable[..., tuple[RunFolder, Process]]
+Alone = tuple[dict[str, Any], Process]
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Alone]:
+    """The runs of `left_alone`, each made once."""
+    return {}
+
+
+@pytest.fixture
+def left_alone(go: Go, made: dict[str, Alone]) -> Callable[[dict[str, Any]], Alone]:
+    """The bits and the process of a run with a checkpoint after every iteration that nobody kills."""
+
+    def find(changes: dict[str, Any]) -> Alone:
+        if repr(changes) not in made:
+            folder, process = go(changes)
+            made[repr(changes)] = bits(folder), process
+            aside(folder)
+        return made[repr(changes)]
+
+    return find
+
+
+@pytest.fixture
+def alone(left_alone: Callable[[dict[str, Any]], Alone]) -> Alone:
+    return left_alone(RUN)
+
+
+def test_the_run_has_what_could_go_wrong(alone: Alone) -> None:
+    """Otherwise the other tests would hold of nothing."""
+    history = alone[0]["metrics"]
+    assert len({line["outcome/aborted"] for line in history}) > 1
+    assert {line["filter/refilled_groups"] for line in history} == {0, 1}
+    assert len({line["filter/kept_share"] for line in history}) > 1
+    assert alone[1].events.count("set_best_aside") > 1
+    assert next("policy_version=1" in row for row in alone[0]["trajectories"] if "iteration=3" in row)
+
+
+@pytest.mark.parametrize("changes", [RUN, SPARSE])
+def test_killed_before_any_of_its_writes_a_run_ends_with_the_same_bits(
+    go: Go, alone: Alone, changes: dict[str, Any]
+) -> None:
+    """Killed twice; what was collected or validated is not asked of the engine again."""
+    expected, whole = alone
+    folder, process = go(changes)
+    assert (bits(folder), process.requests) == (expected, whole.requests)
+    for killed_at in random.Random(3).sample(range(len(process.events)), KILLS):
+        aside(folder)
+        folder, killed = go(changes, killed_at)
+        folder, again = go(changes, killed_at // 3)
+        left = left_to_ask(folder, whole)
+        folder, resumed = go(changes)
+        assert bits(folder) == expected, (killed_at, killed.events[-1])
+        assert resumed.requests == left
+        assert (killed.requests + again.requests + resumed.requests).keys() == whole.requests.keys()
+
+
+def test_how_often_may_change_while_a_run_is_trained(go: Go, alone: Alone) -> None:
+    folder, _ = go(SPARSE, "conclude 4")
+    assert (folder.saved and folder.saved.iterations, folder.finished) == (3, 4)
+    folder, resumed = go({**RUN, "checkpoint": {"every": 2}})
+    assert bits(folder) == alone[0]
+    assert [each for each in resumed.events if each in ("save", "finish")] == ["save", "finish", "save", "save"]
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def by_other_weights(path: Path) -> None:
+    rows = read_rows(path, Trajectory)
+    moved = rows[0].logprobs - np.float32(0.01) * rows[0].action_mask
+    write_rows(path, [replace(rows[0], logprobs=moved), *rows[1:]], Trajectory)
+
+
+def of_another_seed(path: Path) -> None:
+    rows = read_rows(path, Trajectory)
+    write_rows(path, [*rows[:-1], replace(rows[-1], seed=rows[-1].seed + 1)], Trajectory)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (torn, "is damaged"),
+        (by_other_weights, "are off by 0.01"),
+        (of_another_seed, "or of another seed"),
+        (Path.unlink, ""),
+    ],
+)
+def test_what_is_not_as_it_was_collected_is_collected_again_with_all_that_came_after(
+    go: Go,
+    alone: Alone,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    reason: str,
+) -> None:
+    expected, whole = alone
+    folder, _ = go(SPARSE, "conclude 5")
+    damage(folder.trajectories(4))
+    folder, resumed = go(SPARSE)
+    assert reason in caplog.text
+    assert ("iteration 4 and those after it are collected again" in caplog.text) == bool(reason)
+    assert bits(folder) == expected
+    assert {verb for verb in resumed.requests if verb.startswith("rollout")} == {"rollout 4", "rollout 5", "rollout 6"}
+    assert resumed.requests.items() <= whole.requests.items()
+
+
+@pytest.mark.parametrize("killed_at", [-1, "stop", "conclude 3"])
+def test_a_run_that_ends_between_two_checkpoints_has_one_of_its_end(
+    go: Go,
+    left_alone: Callable[[dict[str, Any]], Alone],
+    monkeypatch: pytest.MonkeyPatch,
+    killed_at: int | str,
+) -> None:
+    """The validation after the fourth iteration is no better than that after the second."""
+    early = {"validation": {"every": 2, "questions": 0, "keep_best": True, "patience": 1}}
+    monkeypatch.setitem(globals(), "score", lambda _: {"validation/em": 0.5})
+    expected, _ = left_alone(RUN | early)
+    folder, process = go(SPARSE | early, killed_at)
+    if killed_at != -1:
+        folder, process = go(SPARSE | early)
+    assert bits(folder) == expected
+    assert (folder.finished, folder.progress.stopped, "save" in process.events) == (4, True, True)
