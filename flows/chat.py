@@ -39,6 +39,7 @@ def main() -> None:
             policy.path,
             policy.title,
             policy.updates,
+            beneath=policy.beneath(settings),
             question=given.question,
             temperature=given.temperature,
             seed=given.draws or 0,

@@ -98,11 +98,15 @@ def _ask(
     questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
+    beneath = policy.beneath(settings)
+    rounded = beneath is None and policy.would_round(settings)
     with open_shared(subject.protocol, settings) as shared:
         attempts = attempts_under(subject.protocol, questions, settings, shared)
-        measured = conditions(subject.protocol, attempts, chat, settings)
+        measured = conditions(subject.protocol, attempts, chat, settings, rounded=rounded)
         with accelerator():
-            trajectories = answer_greedily(policy.path, attempts, chat, settings, shared, policy_version=policy.updates)
+            trajectories = answer_greedily(
+                policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
+            )
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import yaml
 
 from agent_r1.files import sha256, write_text
-from agent_r1.params import Params, RunId, policy_in
+from agent_r1.params import Params, RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
-from agent_r1.policy import checkpoint
+from agent_r1.policy import adapter, checkpoint
+from agent_r1.policy.model import compute_dtype, default_device
+from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.dvc_files import kept, require_listing, run_dvc
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +80,36 @@ class Policy:
         if model.startswith((".", "/", "~")) or model.count("/") != 1:
             raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
         return cls(title=model, path=model)
+
+    def would_round(self, settings: Params) -> bool:
+        """Whether this machine's engines have adapters of it to run, and merged weights would be in bfloat16.
+
+        Those lack what is below half a unit in the last place; merged ones in float32 compute what the adapters do, to
+        rounding, and do without the model beneath.
+        """
+        runs_adapters = settings.engine.kind != "server" and adapter_in(Path(self.path)).is_dir()
+        return runs_adapters and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
+
+    def beneath(self, settings: Params) -> Beneath | None:
+        """What its adapters are to run beside: the model that trainings start from. None where its own weights run.
+
+        Raises ValueError if there is nothing else and they cannot run, or if they are not what a training writes.
+        """
+        folder, start = Path(self.path), settings.places.warm_start
+        alone = checkpoint.is_adapters_alone(folder)
+        stored = adapter.read_stored(folder) if alone or self.would_round(settings) else None
+        if stored is None:
+            return None
+        if alone and settings.engine.kind == "server":
+            raise ValueError(f"{folder} holds adapters alone, and servers need weights; train the run to its end")
+        if start.is_dir() and sha256(start) == stored.beneath:
+            adapter.require_fit(stored, folder, start)
+            return Beneath(str(start), stored.params.rank)
+        lacking = f"{start} is not the model that the adapters in {folder} were trained beside"
+        if alone:
+            raise ValueError(f"{lacking}; bring it back (`dvc checkout`), or train the run to its end")
+        logger.warning("%s; they are merged and rounded: bring it back (`dvc checkout`), or see model.dtype", lacking)
+        return None
 
 
 def version_of(model: str, settings: Params) -> Version:

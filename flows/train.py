@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -14,8 +15,8 @@ from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.files import load_pretrained, sha256, write_text
 from agent_r1.params import Params, RunId
 from agent_r1.params.train import TrainParams
-from agent_r1.policy import adapter, memory
-from agent_r1.policy.model import load_tokenizer
+from agent_r1.policy import adapter, checkpoint, memory
+from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
@@ -53,6 +54,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
                 if leaves_work(folder, config):
                     _learn(settings, config, questions, shared, folder, tracked)
                 folder.tidy(config.keep)
+                checkpoint.complete(folder.checkpoint, _merging(settings))
                 tracked.tag(CODE_TAG, folder.describe_code())
 
 
@@ -81,6 +83,12 @@ def code_of(stage: str) -> dict[str, str]:
     rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
     files = [file for room in rooms for file in (room.rglob("*") if room.is_dir() else [room]) if file.is_file()]
     return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
+
+
+def _merging(settings: Params) -> Callable[[Path], None]:
+    """Merges adapters in the folder of a policy into the weights of the model that trainings start from."""
+    dtype = compute_dtype(settings.model.dtype, default_device())
+    return lambda policy: adapter.merge(policy, settings.places.warm_start, dtype)
 
 
 def _inputs(settings: Params, config: TrainParams, shared: Shared) -> dict[str, str]:

@@ -15,7 +15,7 @@ from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
-from agent_r1.rollout.sampling import Actor
+from agent_r1.rollout.sampling import Actor, Beneath
 from agent_r1.search.index import describe, open_index
 
 
@@ -41,9 +41,19 @@ def attempts_under(
 
 
 def answer_greedily(
-    model: str, attempts: Sequence[Attempt], chat: Chat, settings: Params, shared: Shared, *, policy_version: int
+    model: str,
+    attempts: Sequence[Attempt],
+    chat: Chat,
+    settings: Params,
+    shared: Shared,
+    *,
+    policy_version: int,
+    beneath: Beneath | None = None,
 ) -> list[Trajectory]:
-    """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id."""
+    """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id.
+
+    Its adapters, and not the weights that they are merged into, run where there is a model `beneath` them.
+    """
     actor = Actor(
         model=model,
         end_id=chat.end_id,
@@ -52,15 +62,21 @@ def answer_greedily(
         dtype=settings.model.dtype,
         version=policy_version,
     )
-    with open_engine(settings.engine, actor) as engine:
+    with open_engine(settings.engine, actor.beside(beneath)) as engine:
         return collect(engine, chat, attempts, shared, seed=settings.evaluate.seed, policy_version=policy_version)
 
 
-def conditions(protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params) -> dict[str, str]:
-    """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode."""
+def conditions(
+    protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params, *, rounded: bool = False
+) -> dict[str, str]:
+    """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode.
+
+    `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath.
+    """
     places, env = settings.places, attempts[0].env(0)
     limits = settings.env.model_dump(exclude={"instructions", "aborted_share"})  # the prompt's hash has the one
     limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+    limits |= {"adapters": "merged and rounded"} if rounded else {}
     return {
         "questions": sha256(places.questions),
         "passages": sha256(places.passages),

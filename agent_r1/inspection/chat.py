@@ -29,7 +29,7 @@ from agent_r1.records import CallStatus, Outcome, StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import StepView, follow
-from agent_r1.rollout.sampling import Actor, Sampler
+from agent_r1.rollout.sampling import Actor, Beneath, Sampler
 from agent_r1.search.index import open_index
 
 LABEL = 8  # columns
@@ -37,11 +37,20 @@ CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "
 
 
 def chat(
-    settings: Params, path: str, title: str, updates: int, *, question: str | None, temperature: float, seed: int
+    settings: Params,
+    path: str,
+    title: str,
+    updates: int,
+    *,
+    beneath: Beneath | None,
+    question: str | None,
+    temperature: float,
+    seed: int,
 ) -> None:
     """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
 
-    The policy's path is a folder or hub id, its title a name for people; it had so many updates since the warm start.
+    The policy's path is a folder or hub id, its title a name for people; it had so many updates since the warm start,
+    and acts as the adapters in its folder where there is a model `beneath` them.
     The seed is of what is drawn with a temperature above 0.
     """
     at_keyboard = question is None and sys.stdin.isatty()
@@ -59,7 +68,7 @@ def chat(
                 dtype=settings.model.dtype,
                 version=updates,
             )
-            engine = stack.enter_context(open_engine(settings.engine, actor))
+            engine = stack.enter_context(open_engine(settings.engine, actor.beside(beneath)))
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
             screen.say(f"{title} answers; Ctrl-D ends", QUIET)

@@ -129,7 +129,8 @@ def policy_gradient(
 ) -> PolicyGradient:
     """The gradient of all kept trajectories together, in one step, whatever `epochs` and `minibatches` say.
 
-    No weight changes, and nothing is left in the parameters' own gradients. Raises FloatingPointError, which names the
+    P counts the weights that train: with adapters, theirs alone. What is computed at once is a micro-batch. No weight
+    changes, and nothing is left in the parameters' own gradients. Raises FloatingPointError, which names the
     trajectories, if a loss is not finite, and ValueError if `kl_loss` needs a reference that the credits have not had.
     """
     rows = join_credit(policy, trajectories, credits, params, compute)  # those not kept have no loss token
@@ -142,7 +143,8 @@ def policy_gradient(
             if part.any():
                 loss = (token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor
                 gradients = torch.autograd.grad(loss, weights, retain_graph=True, materialize_grads=True)
-                total += torch.cat([each.flatten() for each in gradients]).cpu()
+                for piece, each in zip(total.split([each.numel() for each in gradients]), gradients, strict=True):
+                    piece += each.flatten().cpu()
         seen.append(tokens.detach())
     if not seen:
         return PolicyGradient(sampled, observed, {}, 0.0)

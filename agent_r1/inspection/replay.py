@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,17 +16,18 @@ import yaml
 from rich import box
 from rich.progress import track
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
-from agent_r1.params import Params, RunId
+from agent_r1.params import Params, RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy.batching import Compute
-from agent_r1.policy.learner import frozen
+from agent_r1.policy.learner import Learner, Reference, compute_of, frozen, reference_of
 from agent_r1.policy.losses import Metrics
-from agent_r1.policy.model import compute_dtype, default_device, load_policy
+from agent_r1.policy.model import default_device
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 
@@ -151,12 +152,12 @@ class Replayer:
         self, stored: StoredRun, compared: list[Configuration], settings: Params, *, with_gradient: bool
     ) -> None:
         self.stored, self.compared, self.with_gradient = stored, compared, with_gradient
-        self.max_tokens = settings.env.max_tokens
-        self.device = default_device()
-        self.dtype = compute_dtype(settings.model.dtype, self.device)
-        self.load = cache(partial(load_policy, device=self.device))
+        self.max_tokens, self.model = settings.env.max_tokens, settings.model
+        self.taken: Path | None = None  # the folder of the policy that the learner has taken over
+        if with_gradient:
+            _require_like_adapters(stored, settings)
         needed = any(each.train.needs_reference for each in compared)
-        self.reference = frozen(stored.warm_start, self._compute(compared[0].train)) if needed else None
+        self.reference = self._reference(compared[0].train) if needed else None
 
     def replay(self, number: int) -> Replayed:
         """One iteration under every configuration."""
@@ -195,8 +196,30 @@ class Replayer:
             )
         return credits_, metrics
 
+    @cached_property
+    def learner(self) -> Learner:
+        """The run's as it began, without a critic: it takes the weights whose gradient is asked for.
+
+        So it is with adapters, precision and gradient checkpointing as in training, and fits where that does.
+        """
+        own = self.compared[0].train
+        return Learner(self.stored.warm_start, own.update, self.model, with_critic=False, seed=own.seed)
+
+    def _policy(self, path: Path) -> PreTrainedModel:
+        """The learner's policy with the weights that are at `path`: the warm start's come first, as in the run."""
+        if path not in (self.stored.warm_start, self.taken):
+            self.learner.take_policy(path)
+            self.taken = path
+        return self.learner.policy
+
+    def _reference(self, config: TrainParams) -> Reference:
+        """The warm start; with adapters, the learner's own model without them."""
+        if self.with_gradient and self.model.adapter:
+            return reference_of(self.learner, self.stored.warm_start)
+        return frozen(self.stored.warm_start, self._compute(config))
+
     def _compute(self, config: TrainParams) -> Compute:
-        return Compute(device=self.device, dtype=self.dtype, max_tokens=config.update.max_tokens_per_microbatch)
+        return compute_of(self.model, config.update, default_device())
 
     def _gradient(
         self, number: int, policy: PolicyOnDisk, rows: list[Trajectory], credits_: list[Credit], config: TrainParams
@@ -204,7 +227,7 @@ class Replayer:
         if policy.path is None or not self.with_gradient:
             return None
         compute = self._compute(config)
-        gradient = policy_gradient(self.load(policy.path), rows, credits_, config.update, compute)
+        gradient = policy_gradient(self._policy(policy.path), rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
         if policy.sampled_it and gap > OTHER_MODEL * allowed:
@@ -224,6 +247,16 @@ class Replayer:
                 self.stored.run,
                 gap,
             )
+
+
+def _require_like_adapters(stored: StoredRun, settings: Params) -> None:
+    """Raises ValueError if adapters train by params.yaml alone, or trained in the run alone."""
+    trained, rank = adapter_in(stored.policy_folder).is_dir(), settings.model.lora.rank
+    if trained != bool(rank):
+        raise ValueError(
+            f"{stored.run} was trained {'with' if trained else 'without'} adapters, and model.lora.rank is {rank}; set "
+            "it back, or compare without gradients"
+        )
 
 
 # Heading and metric of every column.

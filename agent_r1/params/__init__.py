@@ -164,6 +164,11 @@ def policy_in(training: Path) -> Path:
     return training / "checkpoint" / "policy"
 
 
+def adapter_in(policy: Path) -> Path:
+    """The adapters in the folder of a policy, where adapters train."""
+    return policy / "adapter"
+
+
 def registered_policy(label: str, policy_hash: str) -> Path:
     """DVC's file of a registered policy's copy; the copy lies beside it, without the suffix."""
     return MODELS / f"{label}-{policy_hash[:8]}.dvc"

@@ -1,9 +1,9 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
-A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder, with adapters in `policy/adapter/` where they are
-what trains; `learner.pt`, the critic, both optimisers and the random states; `progress.json`; and `SHA256SUMS`, the
-hashes of all of these as `sha256sum -c` takes them. One process at a time may write it. When nothing is left to train,
-`learner.pt` may go.
+A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers and the
+random states; `progress.json`; and `SHA256SUMS`, the hashes of all of these as `sha256sum -c` takes them. Adapters that
+train are in `policy/adapter/`, and the weights that they are merged into may be missing until the training ends. One
+process at a time may write it. When nothing is left to train, `learner.pt` may go.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from agent_r1.files import finish_swap, replaced_folder, sha256
+from agent_r1.params import adapter_in
 
 if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
     from agent_r1.policy.learner import Learner
@@ -55,6 +56,24 @@ def save_policy(folder: Path, learner: Learner) -> None:
     """Writes the policy alone, whole or not at all; raises as `save`."""
     with _written(folder) as fresh:
         learner.save_policy(fresh)
+
+
+def complete(folder: Path, merge: Callable[[Path], None]) -> None:
+    """Has `merge` write the weights of the policy's folder where adapters alone are in it; raises as `save`."""
+    found = progress(folder)
+    if found is None or not is_adapters_alone(folder / POLICY):
+        return
+    require_whole(folder, POLICY)
+    with _written(folder) as fresh:
+        shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(POLICY, PROGRESS, SUMS))
+        shutil.copytree(folder / POLICY, fresh / POLICY)  # no links: files of the old one would be written into
+        merge(fresh / POLICY)
+        _seal(fresh, found)
+
+
+def is_adapters_alone(policy: Path) -> bool:
+    """Whether the folder of a policy lacks the weights that its adapters are to be merged into."""
+    return adapter_in(policy).is_dir() and not any(policy.glob("*.safetensors"))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
+from agent_r1.files import model_hash
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import CriticParams, UpdateParams
 from agent_r1.policy import adapter, losses
@@ -55,24 +56,25 @@ class Learner:
         with_critic: bool,
         seed: int,
         device: torch.device | None = None,
+        merges: bool = True,
     ) -> None:
         """Starts from a Hugging Face folder or hub id, whatever `model.path` says; by default on the accelerator.
 
-        A ValueError says what `path` lacks, or which option its model does not support.
+        Of adapters, `save_policy` writes the merged weights too if it `merges`. A ValueError says what `path` lacks, or
+        which option its model does not support.
         """
         self.params = params
         self.seed = seed
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
         device = device or default_device()
-        dtype = compute_dtype(model.dtype, device)
-        widened = model.float32_output and dtype is not torch.float32
-        self.compute = Compute(
-            device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened
-        )
+        self.compute = compute_of(model, params, device)
+        widened = self.compute.float32_output
         if model.float32_output and not widened:
             logger.warning("model.float32_output: true has no effect: every layer computes in float32 on %s", device)
         self.adapter = model.adapter  # of policy and critic, which then train instead of the weights
-        stored = dtype if self.adapter else torch.float32
+        self.merges = merges
+        self.beneath = model_hash(str(path)) if self.adapter else ""  # what adapters are trained beside
+        stored = self.compute.dtype if self.adapter else torch.float32
         self.tokenizer = load_tokenizer(path)
         self.policy = load_policy(path, stored, device)
         if widened:
@@ -228,13 +230,23 @@ class Learner:
     def save_policy(self, folder: Path) -> None:
         """Writes policy and tokenizer as an ordinary Hugging Face folder.
 
-        Adapters are merged into its weights, which rounds them where the weights are bfloat16 when they are used; the
-        folder `adapter` in it holds them as they are.
+        Adapters are merged into its weights, which rounds them where these are bfloat16; the folder `adapter` in it
+        holds them as they are. Without the merged weights it is all that an engine with adapters needs.
         """
-        adapter.save_merged(self.policy, folder)
+        if self.merges or not self.adapter:
+            adapter.save_merged(self.policy, folder)
+        else:
+            self.policy.config.save_pretrained(folder)
         if self.adapter:
-            adapter.save_adapter(self.policy, self.adapter, folder / "adapter")
+            adapter.save_adapter(self.policy, self.adapter, folder, self.beneath)
         self.tokenizer.save_pretrained(folder)
+
+    def take_policy(self, folder: Path) -> None:
+        """Takes over what `save_policy` of another learner of the same shape wrote; a ValueError refuses others."""
+        if self.adapter:
+            adapter.load_adapter(self.policy, self.adapter, folder, self.beneath)
+        else:
+            self.policy.load_state_dict(load_policy(folder, device=torch.device("cpu")).state_dict())
 
     def state(self) -> dict[str, Any]:
         """What a learner needs to go on besides `save_policy`; the process's random states included.
@@ -257,10 +269,7 @@ class Learner:
         """
         if (state["critic"] is None) != (self.critic is None):
             raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
-        if self.adapter:
-            adapter.load_adapter(self.policy, policy / "adapter")
-        else:
-            self.policy.load_state_dict(load_policy(policy, device=torch.device("cpu")).state_dict())
+        self.take_policy(policy)
         self.policy_version = state["policy_version"]
         self.policy_optimizer.load_state_dict(state["policy_optimizer"])
         if self.critic and self.critic_optimizer:
@@ -294,6 +303,13 @@ def frozen(path: str | Path, compute: Compute) -> Reference:
     if compute.float32_output:
         compute_output_in_float32(policy)
     return Reference(policy, compute)
+
+
+def compute_of(model: ModelParams, params: UpdateParams, device: torch.device) -> Compute:
+    """Where and how a learner computes."""
+    dtype = compute_dtype(model.dtype, device)
+    widened = model.float32_output and dtype is not torch.float32
+    return Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened)
 
 
 def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:

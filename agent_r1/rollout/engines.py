@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from agent_r1.files import load_pretrained
+from agent_r1.params import adapter_in
 from agent_r1.params.stages import EngineParams, TransformersParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
+
+_ADAPTER = "engine"  # what the layers call the adapters in them
 
 
 def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
@@ -104,6 +109,9 @@ class TransformersEngine(Engine):
         self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
         self._actor, self._batch_size = actor, settings.batch_size
         self._model, self.version = self._load(actor.model), actor.version
+        self._adapted = False  # whether there are adapters in it
+        if actor.adapters:
+            self._load_adapter(Path(actor.adapters))
         window = self._model.config.get_text_config().max_position_embeddings
         if window < actor.max_tokens:
             raise EngineError(
@@ -119,9 +127,12 @@ class TransformersEngine(Engine):
         return [found[index] for index in range(len(requests))]
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the model by the one in a Hugging Face folder; no cache outlives a call of `sample`."""
-        del self._model  # before there is another: one may be all that fits
-        self._model = self._load(folder)
+        """Replaces the model by the one in a Hugging Face folder, or its adapters; no cache outlives `sample`."""
+        if self._actor.adapter_rank:
+            self._load_adapter(folder)
+        else:
+            del self._model  # before there is another: one may be all that fits
+            self._model = self._load(folder)
         self.version = version
 
     def close(self) -> None:
@@ -133,6 +144,22 @@ class TransformersEngine(Engine):
         end_id, temperature = self._actor.end_id, 0.0 if requests[0].greedy else self._actor.temperature
         actions = generate(self._model, contexts, uniforms, end_id=end_id, temperature=temperature)
         return [Action.of(ids, logprobs, end_id) for ids, logprobs in actions]
+
+    def _load_adapter(self, folder: Path) -> None:
+        """Puts the adapters of a policy's folder in the place of the last ones, in float32 as they were trained."""
+        from peft import LoraConfig, inject_adapter_in_model  # take a while, and only adapters need them
+
+        own = adapter_in(folder)
+        if not self._adapted:
+            config = json.loads((own / "adapter_config.json").read_text())
+            with torch.random.fork_rng(devices=[]):  # the learner's, in this process
+                inject_adapter_in_model(LoraConfig(**config), self._model, _ADAPTER)
+            self._adapted = True
+        layers = {name: weight for name, weight in self._model.named_parameters() if f".{_ADAPTER}." in name}
+        stored = load_file(own / "adapter_model.safetensors")
+        for name, weight in layers.items():
+            own_name = "base_model.model." + name.replace(f".{_ADAPTER}.", ".")
+            weight.data = stored[own_name].to(weight.device, torch.float32)
 
     def _load(self, path: Path | str) -> PreTrainedModel:
         try:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,13 @@ class Sampler(Protocol):
         ...
 
 
+class Beneath(NamedTuple):
+    """What the adapters of a policy run beside, instead of being merged."""
+
+    model: str  # a Hugging Face folder or hub id: the one that they were trained beside
+    rank: int  # of the adapters
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
     """The model that an engine runs, and how its actions are drawn."""
@@ -57,8 +64,15 @@ class Actor:
     max_tokens: int  # of a context with its action
     temperature: float  # 0 is greedy
     dtype: str  # auto is float32 on a CPU and bfloat16 on CUDA, and with servers whatever they run
-    adapter_rank: int = 0  # of adapters beside the weights, which only vLLM in a process of its own runs apart
+    adapter_rank: int = 0  # of adapters beside the weights; servers get them merged
+    adapters: str = ""  # the folder of the policy whose adapters it starts with; "" for none yet
     version: int = 0  # of the weights, until `load_weights` says another
+
+    def beside(self, beneath: Beneath | None) -> Self:
+        """This actor as the adapters in its model's folder beside another model, where one is given."""
+        if beneath is None:
+            return self
+        return replace(self, model=beneath.model, adapters=self.model, adapter_rank=beneath.rank)
 
 
 class Engine(Sampler, Protocol):
@@ -70,7 +84,7 @@ class Engine(Sampler, Protocol):
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
 
         An engine with adapters takes those in its folder `adapter`, and leaves the model beneath as it is, so that
-        nothing of them is lost in rounding.
+        nothing of them is lost in rounding; servers take the merged weights.
         """
         ...
 

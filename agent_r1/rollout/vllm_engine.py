@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from agent_r1.params import adapter_in
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 
@@ -139,6 +140,8 @@ class VllmEngine(Engine):
         os.close(claim)
         try:
             self._exchange((settings, actor))
+            if actor.adapters:
+                self.load_weights(Path(actor.adapters), actor.version)
         except BaseException:
             self.close()
             raise
@@ -245,7 +248,7 @@ class Worker:
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
         if self._actor.adapter_rank:
-            self._load_adapter(Path(folder).resolve() / "adapter")
+            self._load_adapter(adapter_in(Path(folder).resolve()))
         else:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
             self._llm.collective_rpc("refresh_embeddings")

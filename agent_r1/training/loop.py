@@ -121,7 +121,10 @@ class Training:
         for remark in config.credit.remarks:
             logger.info("%s", remark)
         with_critic = config.credit.needs_critic
-        self.learner = Learner(model, config.update, settings.model, with_critic=with_critic, seed=self.seed)
+        merges = settings.engine.kind == "server"  # the others sample with the adapters themselves
+        self.learner = Learner(
+            model, config.update, settings.model, with_critic=with_critic, seed=self.seed, merges=merges
+        )
         self.reference = reference_of(self.learner, model) if config.needs_reference else None
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)

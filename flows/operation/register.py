@@ -62,6 +62,8 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
         raise ValueError(
             f"{training} is at iteration {progress.iterations} of {config.iterations}; train it to its end"
         )
+    if checkpoint.is_adapters_alone(policy):
+        raise ValueError(f"the adapters in {policy} are not merged yet; start the training again, which does it")
     checkpoint.require_whole(policy.parent, checkpoint.POLICY)
     policy_hash = sha256(policy)
     known = registry.of_policy(policy_hash)

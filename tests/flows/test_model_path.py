@@ -22,9 +22,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agent_r1.files import sha256
 from agent_r1.params import RunId, load, policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
+from agent_r1.training.loop import Training
+from agent_r1.training.watch import Verdict
 from flows.evaluate import evaluate
 from flows.index import index
 from flows.prepare import prepare
@@ -98,8 +101,22 @@ def test_a_foreign_model_is_trained_with_adapters(
     tiny_tokenizer: PreTrainedTokenizerFast,
     inside: Callable[[Path], AbstractContextManager[None]],
     write_params: Callable[[Path, dict[str, Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Sampler and learner agree after every transfer, and plain transformers about the policy that is left."""
+    """Sampler and learner agree after every transfer, and plain transformers about the policy that is left.
+
+    Only at the end are merged weights written, also by a process that finds nothing else left to do.
+    """
+    seen: list[list[str]] = []
+    conclude = Training.conclude
+
+    def look(training: Training, iteration: int, verdict: Verdict) -> dict[str, float]:
+        concluded = conclude(training, iteration, verdict)
+        weights = training.folder.checkpoint.rglob("*.safetensors")
+        seen.append([path.relative_to(training.folder.checkpoint).as_posix() for path in weights])
+        return concluded
+
+    monkeypatch.setattr(Training, "conclude", look)
     path = foreign_model(family, tiny_tokenizer, tmp_path / "foreign")
     model = {"path": str(path), "dtype": dtype, "gradient_checkpointing": True, "lora": {"rank": 4, "alpha": 8}}
     started = CHANGES["warm_start"] | {"fine_tune": fine_tune}
@@ -111,6 +128,12 @@ def test_a_foreign_model_is_trained_with_adapters(
         index()
         warm_start()
         train("ppo")
+        policy = policy_in(PLACES.training(RunId("ppo")))
+        merged = sha256(policy)
+        for name in ("policy/model.safetensors", "SHA256SUMS"):
+            (policy.parent / name).unlink()
+        train("ppo")
+        assert sha256(policy) == merged
         evaluate(run="ppo")
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
@@ -129,6 +152,8 @@ def test_a_foreign_model_is_trained_with_adapters(
     assert np.abs(proofs[rows[0].trajectory_id] - before).max() > 0.3, "adapters that change nothing prove nothing"
 
     policy = tmp_path / policy_in(PLACES.training(RunId("ppo")))
+    assert seen == [["policy/adapter/adapter_model.safetensors"]] * 2
+    assert (policy / "model.safetensors").exists()
     assert not (policy / "adapter_config.json").exists()
     episodes = read_rows(tmp_path / PLACES.evaluation("ppo") / "trajectories.parquet", Trajectory)
     for episode in episodes:
@@ -136,3 +161,13 @@ def test_a_foreign_model_is_trained_with_adapters(
         np.testing.assert_allclose(said, episode.logprobs[episode.action_mask], atol=TOLERANCE[dtype])
     predictions = read_rows(tmp_path / PLACES.evaluation("ppo") / "predictions.parquet", Prediction)
     assert [row.policy_version for row in predictions] == [2] * 6
+
+    with inside(tmp_path):
+        PLACES.warm_start.rename("gone")
+        evaluate(model=str(policy), as_label="alone")
+    limits = [
+        json.loads((tmp_path / PLACES.evaluation(label) / "hashes.json").read_text())["limits"]
+        for label in ("ppo", "alone")
+    ]
+    missed = ", adapters merged and rounded" if dtype == "bfloat16" else ""
+    assert limits[1] == limits[0] + missed, "an evaluation says what it could not run"

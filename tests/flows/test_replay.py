@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from agent_r1 import params
 from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values, replay
@@ -21,7 +23,10 @@ from agent_r1.params import Places, RunId
 from agent_r1.params.train import CreditParams
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.training.loop import Training
+from agent_r1.training.watch import Verdict
 from flows import replay as command
+from flows.train import train
 
 ROOT = Path(__file__).parents[2]
 WARM_START = Path("outputs/warm_start")
@@ -48,6 +53,13 @@ def replayed(ppo: Path, small_project: Path, inside: Inside) -> Callable[..., li
 def last(replays: list[Replayed]) -> dict[str, float]:
     """The metrics of the last iteration under the last configuration."""
     return replays[-1].replays[-1].metrics
+
+
+def with_rank(rank: int) -> params.Params:
+    """The parameters of the current folder, with adapters of this rank."""
+    settings = params.Params.model_validate(yaml.safe_load(Path("params.yaml").read_text()))
+    lora = settings.model.lora.model_copy(update={"rank": rank})
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"lora": lora})})
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, int]]:
@@ -195,6 +207,23 @@ def test_a_changed_params_yaml_is_told(
     assert "iteration 0: the advantages that ppo was trained with differ by up to 0.5" in caplog.text
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_adapters_where_the_run_had_none_and_the_other_way_round_are_refused(
+    replayed: Callable[..., list[Replayed]], ppo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
+    folder = shutil.copytree(ppo, tmp_path / "ppo")
+    if trained:
+        (folder / "checkpoint/policy/adapter").mkdir()
+    else:
+        monkeypatch.setattr(params, "load", lambda: with_rank(4))
+    word, rank = ("with", 0) if trained else ("without", 4)
+    with pytest.raises(
+        ValueError, match=rf"ppo was trained {word} adapters, and model\.lora\.rank is {rank}; set it back"
+    ):
+        replayed(others=["ppo"], iterations=["0"], folder=folder)
+    replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
+
+
 def test_another_warm_start_is_refused(
     replayed: Callable[..., list[Replayed]], ppo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +241,61 @@ def test_a_filter_leaves_no_values_behind(
     write_rows(path, [replace(rows[0], kept=False), *rows[1:]], Credit)
     with pytest.raises(ValueError, match="keeps trajectories that the filter of ppo dropped, and no values"):
         replayed(others=["ppo"], iterations=["0"], folder=folder, with_gradient=False)
+
+
+ONE_STEP: dict[str, Any] = {
+    "iterations": 2,
+    "update": {
+        "minibatches": 1,
+        "epochs": 1,
+        "learning_rate": 1e-2,
+        "kl_loss": 0.05,
+        "max_tokens_per_microbatch": 900,
+        "critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}},
+    },
+}
+
+
+@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 4}, "gradient_checkpointing": True}], ids=str)
+def test_the_gradient_is_that_of_the_training(
+    model: dict[str, Any],
+    small_project: Path,
+    tmp_path: Path,
+    inside: Inside,
+    write_params: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where an iteration is one optimiser step: of the warm start, and of the checkpoint that the second began with."""
+    conclude = Training.conclude
+
+    def keep_first(training: Training, iteration: int, verdict: Verdict) -> dict[str, float]:
+        concluded = conclude(training, iteration, verdict)
+        if iteration == 0:
+            shutil.copytree(training.folder.checkpoint, tmp_path / "first")
+        return concluded
+
+    monkeypatch.setattr(Training, "conclude", keep_first)
+    left = shutil.ignore_patterns("train", "evaluate", ".tracking")
+    project = Path(shutil.copytree(small_project, tmp_path / "copy", ignore=left))
+    write_params(project, {"model": model, "train": ONE_STEP})
+    run = project / "outputs/train/ppo"
+    with inside(project):
+        train("ppo")
+        shutil.rmtree(run / "checkpoint")
+        (tmp_path / "first").rename(run / "checkpoint")
+        (run / "checkpoint/SHA256SUMS").unlink()
+        (run / "checkpoint/progress.json").write_text('{"iterations": 2, "policy_version": 1}')
+        others: dict[str, Any] = {"others": ["ppo"], "changes": ["credit.lam=0.5"], "iterations": ["all"]}
+        found = replay(params.load(), RunId("ppo"), folder=None, with_gradient=True, **others)
+    assert (run / "checkpoint/policy/adapter").is_dir() is bool(model)
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for one, metrics in zip(found, logged, strict=True):
+        own, other = (each.metrics for each in one.replays)
+        assert one.policy.sampled_it
+        for name in ("policy/loss", "policy/grad_norm", "policy/entropy"):
+            assert own[name] == pytest.approx(metrics[name], rel=1e-4), name
+        assert other["policy/gradient_cosine"] < 0.9999
+    assert logged[0]["policy/grad_norm"] != pytest.approx(logged[1]["policy/grad_norm"], rel=1e-2)
 
 
 def test_the_command_prints_tables(

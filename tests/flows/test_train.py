@@ -316,10 +316,11 @@ def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
     rank: int,
     warned: int,
 ) -> None:
-    write_params(finished, {"model": {"dtype": dtype, "lora": {"rank": rank}}})
+    engine = {"kind": "server", "server": {"urls": ["http://127.0.0.1:9"]}}
+    write_params(finished, {"model": {"dtype": dtype, "lora": {"rank": rank}}, "engine": engine})
     with pytest.raises(Asked):
         train("ppo", fresh=True)
-    assert caplog.text.count("engine.kind transformers samples with adapters merged into bfloat16 weights") == warned
+    assert caplog.text.count("engine.kind server samples with adapters merged into bfloat16 weights") == warned
 
 
 def test_vllm_samples_with_the_adapters_beside_the_warm_start(

@@ -70,6 +70,7 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
         adapter: LoraParams | None = None,
         gradient_checkpointing: bool = False,
         float32_output: bool = False,
+        merges: bool = True,
         **changes: Any,
     ) -> Learner:
         lora = adapter or NO_LORA
@@ -87,6 +88,7 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
             with_critic=with_critic,
             seed=3,
             device=torch.device("cpu"),
+            merges=merges,
         )
 
     return build

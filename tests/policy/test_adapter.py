@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,23 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from agent_r1.files import model_hash
 from agent_r1.params.stages import LoraParams
-from agent_r1.policy.adapter import attach, detached, load_trained_state, merged_state, trained_state
+from agent_r1.policy.adapter import (
+    attach,
+    detached,
+    load_adapter,
+    load_trained_state,
+    merge,
+    merged_state,
+    read_stored,
+    require_fit,
+    trained_state,
+)
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy, token_logprobs
 from agent_r1.records import Trajectory
@@ -36,6 +48,25 @@ def bits(learner: Learner) -> dict[str, bytes]:
         for part, module in (("policy", learner.policy), ("critic", learner.critic))
         for name, parameter in module.named_parameters()
     }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def move(learner: Learner) -> None:
+    """Far enough to change what the policy says."""
+    for name, weight in trained_state(learner.policy).items():
+        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
+
+
+@pytest.fixture
+def changed_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with other weights."""
+    model = load_policy(tiny_model, device=CPU)
+    model.get_input_embeddings().weight.data += 0.1
+    model.save_pretrained(tmp_path / "changed")
+    return tmp_path / "changed"
 
 
 def test_one_layer_by_hand() -> None:
@@ -118,8 +149,7 @@ def test_peft_puts_the_saved_adapters_beside_the_model_they_were_trained_on(
     make_learner: Make, trajectories: list[Trajectory], tiny_model: Path, tmp_path: Path, targets: list[str]
 ) -> None:
     learner = make_learner(adapter=LORA.model_copy(update={"targets": targets}))
-    for name, weight in trained_state(learner.policy).items():
-        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
+    move(learner)
     learner.save_policy(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     found = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
@@ -149,6 +179,128 @@ def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_l
     assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     adapters = load_file(tmp_path / "adapter/adapter_model.safetensors")
     assert {weight.dtype for weight in adapters.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_are_merged_later_to_the_same_bits(
+    make_learner: Make, tiny_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    learner = make_learner(adapter=LORA, dtype=dtype)
+    move(learner)
+    learner.save_policy(tmp_path / "merged")
+    learner.merges = False
+    learner.save_policy(tmp_path / "alone")
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in (tmp_path / "merged").iterdir()} - names == {
+        "model.safetensors",
+        "generation_config.json",
+    }
+    merge(tmp_path / "alone", tiny_model, learner.compute.dtype)
+    assert contents(tmp_path / "alone") == contents(tmp_path / "merged")
+
+
+def test_what_is_stored_says_what_it_belongs_to(make_learner: Make, tiny_model: Path, tmp_path: Path) -> None:
+    params = LORA.model_copy(update={"targets": ["q_proj", "down_proj"]})
+    make_learner(adapter=params).save_policy(tmp_path)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    assert (stored.params, stored.beneath) == (params, model_hash(str(tiny_model)))
+    require_fit(stored, tmp_path, tiny_model)
+    assert read_stored(tiny_model) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: Extra inputs are not permitted"),
+        ({"use_dora": True}, "use_dora: Extra inputs"),
+        ({"target_modules": ".*"}, "target_modules"),
+        ({"r": 0}, "r: Input should be greater"),
+        ({"r": "4"}, "r: Input should be a valid integer"),
+        ({"lora_dropout": 0.1}, "lora_dropout"),
+        ({"peft_type": "XLORA"}, "peft_type"),
+    ],
+)
+def test_what_peft_would_obey_and_nobody_wrote_here_is_refused(
+    make_learner: Make, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    make_learner(adapter=LORA).save_policy(tmp_path)
+    file = tmp_path / "adapter/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=f"holds no adapters that were written here: .*{message}"):
+        read_stored(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff" * 100])
+def test_files_that_are_none_are_refused(make_learner: Make, tmp_path: Path, name: str, content: bytes | None) -> None:
+    make_learner(adapter=LORA).save_policy(tmp_path)
+    (tmp_path / "adapter" / name).unlink()
+    if content is not None:
+        (tmp_path / "adapter" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"holds no adapters that were written here: .*`dvc checkout`"):
+        read_stored(tmp_path)
+
+
+NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[NAME]
+
+
+def further(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.zeros(2, 2)
+
+
+def narrower(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[NAME] = tensors[NAME][:, :-1].contiguous()
+
+
+def halved(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[NAME] = tensors[NAME].bfloat16()
+
+
+@pytest.mark.parametrize("change", [without, further, narrower, halved])
+def test_tensors_that_do_not_fit_the_model_are_refused(
+    make_learner: Make, tiny_model: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    """Before an evaluation runs them beside the model, and before a training goes on from them."""
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    for check in (
+        lambda: require_fit(stored, tmp_path, tiny_model),
+        lambda: load_adapter(learner.policy, LORA, tmp_path, learner.beneath),
+    ):
+        with pytest.raises(ValueError, match=r"do not fit: '.*lora_A\.weight' is .*, not .*`dvc checkout`"):
+            check()
+
+
+def test_adapters_of_another_model_are_refused(make_learner: Make, tmp_path: Path, changed_model: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    with pytest.raises(ValueError, match=r"were trained beside another model \(.*\); bring that back"):
+        require_fit(stored, tmp_path, changed_model)
+    with pytest.raises(ValueError, match="beside another model"):
+        merge(tmp_path, changed_model, torch.float32)
+
+
+def test_other_adapters_than_params_yaml_asks_for_are_refused(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    other = LORA.model_copy(update={"alpha": 16})
+    with pytest.raises(ValueError, match=r"holds adapters of rank=4 alpha=8 .*model\.lora is rank=4 alpha=16"):
+        load_adapter(learner.policy, other, tmp_path, learner.beneath)
+    with pytest.raises(ValueError, match=r"holds no adapters, and model\.lora\.rank is 4; set it back to 0"):
+        load_adapter(learner.policy, LORA, tmp_path / "elsewhere", learner.beneath)
 
 
 def test_a_plain_model_is_untouched_by_detaching(tiny_model: Path) -> None:

@@ -10,12 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.params.stages import LoraParams
-from agent_r1.policy import checkpoint
+from agent_r1.policy import adapter, checkpoint
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 
 Make = Callable[..., Any]
+LORA = LoraParams(rank=4, alpha=8, targets=["all-linear"])
 
 
 def bits(learner: Learner) -> list[bytes]:
@@ -60,12 +61,17 @@ def interrupted_after(renames: int) -> Callable[[Path, Path], Path]:
     return interrupted
 
 
-@pytest.mark.parametrize("adapter", [None, LoraParams(rank=4, alpha=8, targets=["all-linear"])])
+@pytest.mark.parametrize(("adapter", "merges"), [(None, True), (LORA, True), (LORA, False)])
 def test_a_resumed_training_ends_with_the_same_bits(
-    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path, adapter: LoraParams | None
+    make_learner: Make,
+    trajectories: list[Trajectory],
+    make_credit: Make,
+    tmp_path: Path,
+    adapter: LoraParams | None,
+    merges: bool,
 ) -> None:
     credits = [make_credit(each) for each in trajectories]
-    settings: dict[str, Any] = {"minibatches": 2, "epochs": 2, "adapter": adapter}
+    settings: dict[str, Any] = {"minibatches": 2, "epochs": 2, "adapter": adapter, "merges": merges}
     straight, killed, resumed = (make_learner(**settings) for _ in range(3))
     straight.update(trajectories, credits, 0)
     straight.update(trajectories, credits, 1)
@@ -204,6 +210,66 @@ def test_an_interrupt_between_the_renames_loses_nothing(
     assert contents(folder) == before
     checkpoint.save(folder, learner, after(2))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.fixture
+def alone(make_learner: Make, tmp_path: Path) -> Path:
+    """A checkpoint whose policy is there as adapters alone."""
+    checkpoint.save(tmp_path / "checkpoint", make_learner(adapter=LORA, merges=False), after(3))
+    return tmp_path / "checkpoint"
+
+
+def test_the_weights_beneath_adapters_are_nowhere_in_a_checkpoint(make_learner: Make, alone: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    beneath = sum(weight.nbytes for weight in learner.policy.parameters() if not weight.requires_grad)
+    assert not list(alone.rglob("model.safetensors"))
+    assert sum(path.stat().st_size for path in alone.rglob("*") if path.suffix != ".json") < beneath
+
+
+def test_merged_weights_complete_a_checkpoint_once(make_learner: Make, alone: Path, tiny_model: Path) -> None:
+    """It is then what a learner that merges would have saved, and can still be gone on from."""
+    asked: list[Path] = []
+
+    def merge(policy: Path) -> None:
+        asked.append(policy)
+        adapter.merge(policy, tiny_model, torch.float32)
+
+    before, learner = contents(alone), make_learner(adapter=LORA)
+    for _ in range(2):
+        checkpoint.complete(alone, merge)
+    checkpoint.save(alone.with_name("merged"), learner, after(3))
+    policies = [
+        {name: content for name, content in contents(folder).items() if name.startswith("policy")}
+        for folder in (alone, alone.with_name("merged"))
+    ]
+    assert (len(asked), policies[0]) == (1, policies[1])
+    assert contents(alone)["learner.pt"] == before["learner.pt"]
+    checkpoint.require_whole(alone)
+    assert checkpoint.load(alone, learner) == after(3)
+
+
+def test_a_checkpoint_without_adapters_is_complete(make_learner: Make, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, make_learner(merges=False), after(1))
+    before = contents(tmp_path)
+    checkpoint.complete(tmp_path, lambda _: pytest.fail("there is nothing to merge"))
+    checkpoint.complete(tmp_path / "elsewhere", lambda _: pytest.fail("there is nothing at all"))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError("No space left on device")])
+def test_what_keeps_from_merging_leaves_the_adapters_as_they_are(
+    alone: Path, fault: BaseException | type[BaseException]
+) -> None:
+    before = contents(alone)
+
+    def fail(policy: Path) -> None:
+        (policy / "config.json").write_text("half")
+        raise fault
+
+    with pytest.raises(KeyboardInterrupt if fault is KeyboardInterrupt else OSError):
+        checkpoint.complete(alone, fail)
+    assert contents(alone) == before
+    assert [path.name for path in alone.parent.iterdir()] == ["checkpoint"]
 
 
 @pytest.mark.parametrize("name", ["policy/model.safetensors", "policy/config.json", "learner.pt", "progress.json"])

@@ -280,8 +280,8 @@ def make(tiny_model: Path) -> Callable[[], Learner]:
     adapter = LoraParams(rank=4, alpha=8, targets=["all-linear"])
     settings = load(ROOT / "params.yaml")
     model = settings.model.model_copy(update={"lora": adapter})
-    cpu = torch.device("cpu")
-    return lambda: Learner(tiny_model, settings.train.update, model, with_critic=False, seed=0, device=cpu)
+    given = {"with_critic": False, "seed": 0, "device": torch.device("cpu"), "merges": False}
+    return lambda: Learner(tiny_model, settings.train.update, model, **given)
 
 
 def move(learner: Learner) -> None:
@@ -295,8 +295,7 @@ def move(learner: Learner) -> None:
 def save(learner: Learner, folder: Path) -> Path:
     """A checkpoint whose policy is nothing but its adapters, so that nothing else can be what is loaded."""
     checkpoint.save(folder, learner, checkpoint.Progress(iterations=1, policy_version=learner.policy_version))
-    for name in ("policy/model.safetensors", "SHA256SUMS"):  # which would miss it
-        (folder / name).unlink()
+    assert checkpoint.is_adapters_alone(folder / "policy")
     return folder / "policy"
 
 
@@ -312,7 +311,9 @@ def gap(learner: Learner, actions: list[Action]) -> float:
     return float(max(gaps))
 
 
+@pytest.mark.parametrize("kind", ["vllm", "transformers"])
 def test_the_sampler_runs_the_learners_adapters(
+    kind: str,
     make: Callable[[], Learner],
     opener: Callable[..., Open],
     tiny_model: Path,
@@ -321,13 +322,13 @@ def test_the_sampler_runs_the_learners_adapters(
 ) -> None:
     """From the start, after each of two updates, back to the first, and forth to the second with the same bits.
 
-    Nothing is left of the engine in the temporary folder.
+    So does another engine that begins with them. Nothing is left of the engine in the temporary folder.
     """
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    learner = make()
-    with opener("vllm")(tiny_model, max_tokens=128, adapter_rank=4) as engine:
+    learner, drawn = make(), torch.get_rng_state()
+    with opener(kind)(tiny_model, max_tokens=128, adapter_rank=4) as engine:
         before = engine.sample(ADAPTED)
         assert gap(learner, before) < CLOSE
         for version in (1, 2):
@@ -336,6 +337,7 @@ def test_the_sampler_runs_the_learners_adapters(
             engine.load_weights(save(learner, tmp_path / f"{version}"), version)
             before = engine.sample(ADAPTED)
             assert (engine.version, gap(learner, before) < CLOSE) == (version, True)
+        assert torch.equal(torch.get_rng_state(), drawn), "the learner's checkpoint has it"
         good = make()
         assert checkpoint.load(tmp_path / "1", good).policy_version == 1
         engine.load_weights(tmp_path / "1" / "policy", 1)
@@ -347,6 +349,9 @@ def test_the_sampler_runs_the_learners_adapters(
         after = engine.sample(ADAPTED)
     assert gap(resumed, after) < CLOSE
     assert bits(after) == bits(before)
+    policy = str(tmp_path / "2" / "policy")
+    with opener(kind)(tiny_model, max_tokens=128, adapter_rank=4, adapters=policy, version=2) as engine:
+        assert (engine.version, bits(engine.sample(ADAPTED))) == (2, bits(before))
     assert not list(scratch.iterdir())
 
 

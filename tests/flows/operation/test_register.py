@@ -287,6 +287,26 @@ def test_an_unknown_label_is_refused(project: Path, register: Register) -> None:
         version_of("ppo_lang", load())
 
 
+@pytest.mark.parametrize(
+    ("iterations", "message"),
+    [(2, "is at iteration 2 of 3; train it to its end"), (3, "are not merged yet; start the")],
+)
+def test_what_is_not_finished_is_not_registered(
+    project: Path, ppo: Path, write_params: Callable[..., None], iterations: int, message: str
+) -> None:
+    """Of adapters the weights that they are merged into are the last to come."""
+    write_params(project, {})
+    shutil.rmtree("outputs")
+    shutil.copytree(ppo, "outputs/train/ppo")
+    (POLICY / "adapter").mkdir()
+    (POLICY / "model.safetensors").unlink()
+    (POLICY.parent / "SHA256SUMS").unlink()
+    (POLICY.parent / "progress.json").write_text(json.dumps({"iterations": iterations, "policy_version": 1}))
+    with pytest.raises(ValueError, match=message):
+        register_stage.register("ppo")
+    assert not registry.versions()
+
+
 def test_another_store_is_given_the_version_that_the_file_names(
     project: Path, ppo: Path, write_params: Callable[..., None]
 ) -> None:

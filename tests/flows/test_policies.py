@@ -1,0 +1,151 @@
+"""What a policy's adapters run beside, and when its merged weights will do."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent_r1.params import Params, adapter_in, load
+from agent_r1.policy import adapter
+from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import load_policy, precision, token_logprobs
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.sampling import Action, Actor, Beneath, Request
+from flows.policies import Policy
+
+CPU = torch.device("cpu")
+START, FOLDER = Path("outputs/warm_start"), Path("outputs/train/ppo/checkpoint/policy")
+RANK = 4
+ASKED = [Request(episode=i, step=0, context=[*range(i, i + 20)], seed=i, max_tokens=8) for i in range(6)]
+LORA = {"rank": RANK, "alpha": RANK, "targets": ["down_proj"]}
+Settings = Callable[..., Params]
+
+
+@pytest.fixture
+def settings(tmp_path: Path, tiny_model: Path, write_params: Any, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Parameters of a project whose trainings start from a tiny model; the adapted layers' weights are all 1 or -1."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, START)
+    model = load_policy(START, device=CPU)
+    for name, weight in model.named_parameters():
+        weight.data = weight.data.sign() if "down_proj" in name else weight.data
+    model.save_pretrained(START)
+
+    def make(dtype: str = "bfloat16", kind: str = "transformers") -> Params:
+        engine = {"kind": kind, "server": {"urls": ["http://127.0.0.1:9"] if kind == "server" else []}}
+        write_params(tmp_path, {"model": {"dtype": dtype, "lora": LORA}, "engine": engine})
+        return load()
+
+    return make
+
+
+@pytest.fixture
+def learner(settings: Settings) -> Learner:
+    """Its adapters add .0015 to each weight: less than half a unit in bfloat16's last place, on either side of 1."""
+    given = settings()
+    learner = Learner(START, given.train.update, given.model, with_critic=False, seed=0, device=CPU, merges=False)
+    for name, weight in adapter.trained_state(learner.policy).items():
+        weight.fill_(0.1 if "lora_A" in name else 0.0015 / 0.1 / RANK)
+    return learner
+
+
+@pytest.fixture
+def policy(learner: Learner) -> Policy:
+    """The policy of a finished training: merged weights beside its adapters."""
+    learner.save_policy(FOLDER)
+    adapter.merge(FOLDER, START, torch.bfloat16)
+    return Policy(title="ppo", path=str(FOLDER))
+
+
+def first(settings: Params, policy: Policy, beneath: Beneath | None) -> list[Action]:
+    """Greedy actions of one token."""
+    actor = Actor(model=policy.path, end_id=0, max_tokens=64, temperature=0.0, dtype=settings.model.dtype)
+    with open_engine(settings.engine, actor.beside(beneath)) as engine:
+        return engine.sample([replace(request, max_tokens=1) for request in ASKED])
+
+
+def gap(learner: Learner, actions: list[Action]) -> float:
+    """The mean difference in nats between what sampler and learner think of the actions."""
+    ids = [torch.tensor([each.context + action.token_ids]) for each, action in zip(ASKED, actions, strict=True)]
+    with torch.no_grad(), precision(CPU, torch.bfloat16):
+        said = [token_logprobs(learner.policy, each, torch.arange(each.shape[1])[None] == 20).item() for each in ids]
+    return float(np.abs(np.array(said) - [action.logprobs.item() for action in actions]).mean())
+
+
+def test_adapters_act_in_bfloat16_where_merging_loses_them(
+    settings: Settings, policy: Policy, learner: Learner
+) -> None:
+    """Merged they are rounded away: what acts then is the model that the training started from, to the last bit."""
+    given = settings()
+    merged, start = (load_policy(path, torch.bfloat16, CPU).state_dict() for path in (FOLDER, START))
+    assert all(torch.equal(weight, merged[name]) for name, weight in start.items())
+    beneath = policy.beneath(given)
+    assert beneath == Beneath(str(START), RANK)
+    acting, rounded = (gap(learner, first(given, policy, each)) for each in (beneath, None))
+    assert acting < rounded / 2
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "transformers"), ("bfloat16", "server")])
+def test_merged_weights_act_in_float32_and_on_servers(
+    settings: Settings, policy: Policy, dtype: str, kind: str
+) -> None:
+    """The one computes the same, to rounding; the others run nothing else. Neither needs the model beneath."""
+    shutil.rmtree(START)
+    given = settings(dtype, kind)
+    assert (policy.would_round(given), policy.beneath(given)) == (False, None)
+
+
+def test_in_float32_merged_weights_say_what_the_adapters_do(settings: Settings, policy: Policy) -> None:
+    given = settings("float32")
+    adapter.merge(FOLDER, START, torch.float32)
+    merged, apart = (first(given, policy, beneath) for beneath in (None, Beneath(str(START), RANK)))
+    for one, other in zip(merged, apart, strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
+
+
+def test_a_policy_without_adapters_is_as_it_ever_was(settings: Settings) -> None:
+    for path in (str(START), "owner/name"):
+        other = Policy(title="", path=path)
+        assert (other.would_round(settings()), other.beneath(settings())) == (False, None)
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, lambda start: (start / "config.json").write_text("{}")])
+def test_without_the_model_beneath_merged_weights_act_and_it_is_told(
+    settings: Settings, policy: Policy, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object]
+) -> None:
+    change(START)
+    with caplog.at_level(logging.WARNING):
+        assert policy.beneath(settings()) is None
+    assert policy.would_round(settings())
+    assert f"{START} is not the model that the adapters in {FOLDER} were trained beside; they are merged" in caplog.text
+
+
+def test_adapters_alone_act_in_an_unfinished_run(settings: Settings, learner: Learner) -> None:
+    """In float32 too, because there is nothing else; where they cannot, it is said what can."""
+    learner.save_policy(FOLDER)
+    alone = Policy(title="ppo", path=str(FOLDER))
+    assert alone.beneath(settings("float32")) == Beneath(str(START), RANK)
+    with pytest.raises(ValueError, match="holds adapters alone, and servers need weights; train the run to its end"):
+        alone.beneath(settings("float32", "server"))
+    shutil.rmtree(START)
+    with pytest.raises(ValueError, match=f"{START} is not the model .*; bring it back .*, or train the run to its end"):
+        alone.beneath(settings("float32"))
+
+
+def test_adapters_that_no_training_wrote_do_not_act(settings: Settings, policy: Policy) -> None:
+    file = adapter_in(FOLDER) / "adapter_config.json"
+    file.write_text(file.read_text().replace(f'"r": {RANK}', '"r": 2'))
+    with pytest.raises(ValueError, match=r"do not fit: .*lora_A\.weight' is \('F32', \[4, .*, not \('F32', \[2, "):
+        policy.beneath(settings())
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="holds no adapters that were written here"):
+        policy.beneath(settings())
