@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +37,9 @@ def test_the_tool(page: dict[str, Any]) -> None:
     calendar = page["calendar"]
     assert calendar.name == "years_between"
     assert calendar.schema["function"]["parameters"]["required"] == ["first", "second"]
-    assert calendar.call({"first": 1958, "second": 1990}).text == "32"
-    assert calendar.call({"first": 0, "second": 1990}).call_status is CallStatus.FAILED
-    assert calendar.call({"first": "1958", "second": 1990}).call_status is CallStatus.BAD_ARGUMENTS
+    assert asyncio.run(calendar.call({"first": 1958, "second": 1990})).text == "32"
+    assert asyncio.run(calendar.call({"first": 0, "second": 1990})).call_status is CallStatus.FAILED
+    assert asyncio.run(calendar.call({"first": "1958", "second": 1990})).call_status is CallStatus.BAD_ARGUMENTS
 
 
 def test_the_environment(page: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ At the end stand the episodes to run for given questions, one function for each 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,8 @@ from agent_r1.faults import WorldFault
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search
-from agent_r1.tools.base import Tool, ToolResult, render_passages, search_tool
+from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.search import render_passages, search_tool
 
 SYSTEM = "Answer the question. Search when facts are missing."
 FROM_PASSAGES = "Answer the question from the passages."
@@ -88,7 +90,7 @@ class ToolEnv:
                 text=f"there is no tool {parsed.tool!r}, only {', '.join(self._tools)}",
                 call_status=CallStatus.UNKNOWN_TOOL,
             )
-        return self._tools[parsed.tool].call(parsed.arguments)
+        return asyncio.run(self._tools[parsed.tool].call(parsed.arguments))
 
     def _take_in(self, result: ToolResult) -> dict[str, float]:
         """Remembers what a call that succeeded has shown; returns its `progress`."""

@@ -21,6 +21,11 @@ BATCH = 16_384  # passages: some ten megabytes of text
 class Search(Protocol):
     """An index over passages."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a search waits for another process; it may then be asked from several threads at once."""
+        return False
+
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query its best passages, best first: `k` of them, fewer where fewer match.
 

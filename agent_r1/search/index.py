@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from pydantic import BaseModel
@@ -35,21 +36,28 @@ class Cached(Search):
         self._entries = entries
         self._known: OrderedDict[tuple[str, str, int], list[Passage]] = OrderedDict()
         self._asked = self._hits = 0
+        self._lock = Lock()  # an index that waits is asked from several threads
+
+    @property
+    def waits(self) -> bool:
+        return self._index.waits
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         keys = [(self.index_hash, query, k) for query in queries]
-        found = {key: self._known[key] for key in keys if key in self._known}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
-        self._asked += len(keys)
-        self._hits += sum(key in found for key in keys)
+        with self._lock:
+            found = {key: self._known[key] for key in keys if key in self._known}
+            missing = [key for key in dict.fromkeys(keys) if key not in found]
+            self._asked += len(keys)
+            self._hits += sum(key in found for key in keys)
         if missing:
             fresh = self._index.search([query for _, query, _ in missing], k)
             found.update(zip(missing, fresh, strict=True))
-        for key, passages in found.items():
-            self._known[key] = passages
-            self._known.move_to_end(key)
-        while len(self._known) > self._entries:
-            self._known.popitem(last=False)
+        with self._lock:
+            for key, passages in found.items():
+                self._known[key] = passages
+                self._known.move_to_end(key)
+            while len(self._known) > self._entries:
+                self._known.popitem(last=False)
         return [list(found[key]) for key in keys]
 
     def take_hit_share(self) -> float:

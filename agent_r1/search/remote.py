@@ -62,6 +62,10 @@ class Remote(Search):
         self._client = Client(params.url, params.timeout_s, read_key(SEARCH_KEY))
         self._down = False
 
+    @property
+    def waits(self) -> bool:
+        return True
+
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """For each query, of which MAX_QUERY characters are looked at, its best passages.
 

@@ -1,18 +1,22 @@
-"""A tool: a typed function that the policy may call by name. There is one: `search`."""
+"""A tool: what the policy may call by name. A typed function is one, and so is a method of an object of an episode."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
-from agent_r1.records import CallStatus, Passage
-from agent_r1.search.base import Search
+from agent_r1.records import CallStatus
+from agent_r1.tools.schema import Schema, function_schema
+
+_NOT_TOOLS = ("reset", "get_reward")  # public methods of an episode's object that are not for the policy
 
 
 class ToolError(Exception):
@@ -32,36 +36,95 @@ class ToolResult:
     call_status: CallStatus = CallStatus.OK
 
 
-class Tool:
-    """A function with what the policy is told about it: its name, and a schema of its signature and docstring."""
+class Tool(Protocol):
+    """What the policy may call by name."""
 
-    def __init__(self, function: Callable[..., ToolResult]) -> None:
+    name: str
+    schema: Schema  # what the policy is told about it
+    waits: bool  # for something besides its own computation, so that the same call may end differently another time
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call; what the agent did wrong is a status of it.
+
+        Raises WorldFault where the other side failed, whatever the arguments. Any other exception is a bug of the tool.
+        """
+        ...
+
+
+Function = Callable[..., ToolResult | str | Awaitable[ToolResult | str]]
+
+
+class FunctionTool(Tool):
+    """A function with what the policy is told about it: its name, and a schema of its signature and docstring.
+
+    A `def` is answered on the spot. An `async def` may wait; past its limit of time it is cancelled.
+    """
+
+    def __init__(self, function: Function, *, timeout_s: float | None = None) -> None:
         """Takes a function with a docstring and annotated parameters that JSON can give; else raises a ValueError."""
         self.name = function.__name__
-        self._function = function
+        self.waits = inspect.iscoroutinefunction(function)
+        if timeout_s is not None and not self.waits:
+            raise ValueError(
+                f"tool {self.name!r}: timeout_s {timeout_s} has no effect on a `def`, which nothing can cancel; make "
+                "it an `async def`, or leave timeout_s out"
+            )
+        self._function, self._timeout_s = function, timeout_s
         self._arguments = _arguments_model(function)
-        schema = self._arguments.model_json_schema(schema_generator=_UntitledSchema)
-        parameters = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
-        described = {"name": self.name, "description": _description(function), "parameters": parameters}
-        self.schema: dict[str, Any] = {"type": "function", "function": described}  # in the OpenAI function form
+        parameters = _described(self._arguments)
+        self.schema = function_schema(self.name, _description(function), parameters)
 
-    def call(self, arguments: dict[str, Any]) -> ToolResult:
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
         """Checks the arguments and calls the function.
 
-        Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolTimeout gives TIMEOUT and any other
-        ToolError FAILED. A WorldFault is raised: the other side failed, whatever the arguments. So is any other
-        exception, which is a bug of the tool.
+        Arguments that do not fit the signature give BAD_ARGUMENTS, a ToolTimeout and the limit of time TIMEOUT, and any
+        other ToolError FAILED.
         """
         try:
-            values = self._arguments.model_validate(arguments)
-        except ValidationError as error:
+            values = self._arguments.model_validate_json(json.dumps(arguments))
+        except (ValidationError, RecursionError) as error:
             return ToolResult(text=_explain(error), call_status=CallStatus.BAD_ARGUMENTS)
         try:
-            return self._function(**{name: getattr(values, name) for name in self._arguments.model_fields})
+            return await self._answer({name: getattr(values, name) for name in self._arguments.model_fields})
         except ToolTimeout as error:
             return ToolResult(text=str(error), call_status=CallStatus.TIMEOUT)
         except ToolError as error:
             return ToolResult(text=str(error), call_status=CallStatus.FAILED)
+
+    async def _answer(self, values: dict[str, Any]) -> ToolResult:
+        answer = self._function(**values)
+        if inspect.isawaitable(answer):
+            answer = await self._within_limit(answer)
+        if isinstance(answer, str):
+            return ToolResult(text=answer)
+        if not isinstance(answer, ToolResult):
+            raise TypeError(f"tool {self.name!r} returned {type(answer).__name__}; return a str or a ToolResult")
+        return answer
+
+    async def _within_limit(self, answer: Awaitable[ToolResult | str]) -> ToolResult | str:
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                return await answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ToolTimeout(f"{self.name} took longer than {self._timeout_s:g} s") from None
+
+
+def methods(box: object) -> list[Tool]:
+    """The public methods of an object of one episode as tools, in the order in which its class defines them.
+
+    The contract of TRL's environments: every public method is typed and documented, `def` or `async def`; `reset` and
+    `get_reward` are for the training and not for the policy.
+    """
+    defined = {
+        name: None
+        for kind in reversed(type(box).__mro__)
+        for name, member in vars(kind).items()
+        if inspect.isfunction(member) and not name.startswith("_") and name not in _NOT_TOOLS
+    }
+    return [FunctionTool(getattr(box, name)) for name in defined]
 
 
 class _UntitledSchema(GenerateJsonSchema):
@@ -71,7 +134,18 @@ class _UntitledSchema(GenerateJsonSchema):
         return False
 
 
-def _arguments_model(function: Callable[..., ToolResult]) -> type[BaseModel]:
+def _described(arguments: type[BaseModel]) -> Schema:
+    """A model's JSON schema without what it says of the model itself."""
+    schema = arguments.model_json_schema(schema_generator=_UntitledSchema)
+    defined = {
+        name: {key: value for key, value in definition.items() if key != "title"}
+        for name, definition in schema.get("$defs", {}).items()
+    }
+    kept = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
+    return kept | ({"$defs": defined} if defined else {})
+
+
+def _arguments_model(function: Function) -> type[BaseModel]:
     hints = get_type_hints(function)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -81,32 +155,14 @@ def _arguments_model(function: Callable[..., ToolResult]) -> type[BaseModel]:
     return create_model(function.__name__, __config__=ConfigDict(extra="forbid", strict=True), **fields)
 
 
-def _description(function: Callable[..., ToolResult]) -> str:
+def _description(function: Function) -> str:
     if not function.__doc__:
         raise ValueError(f"tool {function.__name__!r} needs a docstring: the policy reads its first paragraph")
     return re.sub(r"\s+", " ", inspect.cleandoc(function.__doc__).split("\n\n")[0])
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "the arguments are nested too deeply"
     problems = error.errors(include_url=False)
     return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
-
-
-def search_tool(index: Search, *, top_k: int) -> Tool:
-    """A tool that shows the `top_k` best passages for a query."""
-
-    def search(query: str) -> ToolResult:
-        """Finds passages about a query."""
-        if not query.strip():
-            raise ToolError("the query is empty")
-        [passages] = index.search([query], top_k)
-        return ToolResult(
-            text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
-        )
-
-    return Tool(search)
-
-
-def render_passages(passages: Sequence[Passage]) -> str:
-    """One line per passage, `Title: text`; an empty string without passages."""
-    return "\n".join(" ".join(f"{passage.title}: {passage.text}".split()) for passage in passages)

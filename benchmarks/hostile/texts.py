@@ -14,7 +14,8 @@ from agent_r1.policy.builtin import train_tokenizer
 from agent_r1.records import CallStatus, Passage, Question
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.template import SAMPLE_TOOL
-from agent_r1.tools.base import search_tool
+from agent_r1.search.base import Search
+from agent_r1.tools.search import search_tool
 from benchmarks.hostile.kind import Kind, Refused, require
 from benchmarks.hostile.mutations import MARKS, TAGS, as_json, mutated, odd_text, odd_value
 
@@ -26,7 +27,7 @@ _QUESTION = Question(
 )
 
 
-class Echo:
+class Echo(Search):
     """Finds a passage of what it is asked."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -22,7 +22,8 @@ from agent_r1.params.train import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
-from agent_r1.tools.base import search_tool
+from agent_r1.search.base import Search
+from agent_r1.tools.search import search_tool
 
 CREDIT = load(Path(__file__).parents[2] / "params.yaml").train.credit
 MAX_STEPS = 5
@@ -47,7 +48,7 @@ PASSAGES = [
 Play = Callable[..., Trajectory]
 
 
-class TitleSearch:
+class TitleSearch(Search):
     """Finds the passages whose title occurs in the query."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

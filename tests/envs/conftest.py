@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agent_r1.records import Passage, Question
+from agent_r1.search.base import Search
 
 PASSAGES = [
     Passage(passage_id="0", title="Low Tide", text="Low Tide is a film\nby Mara Quill."),
@@ -15,7 +16,7 @@ PASSAGES = [
 ]
 
 
-class TitleSearch:
+class TitleSearch(Search):
     """Finds the passages whose title occurs in the query, in corpus order."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -21,7 +21,8 @@ from agent_r1.envs.tool_env import (
 from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable
-from agent_r1.tools.base import Tool, ToolError, ToolResult, search_tool
+from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
+from agent_r1.tools.search import search_tool
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml").env
 
@@ -77,7 +78,7 @@ def test_a_search_that_finds_nothing_is_a_good_call(env: ToolEnv) -> None:
 def test_a_fault_of_the_world_ends_the_episode_and_earns_nothing(
     question: Question, fault: SearchUnavailable, status: CallStatus
 ) -> None:
-    class Down:
+    class Down(Search):
         def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
             raise fault
 
@@ -176,7 +177,7 @@ def test_equal_arguments_read_equal(question: Question) -> None:
         """Adds."""
         return ToolResult(text=str(a + b))
 
-    env = ToolEnv(question, [Tool(add)], max_steps=2)
+    env = ToolEnv(question, [FunctionTool(add)], max_steps=2)
     assert env.step(call("add", b=2, a=1)).arguments == env.step(call("add", a=1, b=2)).arguments
 
 
@@ -189,7 +190,7 @@ def test_bugs_of_a_tool_are_raised(question: Question) -> None:
         """Refuses."""
         raise ToolError("theirs")
 
-    env = ToolEnv(question, [Tool(broken), Tool(refusing)], max_steps=2)
+    env = ToolEnv(question, [FunctionTool(broken), FunctionTool(refusing)], max_steps=2)
     assert env.step(call("refusing")).observation == "Error: theirs"
     with pytest.raises(KeyError):
         env.step(call("broken"))

@@ -28,6 +28,7 @@ from agent_r1.params.stages import EnvParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
+from agent_r1.search.base import Search
 from agent_r1.tables import read_rows
 from flows.chat import main
 from flows.operation.register import register
@@ -184,7 +185,7 @@ def test_one_question_of_a_trained_run(
     assert len(FOOTER.findall(capsys.readouterr().out)) == 1
 
 
-class Film:
+class Film(Search):
     """Finds the same for everything."""
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:

@@ -17,6 +17,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor, Engine
+from agent_r1.search.base import Search
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,7 +36,7 @@ Open = Callable[..., Engine]
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
 
-class HostileSearch:
+class HostileSearch(Search):
     """Finds the same passage for everything; it is full of the marks of a conversation."""
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -25,7 +25,7 @@ from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
-from agent_r1.tools.base import search_tool
+from agent_r1.tools.search import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"

@@ -18,7 +18,7 @@ from transformers import BertModel
 from agent_r1.params.stages import HybridParams, SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
-from agent_r1.search.base import Positions, SearchUnavailable
+from agent_r1.search.base import Positions, Search, SearchUnavailable
 from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
 
@@ -175,7 +175,7 @@ def test_bm25_needs_neither_faiss_nor_torch() -> None:
     assert not set(done.stdout.split()) & {"faiss", "torch", "transformers", "fastapi", "numba"}
 
 
-class Recorded:
+class Recorded(Search):
     """Finds the query itself, k times, and keeps what it was asked."""
 
     def __init__(self) -> None:

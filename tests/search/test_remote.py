@@ -23,7 +23,7 @@ from agent_r1.records import CallStatus, Outcome, Passage
 from agent_r1.search import remote as remote_module
 from agent_r1.search.base import SearchTimeout, SearchUnavailable
 from agent_r1.search.remote import Remote
-from agent_r1.tools.base import search_tool
+from agent_r1.tools.search import search_tool
 
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "q"}}</tool_call>'
 PASSAGE = {"passage_id": "0", "title": "Tesk", "text": "a city"}

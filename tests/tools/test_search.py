@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agent_r1.faults import WorldFault
+from agent_r1.records import CallStatus, Passage
+from agent_r1.search.base import Search, SearchUnavailable
+from agent_r1.tools.base import ToolResult
+from agent_r1.tools.search import search_tool
+
+
+class Recorded(Search):
+    """Finds as many passages as are asked for, and keeps what it was asked, and where."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], int]] = []
+        self.threads: set[str] = set()
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        self.asked.append((list(queries), k))
+        self.threads.add(threading.current_thread().name)
+        return [[Passage(passage_id=str(i), title=f"T{i}", text=f"a\nb {i}") for i in range(k)]]
+
+
+class Elsewhere(Recorded):
+    """Answers when everybody has asked."""
+
+    def __init__(self, asked_by: int) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(asked_by, timeout=60)
+
+    @property
+    def waits(self) -> bool:
+        return True
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        self.barrier.wait()
+        return super().search(queries, k)
+
+
+def test_search_shows_passages_and_keeps_their_titles() -> None:
+    index = Recorded()
+    tool = search_tool(index, top_k=2)
+    assert tool.schema["function"]["parameters"]["properties"] == {"query": {"type": "string"}}
+    assert not tool.waits
+    found = asyncio.run(tool.call({"query": "x y"}))
+    assert found == ToolResult(text="T0: a b 0\nT1: a b 1", titles=("T0", "T1"))
+    assert index.asked == [(["x y"], 2)]
+    assert index.threads == {threading.current_thread().name}
+
+
+def test_an_empty_query_is_the_agents_fault() -> None:
+    result = asyncio.run(search_tool(Recorded(), top_k=2).call({"query": " \n"}))
+    assert result == ToolResult(text="the query is empty", call_status=CallStatus.FAILED)
+
+
+def test_a_search_that_waits_holds_nobody_up() -> None:
+    index = Elsewhere(asked_by=64)
+
+    async def ask_all(tool_threads: ThreadPoolExecutor) -> list[ToolResult]:
+        tool = search_tool(index, top_k=1, threads=tool_threads)
+        assert tool.schema == search_tool(Recorded(), top_k=1).schema
+        assert tool.waits
+        return await asyncio.gather(*(tool.call({"query": str(i)}) for i in range(64)))
+
+    with ThreadPoolExecutor(64) as threads:
+        found = asyncio.run(ask_all(threads))
+    assert found == [ToolResult(text="T0: a b 0", titles=("T0",))] * 64
+    assert sorted(query for [query], _ in index.asked) == sorted(map(str, range(64)))
+    assert threading.current_thread().name not in index.threads
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_search_that_cannot_be_served_is_nothing_the_policy_did(waits: bool) -> None:
+    class Down(Search):
+        @property
+        def waits(self) -> bool:
+            return waits
+
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            raise SearchUnavailable("the server at http://x is down")
+
+    with pytest.raises(WorldFault, match="the server at http://x is down"):
+        asyncio.run(search_tool(Down(), top_k=2).call({"query": "x"}))
