@@ -17,7 +17,6 @@ from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import load
-from agent_r1.params.stages import EnvParams
 from agent_r1.params.train import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
@@ -25,10 +24,11 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
 
-CREDIT = load(Path(__file__).parents[2] / "params.yaml").train.credit
+PARAMS = load(Path(__file__).parents[2] / "params.yaml")
+CREDIT = PARAMS.train.credit
 MAX_STEPS = 5
-LIMITS = EnvParams(
-    instructions="", top_k=2, max_steps=MAX_STEPS, max_tokens=4096, max_action_tokens=256, aborted_share=0.0
+LIMITS = PARAMS.env.model_copy(
+    update={"top_k": 2, "max_steps": MAX_STEPS, "max_tokens": 4096, "max_action_tokens": 256, "aborted_share": 0.0}
 )
 QUESTION = Question(
     question_id="q",

@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1 import params
 from agent_r1.inspection.chat import Screen, Session, converse
 from agent_r1.params import RunId
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
@@ -194,7 +193,9 @@ class Film(Search):
 
 def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
-    env = EnvParams(instructions="", top_k=1, max_steps=2, max_tokens=400, max_action_tokens=100, aborted_share=0.0)
+    env = params.load(ROOT / params.PARAMS).env.model_copy(
+        update={"top_k": 1, "max_steps": 2, "max_tokens": 400, "max_action_tokens": 100, "aborted_share": 0.0}
+    )
     chat = Chat(tiny_tokenizer)
     session = Session(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Film(), env, seed=0)
     file = io.StringIO()
@@ -213,7 +214,9 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
-    env = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=400, max_action_tokens=100, aborted_share=0.0)
+    env = params.load(ROOT / params.PARAMS).env.model_copy(
+        update={"top_k": 1, "max_steps": 1, "max_tokens": 400, "max_action_tokens": 100, "aborted_share": 0.0}
+    )
     chat, seeds = Chat(tiny_tokenizer), []
 
     class Noting(ScriptedSampler):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from agent_r1.inspection.chat import Screen, passage
-from agent_r1.params.stages import EnvParams
+from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
 
-LIMITS = EnvParams(instructions="", top_k=2, max_steps=5, max_tokens=512, max_action_tokens=64, aborted_share=0.0)
+LIMITS = load(Path(__file__).parents[2] / "params.yaml").env.model_copy(
+    update={"top_k": 2, "max_steps": 5, "max_tokens": 512, "max_action_tokens": 64, "aborted_share": 0.0}
+)
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."

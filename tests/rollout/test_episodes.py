@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.envs.base import Attempt, Transition
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import TooManyAborted
-from agent_r1.params.stages import EnvParams
+from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
@@ -29,7 +30,9 @@ from agent_r1.tools.search import search_tool
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Tide"}}\n</tool_call>'
 ANSWER = "<answer>Quill</answer>"
-LIMITS = EnvParams(instructions="", top_k=1, max_steps=1, max_tokens=512, max_action_tokens=64, aborted_share=0.0)
+LIMITS = load(Path(__file__).parents[2] / "params.yaml").env.model_copy(
+    update={"top_k": 1, "max_steps": 1, "max_tokens": 512, "max_action_tokens": 64, "aborted_share": 0.0}
+)
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
 
