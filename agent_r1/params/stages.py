@@ -262,6 +262,13 @@ class McpParams(Section):
             yield "environment has no effect with url; leave it out"
 
 
+class FunctionParams(Section):
+    """A function of one's own, under its name: what a module of the operator's has."""
+
+    module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+    timeout_s: Positive | None = None  # of one call, of an `async def`
+
+
 class ToolsParams(Section):
     """What a question is answered with; null leaves a tool out."""
 
@@ -269,10 +276,12 @@ class ToolsParams(Section):
     calculator: CalculatorParams | None
     read: ReadParams | None
     python: PythonParams | None
+    functions: dict[str, FunctionParams]
     mcp: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], McpParams]
 
     def objections(self) -> Iterator[str]:
-        if not any((self.search is not None, self.calculator is not None, self.read, self.python, self.mcp)):
+        built_in = (self.search, self.calculator, self.read, self.python)
+        if all(tool is None for tool in built_in) and not self.functions and not self.mcp:
             yield "a question cannot be answered without any tool; offer one, such as search: {}"
 
 

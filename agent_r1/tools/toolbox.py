@@ -1,7 +1,4 @@
-"""The tools of a stage: what `env.tools` offers, and what its episodes share, opened once and closed with the stage.
-
-A tool of one's own is made in `Toolbox._offered`, beside the others.
-"""
+"""The tools of a stage: what `env.tools` offers, and what its episodes share, opened once and closed with the stage."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from agent_r1.params.stages import EnvParams
 from agent_r1.search.base import Search
 from agent_r1.tools.base import FunctionTool, Tool, ToolResult
 from agent_r1.tools.calculator import calculator
+from agent_r1.tools.own import own_tools
 from agent_r1.tools.read import read_tool
 from agent_r1.tools.schema import Schema
 from agent_r1.tools.search import search_tool
@@ -92,6 +90,7 @@ class Toolbox:
             from agent_r1.tools.python import PythonTool, Sandbox
 
             yield partial(PythonTool, opening.enter_context(Sandbox(offered.python)))
+        yield from map(_shared, own_tools(offered))
         for server in self._servers:
             yield from map(_shared, server.tools)
 
