@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
@@ -19,6 +20,7 @@ from agent_r1.params import Params, RunId, load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
+from agent_r1.tools.toolbox import Toolbox
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,6 +46,23 @@ def test_the_tool(page: dict[str, Any]) -> None:
 
 def act(env: Any, action: str) -> Any:
     return asyncio.run(env.step(action))
+
+
+def test_tools_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/extending.md").read_text()
+    code, lines = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)[:2]
+    (tmp_path / "my_tools.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
+    env = validated(Params, override(shipped, yaml.safe_load(lines)), "the page").env
+    assert [*env.tools.mcp] == ["files", "weather"]
+
+    async def offered() -> list[str]:
+        tools = env.tools.model_copy(update={"mcp": {}, "read": None, "search": None})
+        async with Toolbox(env.model_copy(update={"tools": tools}), None) as toolbox:
+            return [schema["function"]["name"] for schema in toolbox.schemas]
+
+    assert asyncio.run(offered()) == ["calculator", "python", "years_between"]
 
 
 def test_the_environment(page: dict[str, Any]) -> None:

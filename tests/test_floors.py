@@ -56,6 +56,8 @@ PLACES = {
     "prefect": ("flows",),
     "dvc": (),
     "faiss": ("agent_r1.search.dense",),
+    "mcp": ("agent_r1.tools.mcp",),
+    "pydantic_monty": ("agent_r1.tools.python",),
 }
 
 

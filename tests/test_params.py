@@ -240,7 +240,7 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"search.kind": "dense"}, r"kind: dense needs an encoder; set dense\.encoder"),
         ({"search.kind": "hybrid"}, r"kind: hybrid needs an encoder; set dense\.encoder"),
         ({"search.kind": "remote", "search.remote.url": "localhost:8700"}, r"set remote\.url .* got 'localhost:8700'"),
-        ({"search.remote.url": "http://me:k@a"}, r"keep the password .*AGENT_R1_SEARCH_KEY .*; got 'http://a'"),
+        ({"search.remote.url": "http://me:k@a"}, r"keep the password .*AGENT_R1_SEARCH_KEY, .*; got 'http://a'"),
         ({**SERVER, "engine.server.urls": ["http://me:k@a"]}, r"keep the password .*_ENGINE_KEY.*; got 'http://a'"),
         ({"train.credit.rewards.agent_r1": 0.0}, r"train\.credit\.rewards: all reward weights are 0"),
         ({"train.update.constant_length": 512}, r"train\.update: constant_length 512 with aggregation token_mean"),

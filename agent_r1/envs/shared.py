@@ -1,4 +1,4 @@
-"""What all episodes of a stage use: the limits, the index, the tools, and the loop in which environments wait."""
+"""What all episodes of a stage use: the limits, the index, the tools, the journal, and the loop in which they wait."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from agent_r1.params.stages import EnvParams
 from agent_r1.search.index import Cached
 from agent_r1.tools.base import Tool
 from agent_r1.tools.journal import Journal
-from agent_r1.tools.search import search_tool
+from agent_r1.tools.toolbox import Toolbox
 
 T = TypeVar("T")
 
 
 class Shared:
-    """Opened once by a stage and closed at its end; a connection that a tool opens lives as long.
+    """Opened once by a stage and closed at its end; what a tool opens lives as long.
 
-    Without an index there is nothing to search: episodes may have no tools then.
+    Without an index there is nothing to search.
     """
 
     def __init__(self, limits: EnvParams, index: Cached | None = None) -> None:
         self.limits, self._index = limits, index
         self.journal: Journal | None = None
         self._runner = asyncio.Runner()
+        self._toolbox: Toolbox | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -35,7 +36,11 @@ class Shared:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._runner.close()
+        try:
+            if self._toolbox:
+                self.run(self._toolbox.__aexit__(kind, error, where))
+        finally:
+            self._runner.close()
 
     @property
     def index(self) -> Cached:
@@ -44,9 +49,19 @@ class Shared:
             raise ValueError("there is no index to search; open one")
         return self._index
 
-    def tools(self) -> list[Tool]:
-        """The tools of one episode."""
-        return [search_tool(self.index, top_k=self.limits.top_k)]
+    def tools(self, seed: int) -> list[Tool]:
+        """The tools of one episode, whose chance is drawn from the seed. The first to ask has them opened.
+
+        Raises ValueError for tools that cannot be offered as params.yaml has them, and WorldFault if a server is down.
+        """
+        if self._toolbox is None:
+            self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
+        return self._toolbox.tools(seed)
+
+    def verify(self) -> None:
+        """Raises ValueError if a server offers other tools than at first, and WorldFault if one is silent."""
+        if self._toolbox:
+            self.run(self._toolbox.verify())
 
     @contextmanager
     def journaled(self, path: Path) -> Iterator[None]:

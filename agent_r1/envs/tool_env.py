@@ -104,6 +104,7 @@ class ToolEnv(Env):
         called, at = self._tools[tool], Place(self._seed, self._step, place)
         journal = self._journal if called.waits else None
         if journal and (entry := journal.find(at, tool, canonical(arguments))):
+            await called.recall(arguments, entry.result)
             return _Made(entry.made, entry.result)
         made = await _timed(called, arguments)
         if journal and not made.fault:
@@ -240,7 +241,7 @@ def _with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
     limits = shared.limits
     return ToolEnv(
         question,
-        shared.tools(),
+        shared.tools(seed),
         max_steps=limits.max_steps,
         parallel_calls=limits.parallel_calls,
         system=_told(SYSTEM, limits),

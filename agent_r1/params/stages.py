@@ -139,10 +139,16 @@ class HybridParams(Section):
 def _public(url: str) -> str:
     if without_password(url) != url:
         raise ValueError(
-            "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY or "
-            "AGENT_R1_ENGINE_KEY, which is sent to the server as a bearer token"
+            "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY, "
+            "AGENT_R1_ENGINE_KEY or AGENT_R1_MCP_KEY_<NAME>, which is sent to the server as a bearer token"
         )
     return url
+
+
+def _address(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("a server's address starts with http:// or https://")
+    return _public(url).rstrip("/")
 
 
 class RemoteParams(Section):
@@ -217,8 +223,72 @@ class WarmStartParams(Section):
         return bool(self.demonstrations or self.naive_rag_demonstrations or self.conversations)
 
 
+class SearchToolParams(Section):
+    """`env.top_k` says how many passages a search shows, to `naive_rag` too."""
+
+
+class CalculatorParams(Section):
+    """Without a setting."""
+
+
+class ReadParams(Section):
+    part_characters: Annotated[int, Field(ge=100)]
+
+
+class PythonParams(Section):
+    """The sandbox of `agent_r1.tools.python`."""
+
+    timeout_s: Positive
+    memory_mib: Annotated[int, Field(ge=16)]
+    workers: Count
+
+
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class McpParams(Section):
+    """A server that speaks the Model Context Protocol: a command that is started, or an address."""
+
+    command: Annotated[list[str], Field(min_length=1)] | None = None
+    url: Annotated[str, AfterValidator(_address)] | None = None
+    timeout_s: Positive  # of one call
+    tools: Annotated[list[str], Field(min_length=1)] | None = None  # of those it has; all where left out
+    environment: list[Variable] = Field(default=[])  # what a command is given of the stage's own
+
+    def objections(self) -> Iterator[str]:
+        if (self.command is None) == (self.url is None):
+            yield "a server is a command that is started or the url of one that runs; give one of the two"
+        if self.environment and self.url:
+            yield "environment has no effect with url; leave it out"
+
+
+class FunctionParams(Section):
+    """A function of one's own, under its name: what a module of the operator's has."""
+
+    module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+    timeout_s: Positive | None = None  # of one call, of an `async def`
+
+
+class ToolsParams(Section):
+    """What a question is answered with; null leaves a tool out."""
+
+    search: SearchToolParams | None
+    calculator: CalculatorParams | None
+    read: ReadParams | None
+    python: PythonParams | None
+    functions: dict[str, FunctionParams]
+    mcp: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], McpParams]
+
+    def objections(self) -> Iterator[str]:
+        built_in = (self.search, self.calculator, self.read, self.python)
+        if all(tool is None for tool in built_in) and not self.functions and not self.mcp:
+            yield "a question cannot be answered without any tool; offer one, such as search: {}"
+
+
 class EnvParams(Section):
     instructions: str
+    tools: ToolsParams
+    max_result_characters: Count
     top_k: Count
     max_steps: Count
     max_tokens: Count
@@ -232,6 +302,11 @@ class EnvParams(Section):
                 f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
                 f"max_tokens {self.max_tokens}; raise max_tokens"
             )
+        if self.tools.read and self.tools.read.part_characters >= self.max_result_characters:
+            yield (
+                f"tools.read.part_characters {self.tools.read.part_characters} would be cut at max_result_characters "
+                f"{self.max_result_characters}; make parts smaller"
+            )
 
 
 class VllmParams(Section):
@@ -243,12 +318,6 @@ class VllmParams(Section):
 
 class TransformersParams(Section):
     batch_size: Count
-
-
-def _address(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("a server's address starts with http:// or https://")
-    return _public(url).rstrip("/")
 
 
 class ServerParams(Section):

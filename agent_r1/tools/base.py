@@ -50,6 +50,10 @@ class Tool(Protocol):
         """
         ...
 
+    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        """Takes note of a call that is not made again, because its result is kept: for tools with a state."""
+        return
+
 
 Function = Callable[..., ToolResult | str | Awaitable[ToolResult | str]]
 

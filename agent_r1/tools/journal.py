@@ -29,9 +29,7 @@ class Place(NamedTuple):
 class Entry(BaseModel):
     """A line of the journal."""
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, ser_json_bytes="base64", val_json_bytes="base64"
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     episode: int
     step: int
@@ -42,7 +40,6 @@ class Entry(BaseModel):
     text: str
     titles: tuple[str, ...]
     latency_s: float
-    state: bytes  # that the tool had in this episode afterwards; empty for tools without
 
     @property
     def made(self) -> Call:
@@ -76,7 +73,7 @@ class Journal:
             return None
         return entry
 
-    def add(self, place: Place, call: Call, result: ToolResult, state: bytes = b"") -> None:
+    def add(self, place: Place, call: Call, result: ToolResult) -> None:
         """Writes down what a call gave; it is in the file when this returns."""
         entry = Entry(
             **place._asdict(),
@@ -86,7 +83,6 @@ class Journal:
             text=result.text,
             titles=result.titles,
             latency_s=call.latency_s,
-            state=state,
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial, wraps
+from typing import Any
 
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
@@ -12,12 +14,10 @@ from agent_r1.tools.base import FunctionTool, ToolError, ToolResult
 
 
 def search_tool(index: Search, *, top_k: int, threads: Executor | None = None) -> FunctionTool:
-    """A tool that shows the `top_k` best passages for a query.
+    """A tool that shows the `top_k` best passages for a query."""
 
-    An index that computes answers on the spot; one that waits is asked in `threads`, by default those of the loop.
-    """
-
-    def found(query: str) -> ToolResult:
+    def search(query: str) -> ToolResult:
+        """Finds passages about a query."""
         if not query.strip():
             raise ToolError("the query is empty")
         [passages] = index.search([query], top_k)
@@ -25,15 +25,19 @@ def search_tool(index: Search, *, top_k: int, threads: Executor | None = None) -
             text=render_passages(passages) or "nothing found", titles=tuple(passage.title for passage in passages)
         )
 
-    def search(query: str) -> ToolResult:
-        return found(query)
+    return tool_on(index, search, threads)
 
-    async def waiting(query: str) -> ToolResult:
-        return await asyncio.get_running_loop().run_in_executor(threads, found, query)
 
-    function = waiting if index.waits else search
-    function.__name__, function.__doc__ = "search", "Finds passages about a query."
-    return FunctionTool(function)
+def tool_on(index: Search, function: Callable[..., ToolResult], threads: Executor | None) -> FunctionTool:
+    """A tool of a function that asks an index: on the spot; where that waits, in `threads`, by default the loop's."""
+    if not index.waits:
+        return FunctionTool(function)
+
+    @wraps(function)
+    async def elsewhere(**arguments: Any) -> ToolResult:
+        return await asyncio.get_running_loop().run_in_executor(threads, partial(function, **arguments))
+
+    return FunctionTool(elsewhere)
 
 
 def render_passages(passages: Sequence[Passage]) -> str:

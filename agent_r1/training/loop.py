@@ -149,6 +149,7 @@ class Training:
         if collected := self._collected(iteration):
             return collected
         self.folder.forget(iteration)
+        self.shared.verify()
         self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
         with self.shared.journaled(self.folder.journal(iteration)):

@@ -25,7 +25,8 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
 
-CREDIT = load(Path(__file__).parents[2] / "params.yaml").train.credit
+PARAMS = load(Path(__file__).parents[2] / "params.yaml")
+CREDIT = PARAMS.train.credit
 MAX_STEPS = 5
 LIMITS = load(SHIPPED).env.model_copy(
     update={"top_k": 2, "max_steps": MAX_STEPS, "max_tokens": 4096, "max_action_tokens": 256, "aborted_share": 0.0}

@@ -100,7 +100,7 @@ def test_a_text_full_of_tags_is_read_at_once(shape: str) -> None:
     started = time.perf_counter()
     assert parse_action(shape * 50_000, most_calls=8).problem
     assert "".join(piece.text for piece in split_action(shape * 50_000)) == shape * 50_000
-    assert time.perf_counter() - started < 5
+    assert time.perf_counter() - started < 30  # a search for every tag's end would take hours
 
 
 @pytest.mark.parametrize(

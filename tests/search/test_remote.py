@@ -242,7 +242,7 @@ def test_our_own_faults_are_raised_at_once() -> None:
 )
 def test_a_sick_server_is_not_the_agents_fault(answer: Answer, status: CallStatus) -> None:
     with serving(answer) as server:
-        index = client(server.url, timeout_s=0.2, retries=0)
+        index = client(server.url, timeout_s=0.2 if answer is sleep else 10.0, retries=0)
         ended = asyncio.run(ToolEnv("Who?", [search_tool(index, top_k=1)], max_steps=2).step(SEARCH))
     assert (ended.outcome, ended.call_status, ended.observations) == (Outcome.ABORTED, status, ())
 

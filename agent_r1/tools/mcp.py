@@ -1,0 +1,277 @@
+"""Tools of other programs, over the Model Context Protocol: a command that is started, or an address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TextIO, cast
+
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    AudioContent,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+from mcp_types import Tool as Listed
+from pydantic import ValidationError
+
+from agent_r1.client import read_key
+from agent_r1.faults import WorldFault
+from agent_r1.harmless import harmless, without_password
+from agent_r1.params.stages import McpParams
+from agent_r1.records import CallStatus
+from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.schema import Schema, function_schema
+
+KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: what it is sent as a bearer token
+START_S = 60.0  # until a server has listed its tools
+STOP_S = 15.0
+MAX_TOOLS = 64
+_EXCERPT = 500  # characters of a server's own words in a message
+_FAULTS = (  # what a session with a server that is ill can raise
+    OSError,
+    MCPError,
+    ValidationError,
+    RuntimeError,  # of a session that has ended, or of a result that is not of its tool's shape
+    httpx2.HTTPError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    ExceptionGroup,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class McpTimeout(WorldFault, TimeoutError):
+    """A call that a server did not answer in time."""
+
+
+class Server:
+    """A session with one server. A task of its own opens and closes it, so that anybody may, and its end ends no other.
+
+    Its tools are those that it had when it was opened. A session that was lost is opened again by the next call.
+    """
+
+    def __init__(self, name: str, params: McpParams) -> None:
+        """Nothing is started yet; a ValueError names an environment variable that cannot be handed on."""
+        self.tools: list[Tool] = []
+        self._name, self._params = name, params
+        self._key = read_key(KEY + name.upper().replace("-", "_"))
+        self._environment = _handed_on(params.environment)
+        self._opening = asyncio.Lock()
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what a server says out of turn, line by line
+
+    async def __aenter__(self) -> Self:
+        """Raises WorldFault if the server cannot be reached, and ValueError if it cannot be used as it is."""
+        await self._start()
+        self.tools = [_McpTool(self, schema) for schema in self._schemas]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def verify(self) -> None:
+        """Raises ValueError if the server has other tools now, and WorldFault if it does not say."""
+        try:
+            async with asyncio.timeout(self._params.timeout_s):
+                self._require_same(await self._list())
+        except TimeoutError:
+            raise McpTimeout(f"{self._who} did not list its tools within {self._params.timeout_s:g} s") from None
+        except _FAULTS as fault:
+            raise WorldFault(f"{self._who} does not list its tools: {_said(fault)}") from fault
+
+    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call; raises WorldFault if there is none."""
+        await self._open_again()
+        client, limit = self._client, asyncio.timeout(self._params.timeout_s)
+        try:
+            async with limit:
+                return _result(await client.call_tool(tool, arguments))
+        except _FAULTS as fault:
+            code = fault.code if isinstance(fault, MCPError) else None
+            if code == INVALID_PARAMS:
+                return ToolResult(text=str(fault), call_status=CallStatus.BAD_ARGUMENTS)
+            if code == CONNECTION_CLOSED and client is self._client:
+                self._lost = True
+            if limit.expired():
+                raise McpTimeout(f"{self._who} took longer than {self._params.timeout_s:g} s for {tool}") from None
+            raise WorldFault(f"{self._who} failed in {tool}: {_said(fault)}") from fault
+
+    async def _open_again(self) -> None:
+        """If the session was lost."""
+        async with self._opening:
+            if self._lost or self._task.done():
+                logger.warning("%s is opened again", self._who)
+                await self._stop()
+                await self._start()
+
+    async def _start(self) -> None:
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end, self._lost = asyncio.Event(), False
+        self._task = asyncio.create_task(self._live(), name=f"mcp {self._name}")
+        try:
+            await self._opened
+        except BaseException:
+            if self._opened.cancelled():
+                self._task.cancel()
+            await self._stop()
+            raise
+
+    async def _stop(self) -> None:
+        self._end.set()
+        _, running = await asyncio.wait([self._task], timeout=STOP_S)
+        for task in running:
+            task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (fault := self._task.exception()):
+            logger.info("%s did not end in peace: %s", self._who, _said(fault))
+
+    async def _live(self) -> None:
+        """Opens the session, says so, and closes it at the end."""
+        async with contextlib.AsyncExitStack() as stack:
+            log = stack.enter_context(_log())
+            try:
+                async with asyncio.timeout(START_S):
+                    self._client = await stack.enter_async_context(self._connected(log))
+                    self._require_same(await self._list())
+            except FileNotFoundError as fault:
+                self._opened.set_exception(ValueError(f"{self._who} has no command {fault.filename!r}"))
+            except (ValueError, *_FAULTS) as fault:
+                self._opened.set_exception(self._refusal(fault, log))
+            else:
+                self._opened.set_result(None)
+                await self._end.wait()
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, log: TextIO) -> AsyncIterator[Client]:
+        if self._params.command:
+            command, *arguments = self._params.command
+            started = StdioServerParameters(command=command, args=arguments, env=self._environment)
+            async with Client(stdio_client(started, log), cache=None) as client:
+                yield client
+            return
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        limits = httpx2.Timeout(self._params.timeout_s, read=None)  # a call has one of its own
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=limits) as http,
+            Client(streamable_http_client(self._params.url or "", http_client=http), cache=None) as client,
+        ):
+            yield client
+
+    async def _list(self) -> list[Schema]:
+        listed: list[Listed] = []
+        cursor = None
+        while page := await self._client.list_tools(cursor=cursor):
+            listed += page.tools
+            cursor = page.next_cursor
+            if cursor is None or len(listed) > MAX_TOOLS or not page.tools:
+                break
+        return [function_schema(each.name, each.description or "", each.input_schema) for each in self._chosen(listed)]
+
+    def _chosen(self, listed: Sequence[Listed]) -> list[Listed]:
+        names = [tool.name for tool in listed]
+        if missing := [name for name in self._params.tools or () if name not in names]:
+            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(names)[:_EXCERPT]}")
+        chosen = [tool for tool in listed if self._params.tools is None or tool.name in self._params.tools]
+        if not 0 < len(chosen) <= MAX_TOOLS:
+            raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
+        return chosen
+
+    def _require_same(self, schemas: list[Schema]) -> None:
+        known = [tool.schema for tool in self.tools] or schemas
+        if schemas != known:
+            changed = [schema for schema in (*schemas, *known) if schema not in schemas or schema not in known]
+            names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in changed)) or "their order"
+            raise ValueError(f"{self._who} has other tools than when this began ({names}); begin again")
+        self._schemas = schemas
+
+    def _refusal(self, fault: Exception, log: TextIO) -> Exception:
+        log.seek(0)
+        words = harmless(log.read()[-_EXCERPT:]).strip()
+        end = f"; its last words: {words}" if words else ""
+        if isinstance(fault, TimeoutError):
+            return McpTimeout(f"{self._who} did not list its tools within {START_S:g} s{end}")
+        if isinstance(fault, ValueError) and not isinstance(fault, ValidationError):
+            return ValueError(f"{self._who}: {fault}")
+        return WorldFault(f"{self._who} cannot be used: {_said(fault)}{end}")
+
+    @property
+    def _who(self) -> str:
+        where = self._params.url or " ".join((self._params.command or [])[:2])
+        return f"the MCP server {self._name} ({harmless(without_password(where))[:200]})"
+
+
+@dataclass
+class _McpTool(Tool):
+    """A tool of a server, which checks the arguments itself."""
+
+    server: Server
+    schema: Schema
+
+    def __post_init__(self) -> None:
+        self.name: str = self.schema["function"]["name"]
+        self.waits = True
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        return await self.server.ask(self.name, arguments)
+
+
+@contextlib.contextmanager
+def _log() -> Iterator[TextIO]:
+    """A file for what a command says beside its answers, which goes with it."""
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        yield cast(TextIO, log)
+
+
+def _handed_on(variables: Sequence[str]) -> dict[str, str]:
+    if missing := [name for name in variables if name not in os.environ]:
+        raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
+    return {name: os.environ[name] for name in variables}
+
+
+def _result(result: CallToolResult) -> ToolResult:
+    """Its texts; of what is no text, that it was left out. Structured content where there is nothing else."""
+    text = "\n".join(_texts(result))
+    if not result.content and result.structured_content is not None:
+        text = json.dumps(result.structured_content, ensure_ascii=False)
+    return ToolResult(text=text, call_status=CallStatus.FAILED if result.is_error else CallStatus.OK)
+
+
+def _texts(result: CallToolResult) -> Iterator[str]:
+    for block in result.content:
+        match block:
+            case TextContent():
+                yield block.text
+            case EmbeddedResource(resource=TextResourceContents() as resource):
+                yield resource.text
+            case EmbeddedResource():
+                yield f"[a file ({block.resource.mime_type or 'binary'}) left out]"
+            case ImageContent():
+                yield f"[an image ({block.mime_type}) left out]"
+            case AudioContent():
+                yield f"[a sound ({block.mime_type}) left out]"
+            case ResourceLink():
+                yield f"[a link to {block.name}: {block.uri}]"
+
+
+def _said(fault: BaseException) -> str:
+    """What is at the bottom of a fault, in a line."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:_EXCERPT])).rstrip(": ")

@@ -1,0 +1,173 @@
+"""Programs of the policy in a sandbox: Monty, a Python interpreter that has no files, no network and no clock.
+
+Worker processes run them within limits of time, memory and recursion; all episodes of a stage share the workers. An
+episode's names are a few kilobytes between its calls, put down by one worker and taken up by any.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from pydantic_monty import (
+    CollectString,
+    Monty,
+    MontyCrashedError,
+    MontyRuntimeError,
+    MontySyntaxError,
+    OSPolicy,
+    ResourceLimits,
+)
+
+from agent_r1.params.stages import PythonParams
+from agent_r1.records import CallStatus
+from agent_r1.tools.base import FunctionTool, ToolError, ToolResult, ToolTimeout
+
+NOW = datetime(2024, 7, 26)  # at every moment of every program
+MAX_CHARACTERS = 20_000  # of a program
+MAX_PRINTED = 1 << 20  # bytes
+MAX_STATE = 1 << 20  # bytes that the names of an episode take
+MAX_RECURSION = 500
+_ATTEMPTS = 2  # at a program whose worker dies
+_PATIENCE = 10  # how much longer than its limit a call may take that once ended within it
+
+
+class Ran(NamedTuple):
+    """What a program did that came to its end."""
+
+    printed: str
+    state: bytes  # the names that there are after it
+
+
+class Sandbox:
+    """The workers. They end with it, and after what they are running."""
+
+    def __init__(self, params: PythonParams) -> None:
+        self._params = params
+        self._workers = Monty(min_processes=params.workers, max_processes=params.workers)
+        self._threads = ThreadPoolExecutor(params.workers, "sandbox")  # each waits for a worker
+
+    def __enter__(self) -> Self:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        self._workers.__exit__(kind, fault, traceback)
+
+    async def run(self, program: str, state: bytes, *, seed: int, patience: int = 1) -> Ran:
+        """Runs a program after those that left a state, b"" for none; chance is seeded where there is no state.
+
+        Raises ToolTimeout if it takes longer than `patience` times its limit, and ToolError if it fails otherwise. A
+        worker that dies is replaced, and the program tried once more: it may have been ended from outside.
+        """
+        code = _showing_its_value(program)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._run, code, state, seed, patience)
+
+    def _run(self, code: str, state: bytes, seed: int, patience: int) -> Ran:
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._attempt(code, state, seed, patience)
+            except MontyCrashedError as fault:
+                if fault.timed_out:
+                    raise self._too_long() from None
+        raise ToolError("the program crashed the interpreter")
+
+    def _attempt(self, code: str, state: bytes, seed: int, patience: int) -> Ran:
+        printed = CollectString(MAX_PRINTED)
+        try:
+            with self._workers.checkout(limits=self._limits(patience), os_policy=_policy(seed)) as session:
+                if state:
+                    session.load_session(state)
+                session.feed_run(code, print_callback=printed)
+                return Ran(printed.output, _small(session.dump()))
+        except (MontyRuntimeError, MontySyntaxError) as fault:
+            raise self._explained(fault, printed.output) from None
+
+    def _limits(self, patience: int) -> ResourceLimits:
+        return {
+            "max_feed_duration_secs": patience * self._params.timeout_s,
+            "max_memory": self._params.memory_mib << 20,
+            "max_recursion_depth": MAX_RECURSION,
+        }
+
+    def _explained(self, fault: MontyRuntimeError | MontySyntaxError, printed: str) -> ToolError:
+        """What the policy is told; of what a limit cut short nothing that depends on where it did."""
+        if isinstance(fault.exception(), TimeoutError) and not fault.traceback():
+            return self._too_long()
+        if isinstance(fault.exception(), MemoryError):
+            return ToolError(f"MemoryError: more than {self._params.memory_mib} MiB, or much too long an output")
+        return ToolError("\nprinted before that:\n".join(filter(None, (fault.display("type-msg"), printed.rstrip()))))
+
+    def _too_long(self) -> ToolTimeout:
+        return ToolTimeout(f"the program took longer than {self._params.timeout_s:g} s")
+
+
+class PythonTool(FunctionTool):
+    """One episode's interpreter; the names of a call that succeeds are there for the next."""
+
+    def __init__(self, sandbox: Sandbox, seed: int) -> None:
+        async def python(code: str) -> str:
+            """Runs Python and shows what it prints and the value of its last line. Names stay for the next call."""
+            return await self._run(code)
+
+        super().__init__(python)
+        self._sandbox, self._seed, self._state = sandbox, seed, b""
+        self._one_at_a_time = asyncio.Lock()
+
+    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        """Brings the names to where a call left them that gave a result and is not made again."""
+        if result.call_status is CallStatus.OK:
+            await self._run(arguments["code"], patience=_PATIENCE)
+
+    async def _run(self, code: str, patience: int = 1) -> str:
+        async with self._one_at_a_time:
+            printed, self._state = await self._sandbox.run(code, self._state, seed=self._seed, patience=patience)
+        return printed.removesuffix("\n") or "nothing was printed"
+
+
+def _policy(seed: int) -> OSPolicy:
+    return {"datetime": NOW, "timezone": "utc", "sleep": "zero", "random_start": {"seed": seed}}
+
+
+def _small(state: bytes) -> bytes:
+    if len(state) > MAX_STATE:
+        raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
+    return state
+
+
+def _last_value(program: str) -> ast.expr | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(program).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # the sandbox says what is wrong
+    return body[-1].value if body and isinstance(body[-1], ast.Expr) else None
+
+
+def _showing_its_value(program: str) -> str:
+    """The program with a last line that is a value assigned to `_` and printed, if it is not None.
+
+    Printed where it is made: what is brought out of the sandbox would be ordered and shown in this process's way.
+    """
+    if len(program) > MAX_CHARACTERS:
+        raise ToolError(f"the program is longer than {MAX_CHARACTERS:,} characters")
+    last = _last_value(program)
+    if last is None:
+        return program
+    text = program.encode()
+    line_starts = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
+    start = line_starts[last.lineno - 1] + last.col_offset
+    stop = line_starts[(last.end_lineno or last.lineno) - 1] + (last.end_col_offset or 0)
+    shown = b"%b_ = (%b)%b\nif _ is not None:\n    print(repr(_))" % (text[:start], text[start:stop], text[stop:])
+    return shown.decode()

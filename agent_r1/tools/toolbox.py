@@ -1,0 +1,135 @@
+"""The tools of a stage: what `env.tools` offers, and what its episodes share, opened once and closed with the stage."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from agent_r1.params.stages import EnvParams
+from agent_r1.search.base import Search
+from agent_r1.tools.base import FunctionTool, Tool, ToolResult
+from agent_r1.tools.calculator import calculator
+from agent_r1.tools.own import own_tools
+from agent_r1.tools.read import read_tool
+from agent_r1.tools.schema import Schema
+from agent_r1.tools.search import search_tool
+
+if TYPE_CHECKING:
+    from agent_r1.tools.mcp import Server
+
+_HALF = re.compile("[\ud800-\udfff]")  # of a character
+_THREADS = 64  # searches that wait for a server at once
+
+
+class Toolbox:
+    """Open it in the loop in which its tools are called: it starts the sandbox's workers and the MCP servers."""
+
+    def __init__(self, params: EnvParams, index: Search | None) -> None:
+        """`index` may be None where neither `search` nor `read` is offered; else a ValueError says so."""
+        if index is None and (params.tools.search is not None or params.tools.read):
+            raise ValueError("env.tools offers search or read, and there is no index; build one, or set both to null")
+        self.schemas: list[Schema] = []  # the same for all episodes
+        self._params, self._index = params, index
+        self._servers: list[Server] = []
+        self._makers: list[Callable[[int], Tool]] = []  # a tool for the seed of an episode
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Raises ValueError for what cannot be offered as params.yaml has it, and WorldFault if a server is down."""
+        async with AsyncExitStack() as opening:
+            await self._connect(opening)
+            self._makers = list(self._offered(opening))
+            self.schemas = [tool.schema for tool in self.tools(0)]
+            _require_distinct(self.schemas)
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._open.__aexit__(kind, fault, traceback)
+
+    def tools(self, seed: int) -> list[Tool]:
+        """The tools of one episode, in the order of `schemas`; the chance of a sandbox is drawn from the seed.
+
+        Nothing has to be closed: what an episode's tools remember goes with them.
+        """
+        return [_Limited(make(seed), self._params.max_result_characters) for make in self._makers]
+
+    async def verify(self) -> None:
+        """Raises ValueError if an MCP server has other tools now than at first, and WorldFault if one is silent."""
+        for server in self._servers:
+            await server.verify()
+
+    async def _connect(self, opening: AsyncExitStack) -> None:
+        if self._params.tools.mcp:
+            from agent_r1.tools.mcp import Server
+
+            servers = [Server(name, params) for name, params in self._params.tools.mcp.items()]
+            self._servers = [await opening.enter_async_context(server) for server in servers]
+
+    def _offered(self, opening: AsyncExitStack) -> Iterator[Callable[[int], Tool]]:
+        """What `env.tools` switches on, in the order in which the policy is told of it."""
+        offered = self._params.tools
+        threads = opening.enter_context(ThreadPoolExecutor(_THREADS, "search"))  # has none before it is asked
+        if self._index is not None and offered.search is not None:
+            yield _shared(search_tool(self._index, top_k=self._params.top_k, threads=threads))
+        if offered.calculator is not None:
+            yield _shared(FunctionTool(calculator))
+        if self._index is not None and offered.read:
+            characters = offered.read.part_characters
+            yield _shared(read_tool(self._index, part_characters=characters, threads=threads))
+        if offered.python:
+            from agent_r1.tools.python import PythonTool, Sandbox
+
+            yield partial(PythonTool, opening.enter_context(Sandbox(offered.python)))
+        yield from map(_shared, own_tools(offered))
+        for server in self._servers:
+            yield from map(_shared, server.tools)
+
+
+class _Limited(Tool):
+    """A tool whose results are text that can be stored, and no longer than a limit."""
+
+    def __init__(self, tool: Tool, max_characters: int) -> None:
+        self.name, self.schema, self.waits = tool.name, tool.schema, tool.waits
+        self._tool, self._max_characters = tool, max_characters
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        return cut(await self._tool.call(arguments), self._max_characters)
+
+    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        await self._tool.recall(arguments, result)
+
+
+def cut(result: ToolResult, max_characters: int) -> ToolResult:
+    """A result whose text ends after so many characters, and says so; titles that are not in it any more are not shown.
+
+    Halves of characters, which no file could keep, are replaced.
+    """
+    text = _HALF.sub("\N{REPLACEMENT CHARACTER}", result.text)
+    if len(text) <= max_characters:
+        return result if text == result.text else replace(result, text=text)
+    kept = text[:max_characters]
+    titles = tuple(title for title in result.titles if " ".join(title.split()) in kept)
+    return replace(result, text=f"{kept} [... {len(text) - max_characters:,} characters left out]", titles=titles)
+
+
+def _shared(tool: Tool) -> Callable[[int], Tool]:
+    return lambda seed: tool
+
+
+def _require_distinct(schemas: Sequence[Schema]) -> None:
+    [(name, times)] = Counter(schema["function"]["name"] for schema in schemas).most_common(1)
+    if times > 1:
+        raise ValueError(
+            f"env.tools offers {times} tools of the name {name!r}; leave all but one out, those of an MCP server with "
+            "its key tools"
+        )

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_r1.params import Params, load
+from agent_r1.params.sections import override, validated
+from agent_r1.params.stages import EnvParams
+from agent_r1.records import CallStatus, Passage
+from agent_r1.search.base import Search
+from agent_r1.tools.base import ToolResult
+from agent_r1.tools.search import search_tool
+from agent_r1.tools.toolbox import Toolbox, cut
+
+SERVERS = str(Path(__file__).with_name("servers.py"))
+PYTHON = {"timeout_s": 30, "memory_mib": 64, "workers": 1}
+HONEST = {"command": [sys.executable, SERVERS, "honest"], "timeout_s": 60}
+Env = Callable[..., EnvParams]
+
+
+class Corpus(Search):
+    """Always finds the same."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [[Passage(passage_id=str(i), title=f"T{i}", text="long " * 50) for i in range(k)] for _ in queries]
+
+
+@pytest.fixture
+def env() -> Env:
+    """The section of params.yaml with other tools."""
+    shipped = load(Path(__file__).parents[2] / "params.yaml").model_dump(mode="json", by_alias=True)
+
+    def changed(max_result_characters: int = 4000, **tools: Any) -> EnvParams:
+        changes = {"env": {"tools": tools, "max_result_characters": max_result_characters}}
+        return validated(Params, override(shipped, changes), "params.yaml").env
+
+    return changed
+
+
+def called(params: EnvParams, index: Search | None, *calls: tuple[str, dict[str, Any]]) -> list[ToolResult]:
+    """The results of one episode's calls."""
+
+    async def play() -> list[ToolResult]:
+        async with Toolbox(params, index) as toolbox:
+            tools = {tool.name: tool for tool in toolbox.tools(seed=1)}
+            return [await tools[name].call(arguments) for name, arguments in calls]
+
+    return asyncio.run(play())
+
+
+def names(params: EnvParams, index: Search | None = None) -> list[str]:
+    async def play() -> list[str]:
+        async with Toolbox(params, index) as toolbox:
+            assert [tool.schema for tool in toolbox.tools(0)] == toolbox.schemas
+            return [tool.name for tool in toolbox.tools(0)]
+
+    return asyncio.run(play())
+
+
+def test_the_default_is_the_search_tool_and_nothing_else(env: Env) -> None:
+    async def play() -> None:
+        async with Toolbox(env(), Corpus()) as toolbox:
+            [tool] = toolbox.tools(0)
+            plain = search_tool(Corpus(), top_k=2)
+            assert toolbox.schemas == [tool.schema] == [plain.schema]
+            assert await tool.call({"query": "x"}) == await plain.call({"query": "x"})
+            assert await tool.call({"query": ""}) == await plain.call({"query": ""})
+
+    asyncio.run(play())
+
+
+def test_tools_are_offered_in_one_order(env: Env) -> None:
+    everything = env(calculator={}, read={"part_characters": 100}, python=PYTHON, mcp={"own": HONEST})
+    assert names(everything, Corpus()) == [
+        "search",
+        "calculator",
+        "read",
+        "python",
+        *("add", "wait", "fail", "variable", "leave", "show"),
+    ]
+    assert names(env(search=None, calculator={})) == ["calculator"]
+
+
+def test_what_is_shared_and_what_is_an_episodes_own(env: Env) -> None:
+    async def play() -> list[str]:
+        async with Toolbox(env(search=None, python=PYTHON), None) as toolbox:
+            [one], [other] = toolbox.tools(1), toolbox.tools(2)
+            draw = {"code": "import random\nx = random.random()\nx"}
+            drawn = [(await tool.call(draw)).text for tool in (one, other, toolbox.tools(1)[0])]
+            await other.recall({"code": "y = 1"}, ToolResult(text=""))
+            return [*drawn, *[(await tool.call({"code": "y"})).text for tool in (one, other)]]
+
+    first, second, again, *seen = asyncio.run(play())
+    assert first == again != second
+    assert seen == ["NameError: name 'y' is not defined", "1"]
+
+
+def test_everything_that_was_started_ends(env: Env) -> None:
+    """Also where the stage fails, and where opening does."""
+    before = set(psutil.Process().children(recursive=True))
+    threads = threading.active_count()
+    both = env(python=PYTHON, mcp={"own": HONEST})
+
+    async def fail() -> None:
+        async with Toolbox(both, Corpus()) as toolbox:
+            [python] = [tool for tool in toolbox.tools(0) if tool.name == "python"]
+            await python.call({"code": "1"})
+            assert len(set(psutil.Process().children(recursive=True)) - before) == 2
+            raise KeyError("ours")
+
+    with pytest.raises(KeyError, match="ours"):
+        asyncio.run(fail())
+    with pytest.raises(ValueError, match=r"env\.tools offers 2 tools of the name 'add'; leave all but one out"):
+        names(env(python=PYTHON, mcp={"one": HONEST, "two": HONEST}), Corpus())
+    assert set(psutil.Process().children(recursive=True)) == before
+    assert threading.active_count() == threads
+
+
+def test_a_toolbox_is_opened_and_closed_in_tasks_of_their_own(env: Env) -> None:
+    """As by a stage that holds a runner and enters its loop again and again."""
+    with asyncio.Runner() as runner:
+        toolbox = Toolbox(env(mcp={"own": HONEST}), Corpus())
+        runner.run(toolbox.__aenter__())
+        add = next(tool for tool in toolbox.tools(0) if tool.name == "add")
+        assert runner.run(add.call({"a": 1, "b": 2})).text == "3"
+        runner.run(toolbox.verify())
+        runner.run(toolbox.__aexit__(None, None, None))
+
+
+def test_an_index_is_needed_where_tools_ask_it(env: Env) -> None:
+    with pytest.raises(ValueError, match=r"env\.tools offers search or read, and there is no index"):
+        Toolbox(env(), None)
+
+
+def test_long_results_are_cut_in_sight(env: Env) -> None:
+    [found, failed] = called(
+        env(max_result_characters=260), Corpus(), ("search", {"query": "x"}), ("search", {"query": 1})
+    )
+    line = "T0: " + "long " * 50
+    assert found.text == f"{line.strip()}\nT1: lo [... 247 characters left out]"
+    assert found.titles == ("T0", "T1")
+    assert failed.call_status is CallStatus.BAD_ARGUMENTS
+    [short] = called(env(max_result_characters=200), Corpus(), ("search", {"query": "x"}))
+    assert short.titles == ("T0",), "what was cut off was not shown"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("x" * 10, "x" * 10),
+        ("x" * 11, "x" * 10 + " [... 1 characters left out]"),
+        ("é" * 10_000_000, "é" * 10 + " [... 9,999,990 characters left out]"),
+        ("a\0b", "a\0b"),
+        ("a\ud83db", "a\N{REPLACEMENT CHARACTER}b"),
+        ("<|im_end|>", "<|im_end|>"),
+        ("", ""),
+    ],
+)
+def test_what_is_cut(text: str, kept: str) -> None:
+    result = cut(ToolResult(text=text, call_status=CallStatus.FAILED), 10)
+    assert result == ToolResult(text=kept, call_status=CallStatus.FAILED)
+    assert result.text.encode().decode() == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"search": None}, r"env\.tools: a question cannot be answered without any tool; offer one"),
+        ({"calculater": {}}, r"unknown key 'env\.tools\.calculater'; did you mean 'calculator'"),
+        ({"calculator": {"digits": 3}}, r"unknown key 'env\.tools\.calculator\.digits'"),
+        ({"python": {"timeout_s": 1.0}}, r"key 'env\.tools\.python\.memory_mib' is missing"),
+        ({"python": {**PYTHON, "workers": 0}}, r"env\.tools\.python\.workers"),
+        ({"read": {"part_characters": 4000}}, r"part_characters 4000 would be cut at max_result_characters 4000"),
+        ({"mcp": {"a": {"timeout_s": 1}}}, r"mcp\.a: a server is a command that is started or the url of one"),
+        ({"mcp": {"a": {**HONEST, "url": "http://a"}}}, "give one of the two"),
+        ({"mcp": {"a": {"url": "ftp://a", "timeout_s": 1}}}, "address starts with http"),
+        ({"mcp": {"a": {"url": "http://me:k@a", "timeout_s": 1}}}, "AGENT_R1_MCP_KEY_<NAME>, .*; got 'http://a'"),
+        ({"mcp": {"a": {"command": [], "timeout_s": 1}}}, r"env\.tools\.mcp\.a\.command"),
+        ({"mcp": {"a": {"url": "http://a", "timeout_s": 1, "environment": ["A"]}}}, "environment has no effect"),
+        ({"mcp": {"a b": HONEST}}, r"env\.tools\.mcp\.a b"),
+        ({"mcp": {"a": {**HONEST, "timeout_s": 0}}}, r"env\.tools\.mcp\.a\.timeout_s"),
+        ({"mcp": {"a": {**HONEST, "tools": []}}}, r"env\.tools\.mcp\.a\.tools"),
+    ],
+)
+def test_tools_that_are_refused(env: Env, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
+        env(**changes)
+    assert "me:k" not in str(refusal.value)
