@@ -325,6 +325,10 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"ablations.seeds": [0, 1, 1]}, "seeds names 1 more than once"),
         ({"ablations.seeds": [-1]}, "greater than or equal to 0"),
         ({"ablations.seeds": ["1\n"]}, r"ablations\.seeds\.0: Input should be a valid integer; got '1\\n'"),
+        (
+            {"env.tools.search": None, "env.tools.calculator": {}},
+            r"demonstrations 6000 show how to search, .*search is null",
+        ),
         ({"ablations.closer": {"runs": ["ppo"], "seeds": []}}, "runs and seeds belong together"),
         ({"ablations.closer": {"runs": ["ppo"], "seeds": [9, 9]}}, "seeds names 9 more than once"),
         ({"ablations.closer": {"runs": ["dapo"], "seeds": [9]}}, r"closer\.runs names 'dapo', which runs does not"),

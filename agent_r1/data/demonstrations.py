@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-from agent_r1.data.questions import Facts, Hop, Plan, look_up
+from agent_r1.data.questions import Facts, Hop, Plan, calculate, look_up
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
@@ -21,17 +21,28 @@ class Demonstration:
 
     question: Question
     actions: list[str]  # the texts, without end tokens
+    calculator: bool = False  # whether it is offered; else the demonstrator works out in its head
 
 
 def with_tools(
-    questions: Sequence[Question], plans: Mapping[str, Plan], facts: Facts, params: WarmStartParams
+    questions: Sequence[Question],
+    plans: Mapping[str, Plan],
+    facts: Facts,
+    params: WarmStartParams,
+    *,
+    calculator: bool = False,
 ) -> list[Demonstration]:
-    """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer."""
-    chosen = _take(questions, params.demonstrations, params.seed, "demonstration")
-    return [
-        Demonstration(question, demonstrate(plans[question.question_id], question, facts, params, rng))
-        for question, rng in chosen
-    ]
+    """`params.demonstrations` searches for answers; questions repeat, differently, where there are fewer.
+
+    With a calculator among the tools half of them are offered it, so that a policy with it and one without may start
+    from what they teach.
+    """
+    made = []
+    for question, rng in _take(questions, params.demonstrations, params.seed, "demonstration"):
+        offered = calculator and rng.random() < 0.5
+        actions = demonstrate(plans[question.question_id], question, facts, params, rng, calculator=offered)
+        made.append(Demonstration(question, actions, offered))
+    return made
 
 
 def without_tools(
@@ -55,8 +66,18 @@ def _take(questions: Sequence[Question], count: int, seed: int, purpose: str) ->
     return [(questions[i % len(questions)], random.Random(derive(seed, purpose, i))) for i in range(count)]
 
 
-def demonstrate(plan: Plan, question: Question, facts: Facts, params: WarmStartParams, rng: random.Random) -> list[str]:
+def demonstrate(
+    plan: Plan,
+    question: Question,
+    facts: Facts,
+    params: WarmStartParams,
+    rng: random.Random,
+    *,
+    calculator: bool = False,
+) -> list[str]:
     """The texts of the demonstrator's actions, without end tokens: one search per hop, then an answer.
+
+    What is worked out of two years it gives to the calculator first, where there is one.
 
     With the chance `stop_early`, at every hop but the first, it answers with the entity at hand instead, and guesses
     in a comparison. With the chance `wrong_relation`, at every hop, it asks for another relation of the same entity and
@@ -67,10 +88,13 @@ def demonstrate(plan: Plan, question: Question, facts: Facts, params: WarmStartP
     by then in the question, in an earlier thought or in the result of the previous search.
     """
     made = _hops_made(plan, question, facts, params, rng)
-    thoughts = _compare(plan, made) if question.kind == "comparison" else _follow(plan, made)
+    thoughts = _THOUGHTS.get(question.kind, _follow)(plan, made)
     searches = [_search(thought, hop) for thought, hop in zip(thoughts, made, strict=True)]
-    found = made if question.kind == "comparison" else made[-1:]
-    return [*searches, _answer(_conclusion(plan, question, made, rng), found)]
+    conclusion = _conclusion(plan, question, made, rng)
+    if calculator and _can_calculate(plan, made):
+        return [*searches, _calculation(plan, made), _answer(conclusion, [])]
+    found = made if question.kind in _THOUGHTS else made[-1:]
+    return [*searches, _answer(conclusion, found)]
 
 
 def answer_at_once(plan: Plan, question: Question, passages: Sequence[Passage], rng: random.Random) -> str:
@@ -106,6 +130,8 @@ def _astray(hop: Hop, question: Question, facts: Facts, rng: random.Random) -> H
 
 
 def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
+    if _can_calculate(plan, made):
+        return calculate(made[0].value, plan.sign, made[1].value)
     if question.kind != "comparison":
         return made[-1].value
     if made == list(plan.hops):
@@ -126,6 +152,22 @@ def _compare(plan: Plan, made: Sequence[Hop]) -> list[str]:
     return [f"I compare {what}.", *(f"{_found([before])}Next {hop.entity}." for before, hop in pairwise(made))]
 
 
+def _add_up(plan: Plan, made: Sequence[Hop]) -> list[str]:
+    """A thought before each search of two years: what is needed, then what was found and what comes next."""
+    needed = [f"the {hop.relation} of {hop.entity}" for hop in plan.hops]
+    return [f"I need {' and '.join(needed)}.", *(f"{_found([before])}Next {needed[1]}." for before in made[:-1])]
+
+
+def _can_calculate(plan: Plan, made: Sequence[Hop]) -> bool:
+    """Whether both years were found, or what stands in their place is one too."""
+    return bool(plan.sign) and len(made) == 2 and all(hop.value.isdecimal() for hop in made)
+
+
+def _calculation(plan: Plan, made: Sequence[Hop]) -> str:
+    expression = f"{made[0].value} {plan.sign} {made[1].value}"
+    return _call(f"{_found(made)}Now {expression}.", "calculator", {"expression": expression})
+
+
 def _need(hops: Sequence[Hop]) -> str:
     """Names the relations that are left to follow, or the next entity where relations are not known."""
     if not hops[0].relation:
@@ -134,7 +176,11 @@ def _need(hops: Sequence[Hop]) -> str:
 
 
 def _search(thought: str, hop: Hop) -> str:
-    call = json.dumps({"name": "search", "arguments": {"query": hop.query}}, ensure_ascii=False)
+    return _call(thought, "search", {"query": hop.query})
+
+
+def _call(thought: str, tool: str, arguments: dict[str, str]) -> str:
+    call = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
     return f"<think>{thought}</think>\n<tool_call>\n{call}\n</tool_call>"
 
 
@@ -146,3 +192,7 @@ def _answer(text: str, found: Sequence[Hop]) -> str:
 def _found(hops: Sequence[Hop]) -> str:
     """States what was found in the passages' words, which a small model learns to read off them."""
     return "".join(f"Found the {hop.relation} {hop.value}. " for hop in hops if hop.relation)
+
+
+# How thoughts before the searches go, by the kind of question; along a chain where it is none of these.
+_THOUGHTS: dict[str, Callable[[Plan, Sequence[Hop]], list[str]]] = {"comparison": _compare, "arithmetic": _add_up}

@@ -34,6 +34,7 @@ class Plan:
 
     hops: tuple[Hop, ...]  # never empty
     answer: str
+    sign: str = ""  # + or - where the answer is worked out of what two hops reveal
 
 
 def look_up(facts: Facts, entity: str, relation: str) -> Hop:
@@ -117,6 +118,12 @@ _EARLIER: dict[str, tuple[str, str]] = {
         "Which company was founded first, {} or {}?",
         "Which company has the earlier founding year, {} or {}?",
     ),
+}
+
+_SUM = ("What is the sum of {} and {}?", "What do you get if you add {} and {}?")
+_AGE: dict[str, tuple[str, str]] = {
+    "release year": ("How old was {1} when {0} came out?", "What was the age of {1} in the release year of {0}?"),
+    "founding year": ("How old was {1} when {0} was founded?", "What was the age of {1} in the founding year of {0}?"),
 }
 
 
@@ -236,6 +243,54 @@ def _earlier(world: World, rng: random.Random) -> Iterator[Draft]:
                 yield _comparison(world, relation, pair, _EARLIER, answer, rng)
 
 
+def _sums(world: World, rng: random.Random) -> Iterator[Draft]:
+    """Sums of the years of two entities."""
+    for first, second in _year_pairs(world, tuple(_EARLIER), tuple(_EARLIER), rng):
+        asked = [rng.choice(_PHRASES[hop.relation]).format(hop.entity) for hop in (first, second)]
+        yield _arithmetic(rng.choice(_SUM).format(*asked), first, second, "+")
+
+
+def _ages(world: World, rng: random.Random) -> Iterator[Draft]:
+    """How old a person was at an event of which the year is known."""
+    for event, birth in _year_pairs(world, tuple(_AGE), ("birth year",), rng):
+        if int(event.value) > int(birth.value):
+            yield _arithmetic(rng.choice(_AGE[event.relation]).format(event.entity, birth.entity), event, birth, "-")
+
+
+def _arithmetic(text: str, first: Hop, second: Hop, sign: str) -> Draft:
+    return Draft(text, "arithmetic", Plan((first, second), calculate(first.value, sign, second.value), sign))
+
+
+def calculate(first: str, sign: str, second: str) -> str:
+    """The sum or difference of two years."""
+    return str(int(first) + int(second) if sign == "+" else int(first) - int(second))
+
+
+def _year_pairs(
+    world: World, first: Sequence[str], second: Sequence[str], rng: random.Random
+) -> Iterator[tuple[Hop, Hop]]:
+    """Pairs of different entities with a year each, mixed but not held in memory; no two entities are paired twice."""
+    firsts, seconds = (
+        [
+            look_up(world.facts, entity, relation)
+            for entity, facts in world.facts.items()
+            for relation in some
+            if relation in facts
+        ]
+        for some in (first, second)
+    )
+    rng.shuffle(firsts)
+    rng.shuffle(seconds)
+    seen: set[frozenset[str]] = set()
+    for distance in range(len(seconds)):
+        for place, one in enumerate(firsts):
+            other = seconds[(place + distance) % len(seconds)]
+            pair = frozenset((one.entity, other.entity))
+            if len(pair) == 2 and pair not in seen:
+                seen.add(pair)
+                yield one, other
+
+
 def _comparison(
     world: World, relation: str, pair: Pair, phrasings: dict[str, tuple[str, str]], answer: str, rng: random.Random
 ) -> Draft:
@@ -270,6 +325,8 @@ _LABELS = {
     "three_hops": "bridge of 3 hops",
     "yes_no": "yes/no",
     "earlier": "earlier",
+    "sum": "sum",
+    "age": "age",
 }
 _DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
     "lookup": lambda world, rng: _chains(world, 1, rng),
@@ -277,4 +334,6 @@ _DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
     "bridge of 3 hops": lambda world, rng: _chains(world, 3, rng),
     "yes/no": _same,
     "earlier": _earlier,
+    "sum": _sums,
+    "age": _ages,
 }

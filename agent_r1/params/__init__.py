@@ -277,6 +277,11 @@ class Params(Section):
                 f"warm_start.conversations {self.warm_start.conversations!r} has no effect on the model of model.path, "
                 'which is passed through; set warm_start.fine_tune: true, or conversations: ""'
             )
+        if self.warm_start.demonstrations and self.env.tools.search is None:
+            yield (
+                f"warm_start.demonstrations {self.warm_start.demonstrations} show how to search, and env.tools.search "
+                "is null; set it to {}, or demonstrations: 0"
+            )
         if not (self.warm_start.teaches or passed_through):
             yield (
                 "warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0, or "

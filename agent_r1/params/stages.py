@@ -26,6 +26,8 @@ class AtlasShares(Section):
     three_hops: Share
     yes_no: Share
     earlier: Share
+    sum: Share
+    age: Share
 
     def objections(self) -> Iterator[str]:
         total = sum(self.model_dump().values())

@@ -61,7 +61,8 @@ def train_on_demonstrations(
     path = settings.warm_start.conversations
     conversations = read_conversations(Path(path)) if path else []
     plan_of, facts = make_plans(settings.prepare, questions)
-    searching = with_tools(questions, plan_of, facts, settings.warm_start)
+    calculator = settings.env.tools.calculator is not None
+    searching = with_tools(questions, plan_of, facts, settings.warm_start, calculator=calculator)
     answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:
         dtype = compute_dtype(settings.model.dtype, device)
@@ -117,12 +118,19 @@ def _act_out(
     env, trajectories = settings.env, list[Trajectory]()
     # The demonstrator finishes what it writes, and a demonstration that the world cut short shows nothing.
     limits = env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})
-    with Shared(limits, index) as shared:
-        for demonstrations, make_attempts in ((searching, tool_attempts), (answering, naive_rag_attempts)):
-            attempts = make_attempts([each.question for each in demonstrations], shared)
+    bare = limits.model_copy(update={"tools": limits.tools.model_copy(update={"calculator": None})})
+    with Shared(limits, index) as shared, Shared(bare, index) as without_calculator:
+        for demonstrations, make_attempts, tools in (
+            ([each for each in searching if each.calculator], tool_attempts, shared),
+            ([each for each in searching if not each.calculator], tool_attempts, without_calculator),
+            (answering, naive_rag_attempts, shared),
+        ):
+            if not demonstrations:
+                continue
+            attempts = make_attempts([each.question for each in demonstrations], tools)
             scripts = [[chat.escape_action(act) for act in each.actions] for each in demonstrations]
             sampler = ScriptedSampler(scripts, chat)
-            trajectories += collect(sampler, chat, attempts, shared, seed=settings.warm_start.seed)
+            trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
     return trajectories
 
 

@@ -33,7 +33,7 @@ def atlas_params() -> AtlasParams:
         train_questions=200,
         dev_questions=40,
         test_questions=40,
-        shares=AtlasShares(lookup=0.2, two_hops=0.35, three_hops=0.3, yes_no=0.075, earlier=0.075),
+        shares=AtlasShares(lookup=0.2, two_hops=0.35, three_hops=0.3, yes_no=0.075, earlier=0.075, sum=0.0, age=0.0),
     )
 
 

@@ -13,11 +13,11 @@ import pytest
 from agent_r1.answers import contains
 from agent_r1.data import world
 from agent_r1.data.demonstrations import Demonstration, demonstrate, with_tools, without_tools
-from agent_r1.data.questions import Hop, Plan, look_up
+from agent_r1.data.questions import Hop, Plan, generate_questions, look_up
 from agent_r1.data.world import World
 from agent_r1.envs.base import parse_action
 from agent_r1.params import load
-from agent_r1.params.stages import WarmStartParams
+from agent_r1.params.stages import AtlasParams, AtlasShares, WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
 
@@ -40,6 +40,8 @@ def question(kind: str, text: str = "?") -> Question:
 BRIDGE = Plan(
     (look_up(FACTS, "The Silent Harbor", "director"), look_up(FACTS, "Mara Quill", "birth city")), answer="Tesk"
 )
+YEARS = {"Low Tide": {"release year": "1990", "studio": "Orlen Group"}, "Jon Hale": {"birth year": "1958"}}
+AGE = Plan((look_up(YEARS, "Low Tide", "release year"), look_up(YEARS, "Jon Hale", "birth year")), "32", "-")
 SAME = Plan((look_up(FACTS, "Mara Quill", "employer"), look_up(FACTS, "Jon Hale", "employer")), answer="yes")
 
 
@@ -242,3 +244,52 @@ def test_without_training_questions_there_is_nothing_to_demonstrate(
         searching(atlas, [], warm_start_params)
     with pytest.raises(ValueError, match="no training questions"):
         answering([], index, warm_start_params)
+
+
+def reckon(*, calculator: bool, wrong: float = 0.0, stop: float = 0.0) -> list[str]:
+    chance = random.Random(0)
+    return demonstrate(AGE, question("arithmetic"), YEARS, habits(stop, wrong), chance, calculator=calculator)
+
+
+def test_an_age_is_worked_out_by_the_calculator_or_in_its_head() -> None:
+    searches = [
+        "<think>I need the release year of Low Tide and the birth year of Jon Hale.</think>\n<tool_call>\n"
+        '{"name": "search", "arguments": {"query": "release year of Low Tide"}}\n</tool_call>',
+        "<think>Found the release year 1990. Next the birth year of Jon Hale.</think>\n<tool_call>\n"
+        '{"name": "search", "arguments": {"query": "birth year of Jon Hale"}}\n</tool_call>',
+    ]
+    assert reckon(calculator=True) == [
+        *searches,
+        "<think>Found the release year 1990. Found the birth year 1958. Now 1990 - 1958.</think>\n<tool_call>\n"
+        '{"name": "calculator", "arguments": {"expression": "1990 - 1958"}}\n</tool_call>',
+        "<think>That answers it.</think>\n<answer> 32 </answer>",
+    ]
+    assert reckon(calculator=False) == [
+        *searches,
+        "<think>Found the release year 1990. Found the birth year 1958. That answers it.</think>\n"
+        "<answer> 32 </answer>",
+    ]
+
+
+@pytest.mark.parametrize("calculator", [True, False])
+def test_what_is_no_year_cannot_be_worked_with(calculator: bool) -> None:
+    """It stops at the first year, or goes astray to a studio; the calculator is not bothered."""
+    assert answer(reckon(calculator=calculator, stop=1.0)) == "1990"
+    astray = reckon(calculator=calculator, wrong=1.0)
+    assert answer(astray) == "1958"
+    assert not any("calculator" in action for action in astray)
+
+
+def test_half_of_the_demonstrations_are_offered_the_calculator_and_use_it(
+    atlas: World, atlas_params: AtlasParams, warm_start_params: WarmStartParams
+) -> None:
+    """What the others teach stays: the same questions, with another half of the chances."""
+    shares = dict.fromkeys(AtlasShares.model_fields, 0.0) | {"sum": 0.5, "age": 0.5}
+    rows = generate_questions(atlas, atlas_params.model_copy(update={"shares": AtlasShares(**shares)}), seed=3)
+    plans = {asked.question_id: plan for asked, plan in rows}
+    params = warm_start_params.model_copy(update={"demonstrations": 400, "stop_early": 0.0, "wrong_relation": 0.0})
+    made = with_tools([asked for asked, _ in rows], plans, atlas.facts, params, calculator=True)
+    assert 160 < sum(each.calculator for each in made) < 240
+    for each in made:
+        assert any('"calculator"' in action for action in each.actions) == each.calculator
+        assert answer(each.actions) == each.question.answers[0]

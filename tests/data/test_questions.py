@@ -134,7 +134,15 @@ def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
 
 def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: AtlasParams) -> None:
     """Of 40: 10 with three hops, and the other 30 of the last kind; yes/no ones come in pairs, 3 become 2."""
-    shares = {"lookup": 0.0, "two_hops": 0.0, "three_hops": 0.25, "yes_no": 0.08, "earlier": 0.67}
+    shares = {
+        "lookup": 0.0,
+        "two_hops": 0.0,
+        "three_hops": 0.25,
+        "yes_no": 0.08,
+        "earlier": 0.67,
+        "sum": 0.0,
+        "age": 0.0,
+    }
     params = atlas_params.model_copy(update={"shares": AtlasShares(**shares), "train_questions": 0})
     test = [question for question, _ in generate_questions(atlas, params, seed=3) if question.split == "test"]
     found = Counter("three hops" if question.hops == 3 else question.answers[0] in ("yes", "no") for question in test)
@@ -143,4 +151,29 @@ def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: At
 
 def test_shares_that_do_not_make_all_are_refused() -> None:
     with pytest.raises(ValueError, match=r"together make 0\.9 of all"):
-        AtlasShares(lookup=0.2, two_hops=0.3, three_hops=0.3, yes_no=0.1, earlier=0.0)
+        AtlasShares(lookup=0.2, two_hops=0.3, three_hops=0.3, yes_no=0.1, earlier=0.0, sum=0.0, age=0.0)
+
+
+@pytest.fixture(scope="module")
+def arithmetic(atlas: World, atlas_params: AtlasParams) -> Rows:
+    shares = dict.fromkeys(AtlasShares.model_fields, 0.0) | {"sum": 0.5, "age": 0.5}
+    return generate_questions(atlas, atlas_params.model_copy(update={"shares": AtlasShares(**shares)}), seed=3)
+
+
+def test_sums_and_ages_are_worked_out_of_the_years_that_are_asked_for(atlas: World, arithmetic: Rows) -> None:
+    assert {plan.sign for _, plan in arithmetic} == {"+", "-"}
+    for question, plan in arithmetic:
+        first, second = (atlas.facts[hop.entity][hop.relation] for hop in plan.hops)
+        expected = int(first) + int(second) if plan.sign == "+" else int(first) - int(second)
+        assert (question.answers, question.kind, question.hops) == ([str(expected)], "arithmetic", 2)
+        assert expected > 0
+        assert all(hop.entity in question.text for hop in plan.hops)
+        if plan.sign == "-":
+            assert plan.hops[1].relation == "birth year"
+            assert question.text.startswith(("How old was ", "What was the age of ")), question.text
+
+
+def test_no_two_questions_add_up_the_same(arithmetic: Rows) -> None:
+    asked = [(plan.sign, frozenset(hop.entity for hop in plan.hops)) for _, plan in arithmetic]
+    assert len({*asked}) == len(asked)
+    assert len({question.text for question, _ in arithmetic}) == len(arithmetic)
