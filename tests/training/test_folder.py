@@ -240,6 +240,18 @@ def test_between_two_checkpoints_the_policy_has_a_folder_of_its_own(tmp_path: Pa
     assert not (folder.path / "sampler").exists()
 
 
+def test_a_journal_goes_when_a_checkpoint_covers_its_iteration(folder: RunFolder, learner: Learner) -> None:
+    journals = [folder.journal(iteration) for iteration in range(3)]
+    journals[0].parent.mkdir()
+    for journal in journals:
+        journal.touch()
+    folder.forget(1)  # what is collected again hears what it heard
+    folder.finish(learner, finished=2)
+    assert [journal.exists() for journal in journals] == [True, True, True]
+    folder.save(learner, finished=2)
+    assert [journal.exists() for journal in journals] == [False, False, True]
+
+
 def test_history_is_what_finished_iterations_measured(path: Path) -> None:
     """The third line belongs to the iteration that was interrupted."""
     assert [row["reward/total"] for row in taken_up(path).history()] == [0.0, 0.1]
