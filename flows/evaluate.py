@@ -30,6 +30,7 @@ from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
+from agent_r1.tools.use import use_of_tools
 from agent_r1.tracking.registry import VERSION_TAG
 from flows.policies import Policy
 from flows.stage import accelerator, add_run_arguments, run_stage
@@ -107,13 +108,15 @@ def _ask(
             trajectories = answer_greedily(
                 policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
             )
+        tools = shared.offered if subject.protocol == "tool_call" else []
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
     hashes = {**measured, "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
-    scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions))
+    scores |= outcomes(trajectories) | gold_recall_by_step(trajectories, questions) | use_of_tools(trajectories, tools)
+    scores = headline(scores)
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)

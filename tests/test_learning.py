@@ -82,7 +82,7 @@ VALIDATED = {
 def trained(training: Training) -> tuple[list[dict[str, float]], list[str]]:
     """The metrics of a run's iterations but seconds, and its trajectories."""
     iterate(training)
-    seconds = ("time/", "rollout/search_cache")
+    seconds = ("time/", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     lines = [json.loads(line) for line in training.folder.metrics.read_text().splitlines()]
     rows = [read_rows(training.folder.trajectories(each), Trajectory) for each in range(len(lines))]
     for call in (call for each in rows for row in each for step in row.steps for call in step.calls):

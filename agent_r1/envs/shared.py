@@ -58,6 +58,15 @@ class Shared:
             self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
         return self._toolbox.tools(seed)
 
+    @property
+    def offered(self) -> list[str]:
+        """The names of the tools, which are opened; raises as `tools`."""
+        return [tool.name for tool in self.tools(0)]
+
+    def take_waited_s(self) -> float:
+        """The seconds in which a call of a tool was under way, of those since this was last asked."""
+        return self._toolbox.under_way.take() if self._toolbox else 0.0
+
     def verify(self) -> None:
         """Raises ValueError if a server offers other tools than at first, and WorldFault if one is silent."""
         if self._toolbox:

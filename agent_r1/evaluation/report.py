@@ -249,5 +249,5 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
 
 
 def _seconds(curve: Curve) -> float:
-    """The sum of `time/*_s`; no other metric is in seconds."""
+    """The sum of `time/*_s`, the only metrics that add up to a time."""
     return sum(value for metrics in curve for name, value in metrics.items() if fnmatch(name, "time/*_s"))

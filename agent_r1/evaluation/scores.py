@@ -186,9 +186,10 @@ def headline(scores: dict[str, float]) -> dict[str, float]:
     """The scores that are kept and tracked, four decimals each.
 
     Over all questions their number, how many episodes were aborted and how the others ended, and every measure with its
-    interval; then the means of EM per hop count, EM and F1 per data set where there are several, recall per step.
+    interval; then the means of EM per hop count, EM and F1 per data set where there are several, recall per step, and
+    how each tool was used.
     """
-    parts = ("outcome/", "em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_")
+    parts = ("outcome/", "em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_", "tool/")
     strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
     overall = [f"{measure}{end}" for measure in MEASURES for end in ("", "/low", "/high")]
     return {key: round(scores[key], 4) for key in ["questions", "aborted", *overall, *strata] if key in scores}

@@ -20,6 +20,7 @@ from agent_r1.tools.own import own_tools
 from agent_r1.tools.read import read_tool
 from agent_r1.tools.schema import Schema
 from agent_r1.tools.search import search_tool
+from agent_r1.tools.use import UnderWay
 
 if TYPE_CHECKING:
     from agent_r1.tools.mcp import Server
@@ -36,6 +37,7 @@ class Toolbox:
         if index is None and (params.tools.search is not None or params.tools.read):
             raise ValueError("env.tools offers search or read, and there is no index; build one, or set both to null")
         self.schemas: list[Schema] = []  # the same for all episodes
+        self.under_way = UnderWay()
         self._params, self._index = params, index
         self._servers: list[Server] = []
         self._makers: list[Callable[[int], Tool]] = []  # a tool for the seed of an episode
@@ -61,7 +63,7 @@ class Toolbox:
 
         Nothing has to be closed: what an episode's tools remember goes with them.
         """
-        return [_Limited(make(seed), self._params.max_result_characters) for make in self._makers]
+        return [_Limited(make(seed), self._params.max_result_characters, self.under_way) for make in self._makers]
 
     async def verify(self) -> None:
         """Raises ValueError if an MCP server has other tools now than at first, and WorldFault if one is silent."""
@@ -96,14 +98,15 @@ class Toolbox:
 
 
 class _Limited(Tool):
-    """A tool whose results are text that can be stored, and no longer than a limit."""
+    """A tool whose calls are timed, and whose results are text that can be stored, and no longer than a limit."""
 
-    def __init__(self, tool: Tool, max_characters: int) -> None:
+    def __init__(self, tool: Tool, max_characters: int, under_way: UnderWay) -> None:
         self.name, self.schema, self.waits = tool.name, tool.schema, tool.waits
-        self._tool, self._max_characters = tool, max_characters
+        self._tool, self._max_characters, self._under_way = tool, max_characters, under_way
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        return cut(await self._tool.call(arguments), self._max_characters)
+        with self._under_way.call():
+            return cut(await self._tool.call(arguments), self._max_characters)
 
     async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
         await self._tool.recall(arguments, result)

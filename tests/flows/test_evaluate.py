@@ -68,6 +68,9 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
     scores = content(evaluated, name, "scores.json")
     assert scores["em"] == pytest.approx(np.mean([row.em for row in rows]), abs=1e-4)
     assert scores["em/low"] <= scores["em"] <= scores["em/high"]
+    calls = sum(call.tool == "search" for each in trajectories(evaluated, name) for s in each.steps for call in s.calls)
+    of_search = pytest.approx(calls / ASKED, abs=1e-4) if name != "naive_rag" else None
+    assert scores.get("tool/search/calls") == of_search
 
 
 def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Path) -> None:

@@ -178,6 +178,10 @@ def test_metrics_have_one_row_per_iteration(run: Path) -> None:
         assert row["reward/total"] == pytest.approx(np.mean([credit.return_ for credit in credit_rows]))
         assert row["rollout/tokens"] == np.mean([len(each.token_ids) for each in collected])
         assert {"time/rollout_s", "time/credit_s", "time/update_s"} <= row.keys()
+        called = [call for each in collected for step in each.steps for call in step.calls if call.tool == "search"]
+        assert row["tool/search/calls"] == len(called) / len(collected)
+        assert row["tool/search/latency_p50_s"] == pytest.approx(np.median([call.latency_s for call in called]))
+        assert 0 < row["tool/waiting_share"] < 1
 
 
 def test_mlflow_shows_the_run(run: Path, small_project: Path, inside: Inside) -> None:

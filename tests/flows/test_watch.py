@@ -93,8 +93,9 @@ def touchy(
 
 def rows(run: Path) -> list[dict[str, float]]:
     """Without the times."""
+    times = ("time/", "tool/waiting", "tool/search/latency")
     found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in found]
+    return [{name: value for name, value in row.items() if not name.startswith(times)} for row in found]
 
 
 def progress(run: Path) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def leaves(state: Any) -> Iterator[Any]:
 
 def bits(folder: RunFolder) -> dict[str, Any]:
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
-    timed = ("time/", "rollout/search_cache")
+    timed = ("time/", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     state = torch.load(folder.checkpoint / "learner.pt", weights_only=True)
     parts = ("checkpoint/policy", "best/policy", "proof", "credit")
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
