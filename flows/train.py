@@ -21,6 +21,7 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.tools import own
 from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
@@ -45,7 +46,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
         with Shared(settings.env, index) as shared:
-            identity = Identity.of(settings, config, _inputs(settings, config, shared), code_of("train"))
+            identity = Identity.of(settings, config, inputs_of(settings, config, shared), code_of("train"))
             folder = RunFolder(places.training(meant), identity)
             with (
                 folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
@@ -91,7 +92,7 @@ def _merging(settings: Params) -> Callable[[Path], None]:
     return lambda policy: adapter.merge(policy, settings.places.warm_start, dtype)
 
 
-def _inputs(settings: Params, config: TrainParams, shared: Shared) -> dict[str, str]:
+def inputs_of(settings: Params, config: TrainParams, shared: Shared) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
     env = asked_attempt("", shared).env(0)
@@ -102,6 +103,7 @@ def _inputs(settings: Params, config: TrainParams, shared: Shared) -> dict[str, 
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
         **own_rewards.sources(config.credit.rewards),
+        **own.sources(settings.env.tools),
     }
 
 

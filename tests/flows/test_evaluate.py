@@ -15,11 +15,17 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
-from agent_r1.params import RunId, load
+from agent_r1.evaluation.protocols import attempts_under, conditions, open_shared
+from agent_r1.params import Params, RunId, load
+from agent_r1.params.sections import override, validated
+from agent_r1.params.stages import Protocol
+from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
+from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from flows.evaluate import evaluate
 from flows.report import report
+from flows.train import inputs_of
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
@@ -88,6 +94,32 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
 def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
     limits = "top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, dtype auto, engine transformers"
     assert content(evaluated, "ppo", "hashes.json")["limits"] == limits
+
+
+def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
+    evaluated: Path, tmp_path: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where tools are called: from passages in the prompt an agent is measured as before."""
+    file = tmp_path / "users_tools.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with inside(evaluated):
+        whole = load().model_dump(mode="json", by_alias=True)
+        offered = {"env": {"tools": {"functions": {"double": {"module": "users_tools"}}}}}
+        settings = validated(Params, override(whole, offered), "with a tool")
+
+        def told(protocol: Protocol) -> tuple[dict[str, str], dict[str, str]]:
+            chat = Chat(load_tokenizer(settings.places.warm_start))
+            with open_shared(protocol, settings) as shared:
+                attempts = attempts_under(protocol, read_rows(PLACES.questions, Question)[:1], settings, shared)
+                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), shared)
+                return conditions(protocol, attempts, chat, settings), of_a_training
+
+        file.write_text('def double(number: int) -> str:\n    """Doubles."""\n    return str(2 * number)\n')
+        before, rag = told("tool_call"), told("naive_rag")
+        file.write_text(file.read_text().replace("2 * number", "number << 1"))
+        for earlier, now in zip(before, told("tool_call"), strict=True):
+            assert {name for name in now if now[name] != earlier[name]} == {"tool double"}
+        assert told("naive_rag")[0] == rag[0]
 
 
 def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Path) -> None:
