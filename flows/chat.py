@@ -35,7 +35,7 @@ def main() -> None:
         else:
             policy = Policy.named(given.model) if given.model else Policy.of_warm_start(settings)
         chat(
-            settings,
+            policy.as_trained(settings),
             policy.path,
             policy.title,
             policy.updates,

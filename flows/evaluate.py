@@ -30,7 +30,6 @@ from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.tools.use import use_of_tools
 from agent_r1.tracking.registry import VERSION_TAG
 from flows.policies import Policy
 from flows.stage import accelerator, add_run_arguments, run_stage
@@ -86,7 +85,7 @@ def evaluate(
     of_run = RunId(run, seed, sweep) if run is not None else None
     subject = _subject(settings, of_run, baseline, str(model), protocol, changes, as_label)
     folder = Path(into) if into else settings.places.evaluation(subject.label, sweep)
-    tracked = _ask(settings, subject, folder, dataset, sweep, recurring=into is not None)
+    tracked = _ask(subject.policy.as_trained(settings), subject, folder, dataset, sweep, recurring=into is not None)
     write_text(folder / "mlflow_run_id", tracked.run_id)
 
 
@@ -103,20 +102,19 @@ def _ask(
     rounded = beneath is None and policy.would_round(settings)
     with open_shared(subject.protocol, settings) as shared:
         attempts = attempts_under(subject.protocol, questions, settings, shared)
-        measured = conditions(subject.protocol, attempts, chat, settings, rounded=rounded)
+        measured = conditions(subject.protocol, attempts, chat, settings, shared, rounded=rounded)
         with accelerator():
             trajectories = answer_greedily(
                 policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
             )
-        tools = shared.offered if subject.protocol == "tool_call" else []
+        of_tools = shared.use_of_tools(trajectories) if subject.protocol == "tool_call" else {}
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
     hashes = {**measured, "policy": policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
-    scores |= outcomes(trajectories) | gold_recall_by_step(trajectories, questions) | use_of_tools(trajectories, tools)
-    scores = headline(scores)
+    scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions) | of_tools)
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
@@ -149,7 +147,8 @@ def _subject(
         config = settings.run(run)
         label = _label(settings, run.label, changes, as_label)
         name = label if changes else run.run
-        policy, shown, seed = Policy.of_run(settings, run), tracking.run_params(name, settings, config), config.seed
+        policy, seed = Policy.of_run(settings, run), config.seed
+        shown = tracking.run_params(name, policy.as_trained(settings), config)
         training = None if changes else settings.places.training(run)
         return Subject(label, name, seed, policy, protocol or "tool_call", shown, training)
     if baseline is not None:
@@ -167,7 +166,7 @@ def _subject(
     plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
     label = _label(settings, plain, changes, as_label, foreign=True)
     seed = version.descriptor.seed if version else settings.evaluate.seed
-    shown = tracking.untrained_params(label, settings, version.reference if version else model)
+    shown = tracking.untrained_params(label, policy.as_trained(settings), version.reference if version else model)
     return Subject(label, label, seed, policy, protocol or "tool_call", shown)
 
 

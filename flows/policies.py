@@ -29,6 +29,7 @@ class Policy:
     title: str  # for people
     path: str  # a Hugging Face folder or hub id
     updates: int = 0  # since the warm start
+    run: RunId | None = None  # the training that made it, where that is known
     version: Version | None = None  # the registered version that it is, where a reference named it
 
     @classmethod
@@ -45,7 +46,7 @@ class Policy:
             raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
         checkpoint.require_whole(folder.parent, checkpoint.POLICY)
         title = f"{run.label} after {progress.iterations} iterations"
-        return cls(title=title, path=str(folder), updates=progress.policy_version)
+        return cls(title=title, path=str(folder), updates=progress.policy_version, run=run)
 
     @classmethod
     def of_warm_start(cls, settings: Params) -> Policy:
@@ -66,8 +67,9 @@ class Policy:
         if model.startswith(SCHEME):
             version = registry.find(model)
             title = f"version {version.number}, {version.descriptor.label}"
-            updates = version.descriptor.policy_version
-            return cls(title=title, path=str(folder_of(version)), updates=updates, version=version)
+            made = version.descriptor
+            run, updates = RunId(made.run, made.seed, made.sweep), made.policy_version
+            return cls(title=title, path=str(folder_of(version)), updates=updates, run=run, version=version)
         folder = Path(model).expanduser()
         if folder.is_dir():
             missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).exists()]
@@ -80,6 +82,10 @@ class Policy:
         if model.startswith((".", "/", "~")) or model.count("/") != 1:
             raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
         return cls(title=model, path=model)
+
+    def as_trained(self, settings: Params) -> Params:
+        """params.yaml with the `env` of the run that trained it; as it stands where params.yaml knows no such run."""
+        return settings.of(self.run) if self.run and self.run.run in settings.runs else settings
 
     def would_round(self, settings: Params) -> bool:
         """Whether this machine's engines have adapters of it to run, and merged weights would be in bfloat16.

@@ -21,7 +21,6 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tools import own
 from agent_r1.tracking.runs import CODE_TAG
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
@@ -36,13 +35,14 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
 
     It is told by the fields of a `RunId`; `fresh` starts over, and moves what is there aside.
     """
-    settings, meant = params.load(), RunId(run, seed, sweep)
+    meant = RunId(run, seed, sweep)
+    settings = params.load().of(meant)
     config, places = settings.run(meant), settings.places
     questions = read_rows(places.questions, Question)
     require_gold_titles(questions, config.credit)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         # before the folder is taken up: what cannot run replaces nothing
-        memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [config])
+        memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [meant])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
         with Shared(settings.env, index) as shared:
@@ -103,7 +103,7 @@ def inputs_of(settings: Params, config: TrainParams, shared: Shared) -> dict[str
         "warm_start": sha256(places.warm_start),
         "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
         **own_rewards.sources(config.credit.rewards),
-        **own.sources(settings.env.tools),
+        **shared.sources(),
     }
 
 

@@ -52,7 +52,7 @@ def warm_start() -> None:
 def _check_memory(settings: Params, path: str) -> None:
     """Refuses a model that is too large for this machine, before it is loaded: for the runs, and to be fine-tuned."""
     config = load_pretrained(AutoConfig, path)
-    memory.check(config, settings, [settings.run(params.RunId(run)) for run in settings.repro_runs])
+    memory.check(config, settings, [params.RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
         tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
         device, model = default_device(), settings.model

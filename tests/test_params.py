@@ -348,6 +348,21 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"runs.new": {"credit": {"loss_mask": False}}}, r"runs\.new: credit: loss_mask: false has no effect"),
         ({"runs.new": {"credit": {"rewards": {"em": -1}}}}, r"runs\.new: credit\.rewards\.em"),
         ({"runs.new": {"update": 3}}, r"runs\.new: update"),
+        ({"runs.new": {"env": {"tols": {}}}}, r"runs\.new: env: unknown key 'tols'; did you mean 'tools'\?"),
+        (
+            {"runs.new": {"env": {"tools": {"serch": {}}}}},
+            r"new: env: unknown key 'tools\.serch'; did you mean 'search'",
+        ),
+        (
+            {"runs.new": {"env": {"tools": {"search": None}}}},
+            r"runs\.new: env: tools: .* cannot be answered without any",
+        ),
+        ({"runs.new": {"env": {"max_tokens": 64}}}, r"runs\.new: env: max_action_tokens 64 leaves no room"),
+        ({"runs.new": {"env": None}}, r"runs\.new: env: Input should be a valid dictionary"),
+        (
+            {**OVERLONG, "runs.new": {"env": {"max_tokens": 128}}},
+            r"runs\.new: credit\.overlong_buffer 128 leaves nothing of env\.max_tokens 128 ",
+        ),
         ({"places.data": "../data"}, "name a folder inside the project"),
     ],
 )
@@ -697,3 +712,19 @@ def test_the_fingerprint_follows_every_value_and_no_order(content: dict[str, Any
     assert fingerprint(params.train) != fingerprint(changed.train)
     assert fingerprint(params.env) == fingerprint(changed.env)
     assert fingerprint(params.train, "a") != fingerprint(params.train, "b")
+
+
+def test_a_run_may_have_an_env_of_its_own(content: dict[str, Any]) -> None:
+    """Laid over `env` key by key; a null takes a tool away. All else is as it stands, and so are the other runs."""
+    own = {"env": {"tools": {"calculator": {}, "search": None}, "max_steps": 3}, "credit": {"lam": 0.9}}
+    params = check(content, {"runs.new": own})
+    env = params.of(RunId("new")).env
+    assert (env.tools.calculator is None, env.tools.search is None, env.max_steps) == (False, True, 3)
+    assert env.model_copy(update={"tools": params.env.tools, "max_steps": params.env.max_steps}) == params.env
+    assert params.of(RunId("new")).model_copy(update={"env": params.env}) == params
+    assert params.of(RunId("ppo", seed=3)) == params
+    assert params.run(RunId("new", seed=1)).credit.lam == 0.9
+    whole = params.of(RunId("new"))
+    assert (whole.of(RunId("new")), whole.run(RunId("new"))) == (whole, params.run(RunId("new")))
+    with pytest.raises(ValueError, match="there is no run 'nw' under runs:; did you mean 'new'"):
+        params.of(RunId("nw"))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from agent_r1.params.stages import EnvParams
+from agent_r1.records import Trajectory
 from agent_r1.search.index import Cached
+from agent_r1.tools import own
 from agent_r1.tools.base import Tool
 from agent_r1.tools.journal import Journal
 from agent_r1.tools.toolbox import Toolbox
+from agent_r1.tools.use import latencies, use_of_tools
 
 T = TypeVar("T")
 
@@ -59,13 +62,21 @@ class Shared:
         return self._toolbox.tools(seed)
 
     @property
-    def offered(self) -> list[str]:
-        """The names of the tools, which are opened; raises as `tools`."""
-        return [tool.name for tool in self.tools(0)]
+    def waited_s(self) -> float:
+        """The seconds so far in which a call of a tool was under way."""
+        return self._toolbox.under_way.seconds if self._toolbox else 0.0
 
-    def take_waited_s(self) -> float:
-        """The seconds in which a call of a tool was under way, of those since this was last asked."""
-        return self._toolbox.under_way.take() if self._toolbox else 0.0
+    def use_of_tools(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """How often the policy called each tool, and what became of that; raises as `tools`."""
+        return use_of_tools(trajectories, [tool.name for tool in self.tools(0)])
+
+    def latencies(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """How long the calls of each tool took; raises as `tools`."""
+        return latencies(trajectories, [tool.name for tool in self.tools(0)])
+
+    def sources(self) -> dict[str, str]:
+        """The sha256 of each tool of one's own, by its name."""
+        return own.sources(self.limits.tools)
 
     def verify(self) -> None:
         """Raises ValueError if a server offers other tools than at first, and WorldFault if one is silent."""

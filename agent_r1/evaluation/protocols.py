@@ -17,7 +17,6 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor, Beneath
 from agent_r1.search.index import describe, open_index
-from agent_r1.tools import own
 
 
 def open_shared(protocol: Protocol, settings: Params) -> Shared:
@@ -68,7 +67,13 @@ def answer_greedily(
 
 
 def conditions(
-    protocol: Protocol, attempts: Sequence[Attempt], chat: Chat, settings: Params, *, rounded: bool = False
+    protocol: Protocol,
+    attempts: Sequence[Attempt],
+    chat: Chat,
+    settings: Params,
+    shared: Shared,
+    *,
+    rounded: bool = False,
 ) -> dict[str, str]:
     """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode.
 
@@ -85,5 +90,5 @@ def conditions(
         "prompt": chat.prompt_hash(env.system, env.tools),
         "protocol": protocol,  # naive RAG and gold passages have the same prompt around other passages
         "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
-        **(own.sources(settings.env.tools) if protocol == "tool_call" else {}),
+        **(shared.sources() if protocol == "tool_call" else {}),
     }

@@ -138,6 +138,7 @@ def replay(
     `credit.lam=1.0` on top. Gradients can be compared in iterations whose policy is on disk. The files are in another
     `folder` than where training put them, if one is given; for `iterations` see `StoredRun.choose`.
     """
+    settings = settings.of(run)
     compared = configurations(settings, run, others, changes)
     stored = StoredRun(run.run, folder or settings.places.training(run), settings.places.warm_start)
     chosen = stored.choose(iterations)

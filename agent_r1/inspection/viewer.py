@@ -48,6 +48,7 @@ def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, 
     There the page is an artifact, in place of an earlier one, and a trace is added of each trajectory that has none,
     but not of those before training. The page is a `file` in place of outputs/view/LABEL.html.
     """
+    settings = settings.of(run)
     config, places = settings.run(run), settings.places
     stored = StoredRun(run.run, places.training(run), places.warm_start)
     tokenizer = load_tokenizer(stored.policy_folder)

@@ -36,6 +36,7 @@ from agent_r1.params.train import TrainParams
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
 SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml, which travels with the package
+ENV = "env"  # the section that a run may override beside `train`
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 Seeds = list[Annotated[Natural, Field(strict=True)]]  # as they go into commands
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
@@ -246,11 +247,10 @@ class Params(Section):
 
         A ValueError names a run or sweep that there is not, or an override that is unknown, refused or without effect.
         """
-        if run.run not in self.runs:
-            raise ValueError(f"there is no run {run.run!r} under runs:{nearest(run.run, self.runs)}")
         if run.sweep not in ("", SWEEP):
             raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
-        overrides = self.runs[run.run] or {}
+        overrides, max_tokens = self._overrides(run.run), self.of(run).env.max_tokens
+        overrides.pop(ENV, None)
         merged = override(self.train.model_dump(), overrides)
         of_the_seed = {} if run.seed is None else {"seed": run.seed}
         if run.sweep:
@@ -258,12 +258,26 @@ class Params(Section):
         where = f"{run.sweep}: runs.{run.run}" if run.sweep else f"runs.{run.run}"
         resolved = validated(TrainParams, merged | of_the_seed, where)
         resolved.require_read(overrides, where)
-        if resolved.credit.overlong_buffer >= self.env.max_tokens:
+        if resolved.credit.overlong_buffer >= max_tokens:
             raise ValueError(
                 f"{where}: credit.overlong_buffer {resolved.credit.overlong_buffer} leaves nothing of env.max_tokens "
-                f"{self.env.max_tokens} that is not too long; lower it"
+                f"{max_tokens} that is not too long; lower it"
             )
         return resolved
+
+    def of(self, run: RunId) -> Self:
+        """All of it as it holds for one run, whose overrides may change `env` too.
+
+        A ValueError names a run that there is not, or an override of `env` that is unknown or refused.
+        """
+        given = {key: value for key, value in self._overrides(run.run).items() if key == ENV}
+        env = override({ENV: self.env.model_dump()}, given)[ENV]
+        return self.model_copy(update={ENV: validated(EnvParams, env, f"runs.{run.run}: {ENV}")})
+
+    def _overrides(self, run: str) -> dict[str, Any]:
+        if run not in self.runs:
+            raise ValueError(f"there is no run {run!r} under runs:{nearest(run, self.runs)}")
+        return {**(self.runs[run] or {})}
 
     def objections(self) -> Iterator[str]:
         if self.warm_start.fine_tune and not self.model.path:

@@ -15,9 +15,8 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.params import Params
+from agent_r1.params import Params, RunId
 from agent_r1.params.stages import LoraParams
-from agent_r1.params.train import TrainParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device
 
@@ -49,8 +48,9 @@ class Demand:
     sampler_gib: float = 0.0  # weights and cache
 
 
-def demand_of(config: PretrainedConfig, settings: Params, run: TrainParams, device: torch.device) -> Demand:
+def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: torch.device) -> Demand:
     """What a run of params.yaml asks of a device; a micro-batch holds at least one whole context."""
+    run, settings = settings.run(meant), settings.of(meant)
     dtype = compute_dtype(settings.model.dtype, device)
     return Demand(
         model=config,
@@ -64,7 +64,7 @@ def demand_of(config: PretrainedConfig, settings: Params, run: TrainParams, devi
     )
 
 
-def check(config: PretrainedConfig, settings: Params, runs: Sequence[TrainParams]) -> None:
+def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
     """Says what the largest of some runs needs of this machine's device; a ValueError refuses what cannot fit."""
     device = default_device()
     demands = [demand_of(config, settings, run, device) for run in runs]

@@ -15,7 +15,8 @@ class UnderWay:
     """Measures the time in which at least one call is under way."""
 
     def __init__(self) -> None:
-        self._calls, self._since, self._seconds = 0, 0.0, 0.0
+        self._calls, self._since = 0, 0.0
+        self.seconds = 0.0  # up to the last moment without a call
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -28,12 +29,7 @@ class UnderWay:
         finally:
             self._calls -= 1
             if not self._calls:
-                self._seconds += time.perf_counter() - self._since
-
-    def take(self) -> float:
-        """The seconds since it was last asked; no call is under way."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+                self.seconds += time.perf_counter() - self._since
 
 
 def use_of_tools(trajectories: Sequence[Trajectory], tools: Sequence[str]) -> dict[str, float]:

@@ -29,7 +29,6 @@ from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.tools.use import latencies, use_of_tools
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
@@ -149,7 +148,7 @@ class Training:
         """
         if collected := self._collected(iteration):
             return collected
-        started = time.perf_counter()
+        started, waited = time.perf_counter(), self.shared.waited_s
         self.folder.forget(iteration)
         self.shared.verify()
         self._hand_over_weights()
@@ -160,7 +159,9 @@ class Training:
             refilled = self._refill(trajectories, iteration)
         hit_share = self.shared.index.take_hit_share()
         metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
-        metrics |= self._use_of_tools(trajectories, time.perf_counter() - started)
+        waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
+        of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
+        metrics |= of_tools | {"tool/waiting_share": waiting}
         self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         return metrics
@@ -209,7 +210,6 @@ class Training:
         self._hand_over_weights()
         trajectories = self._play(tool_attempts(self.unseen, self.shared), iteration, greedy=True)
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
-        self.shared.take_waited_s()
         scores = validation_scores(trajectories)
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
             self.folder.set_best_aside(self.learner)
@@ -285,11 +285,6 @@ class Training:
                 trajectories += self._collect(further, iteration, first_group=len(asked))
                 added += len(further)
         return {"filter/refilled_groups": added} if rounds else {}
-
-    def _use_of_tools(self, trajectories: list[Trajectory], seconds: float) -> Metrics:
-        """How the tools were used, and the share of a rollout's seconds in which a call was under way."""
-        tools, waiting = self.shared.offered, self.shared.take_waited_s() / seconds
-        return use_of_tools(trajectories, tools) | latencies(trajectories, tools) | {"tool/waiting_share": waiting}
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
         """What the warm-started model thinks of the tokens that were sampled; None without a KL."""

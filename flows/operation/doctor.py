@@ -234,7 +234,7 @@ def room() -> Finding:
 
     settings = params.load()
     made = settings.places.warm_start.is_dir()  # before that nothing is known of the model
-    runs = [settings.run(RunId(run)) for run in settings.repro_runs]
+    runs = [RunId(run) for run in settings.repro_runs]
     config, device = load_pretrained(AutoConfig, settings.places.warm_start) if made else None, default_device()
     demands = [memory.demand_of(config, settings, run, device) for run in runs] if config else []
     free = shutil.disk_usage(Path.cwd()).free / memory.GIB

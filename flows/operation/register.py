@@ -108,7 +108,7 @@ def _tracked(
         return found, origin
     config = settings.run(run)
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin
-    shown = tracking.run_params(run.run, settings, config)
+    shown = tracking.run_params(run.run, settings.of(run), config)
     with tracking.start(RunId(run.run, config.seed).label, shown, tags) as stands_for_it:
         return stands_for_it, origin
 

@@ -92,8 +92,10 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
 
 
 def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
-    limits = "top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, dtype auto, engine transformers"
-    assert content(evaluated, "ppo", "hashes.json")["limits"] == limits
+    tools = "tools {'search': {}, 'calculator': None, 'read': None, 'python': None, 'functions': {}, 'mcp': {}}"
+    limits = "max_result_characters 4000, top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, parallel_calls 1"
+    found = content(evaluated, "ppo", "hashes.json")["limits"]
+    assert found == f"{tools}, {limits}, dtype auto, engine transformers"
 
 
 def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
@@ -112,7 +114,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
             with open_shared(protocol, settings) as shared:
                 attempts = attempts_under(protocol, read_rows(PLACES.questions, Question)[:1], settings, shared)
                 of_a_training = inputs_of(settings, settings.run(RunId("ppo")), shared)
-                return conditions(protocol, attempts, chat, settings), of_a_training
+                return conditions(protocol, attempts, chat, settings, shared), of_a_training
 
         file.write_text('def double(number: int) -> str:\n    """Doubles."""\n    return str(2 * number)\n')
         before, rag = told("tool_call"), told("naive_rag")

@@ -178,7 +178,7 @@ def test_the_table_adds_up() -> None:
 
 def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
-    demand = demand_of(SMALL, settings, settings.run(RunId("ppo")), CPU)
+    demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
     assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 4096)
     assert demand.sampler_gib == pytest.approx(4 * POLICY / GIB + settings.engine.vllm.cpu_cache_gib)
 
@@ -187,7 +187,7 @@ def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
     """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
     settings = load(PARAMS)
     engine = settings.engine.model_copy(update={"kind": "transformers"})
-    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), settings.run(RunId("ppo")), CPU)
+    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), RunId("ppo"), CPU)
     assert engine.transformers.batch_size == 64
     assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 2 * 2 * 2 * 8 * 4)
 
@@ -226,7 +226,7 @@ def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
     base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
     settings = Params.model_validate(override(base, changes))
-    demand = demand_of(QWEN_3B, settings, settings.run(RunId("ppo")), torch.device("cuda"))
+    demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
     assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, True, 8192)
     parts = estimate(demand)
     assert sum(parts.values()) == pytest.approx(75, abs=1)  # as docs/data_and_models.md says
