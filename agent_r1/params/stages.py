@@ -287,6 +287,14 @@ class ToolsParams(Section):
             yield "a question cannot be answered without any tool; offer one, such as search: {}"
 
 
+# When the requests of episodes leave for the engine; see `agent_r1.rollout.order`.
+Order = Literal[
+    "rounds",  # when every episode that lives has asked
+    "arrival",  # as soon as its episode has it
+    "exact_arrival",  # so too, and a training is refused unless every action is then what it is in any other company
+]
+
+
 class EnvParams(Section):
     instructions: str
     tools: ToolsParams
@@ -297,6 +305,7 @@ class EnvParams(Section):
     max_action_tokens: Count
     parallel_calls: Count
     aborted_share: Share
+    order: Order
 
     def objections(self) -> Iterator[str]:
         if self.max_action_tokens >= self.max_tokens:

@@ -17,7 +17,7 @@ from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
-from agent_r1.rollout.order import Rounds
+from agent_r1.rollout.order import Arrivals, Rounds, order_of
 from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -48,9 +48,10 @@ def collect(
     policy_version: int = 0,
     greedy: bool = False,
 ) -> list[Trajectory]:
-    """Runs all episodes to their ends, in rounds: one action for every episode that still lives, in one call.
+    """Runs all episodes to their ends, in the order of `shared.limits.order`.
 
-    The environments of a round answer at the same time, so that a round waits for the slowest and not for their sum.
+    In rounds, every episode that still lives gets one action in one call; their environments answer at the same time,
+    so that a round waits for the slowest and not for their sum. By arrival no episode waits for another.
 
     An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
     not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
@@ -60,14 +61,15 @@ def collect(
     ABORTED. A TooManyAborted says that they are more than the share of `env.aborted_share`.
 
     Every action's seed is derived from (seed, iteration, question, sample, step). Of `shared.limits`, `max_tokens`
-    bounds a context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one.
+    bounds a context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one, or that
+    the sampler knows rounds alone.
     """
     started, limits = time.perf_counter(), shared.limits
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 
     def play(indices: Iterable[int]) -> dict[int, _Episode]:
         begun = {index: _Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
-        order = Rounds(sampler.sample, len(begun))
+        order = order_of(sampler, limits.order, len(begun))
         shared.run(_together(_play(episode, index, order, greedy=greedy) for index, episode in begun.items()))
         return begun
 
@@ -100,7 +102,7 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, se
         shared.run(episode.close())
 
 
-async def _play(episode: _Episode, index: int, order: Rounds, *, greedy: bool) -> None:
+async def _play(episode: _Episode, index: int, order: Rounds | Arrivals, *, greedy: bool) -> None:
     await episode.open()
     try:
         while episode.outcome is None:
@@ -290,3 +292,8 @@ class ScriptedSampler:
             ids = self._chat.encode_action(script[request.step], request.context)[: request.max_tokens]
             actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
         return actions
+
+    async def act(self, request: Request) -> Action:
+        """The same whoever else asks."""
+        [action] = self.sample([request])
+        return action

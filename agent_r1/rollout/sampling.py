@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,15 @@ class Sampler(Protocol):
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """One action per request, in their order; none ends later than its `max_tokens`."""
+        ...
+
+
+@runtime_checkable
+class Flowing(Sampler, Protocol):
+    """A sampler that takes a request in while it answers others."""
+
+    async def act(self, request: Request) -> Action:
+        """The action of a request. Whoever is cancelled while it waits leaves the sampler fit for use."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -223,6 +224,9 @@ class ServerEngine(Engine):
             for future in futures:
                 future.cancel()  # those that did not start, where one has failed
         return [future.result() for future in futures]
+
+    async def act(self, request: Request) -> Action:
+        return await asyncio.wrap_future(self._pool.submit(self._act, request))
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights on every server by those of a folder or hub id and drops the caches of the old."""

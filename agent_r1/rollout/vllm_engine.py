@@ -1,12 +1,13 @@
 """The policy as a sampler: vLLM in a process of its own, at the far end of a pipe, token ids in and out.
 
 That process keeps vLLM's environment variables, thread settings and memory away from the learner. Inside it the engine
-runs in-process, so that requests are admitted all at once and batches do not depend on timing. It runs this file, and
-alone imports vLLM.
+runs in-process, so that the requests of a round are admitted all at once and batches do not depend on timing; those
+that come by themselves are admitted at the next token. It runs this file, and alone imports vLLM.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
@@ -19,9 +20,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from agent_r1.params import adapter_in
@@ -41,6 +45,7 @@ _QUIET = {  # variables of the engine's process, where the caller's environment 
     "PYTHONWARNINGS": "ignore",
     "VLLM_NO_USAGE_STATS": "1",
 }
+_DONE, _ARRIVED, _FAILED = "done", "arrived", "failed"  # what the process says
 _SCRATCH = "agent_r1_engine_"  # short: paths of sockets, which end below, have 108 bytes at most
 
 
@@ -129,6 +134,8 @@ class VllmEngine(Engine):
         """Starts the process and waits until the model is loaded; an EngineError says why vLLM could not load it."""
         started = time.perf_counter()
         self.version = actor.version
+        self._waiting: dict[int, asyncio.Future[Action]] = {}  # by tickets, which count what has arrived
+        self._tickets = count()
         self._connection, theirs = Pipe()
         self._scratch, claim = claim_scratch()
         self._process = subprocess.Popen(
@@ -156,6 +163,22 @@ class VllmEngine(Engine):
         actions: list[Action] = self._exchange(("sample", list(requests)))
         return actions
 
+    async def act(self, request: Request) -> Action:
+        """The action of a request that vLLM takes in at its next token; one that is cancelled is taken out again."""
+        loop, ticket = asyncio.get_running_loop(), next(self._tickets)
+        if not self._waiting:
+            loop.add_reader(self._connection.fileno(), self._deliver)
+        answer = self._waiting[ticket] = loop.create_future()
+        try:
+            self._tell(("arrive", ticket, request))
+            return await answer
+        finally:
+            if answer.cancelled():
+                self._tell(("abort", ticket))
+            del self._waiting[ticket]
+            if not self._waiting:
+                loop.remove_reader(self._connection.fileno())
+
     def load_weights(self, folder: Path, version: int) -> None:
         self._exchange(("load_weights", str(folder)))
         self.version = version
@@ -172,17 +195,40 @@ class VllmEngine(Engine):
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _exchange(self, message: object) -> Any:
+        """What a call gives. What arrives before it is of requests that were taken out too late."""
+        if self._waiting:
+            raise RuntimeError(f"{len(self._waiting)} requests are waited for; an engine is called between them")
+        self._tell(message)
+        while (heard := self._hear())[0] == _ARRIVED:
+            pass
+        return heard[1]
+
+    def _deliver(self) -> None:
+        """Gives actions to those who wait for them. What went wrong is told to all who wait."""
         try:
+            for ticket, action in self._hear()[1]:
+                if ticket in self._waiting and not self._waiting[ticket].done():
+                    self._waiting[ticket].set_result(action)
+        except Exception as error:
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(error)
+
+    def _tell(self, message: object) -> None:
+        with contextlib.suppress(ConnectionError):  # what the process said last says why: `_hear` comes next
             self._connection.send(message)
-            succeeded, result = self._connection.recv()
+
+    def _hear(self) -> tuple[str, Any]:
+        try:
+            kind, result = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise EngineError(
                 f"the engine's process ended with code {self._process.wait()}; a negative code is a signal, and -9 "
                 "most often means that memory ran out: lower gpu_memory_utilization, cpu_cache_gib or max_num_seqs"
             ) from error
-        if not succeeded:
+        if kind == _FAILED:
             raise EngineError(f"the engine failed:\n{result}")
-        return result
+        return kind, result
 
 
 def engine_environment(threads: int, scratch: Path) -> dict[str, str]:
@@ -233,17 +279,44 @@ class Worker:
         self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        from vllm import SamplingParams, TokensPrompt
+        asked = [self._asked(request) for request in requests]
+        prompts, params = [prompt for prompt, _ in asked], [params for _, params in asked]
+        outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
+        return [self._action(output) for output in outputs]
 
-        params = [SamplingParams(**sampling_options(self._actor, each)) for each in requests]
-        prompts = [TokensPrompt(prompt_token_ids=each.context) for each in requests]
-        outputs: Any = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
-        actions = []
-        for [completion] in (output.outputs for output in outputs):
-            ids = list(completion.token_ids)
-            logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
-            actions.append(Action.of(ids, logprobs, self._actor.end_id))
-        return actions
+    def arrive(self, ticket: int, request: Request) -> None:
+        """Has vLLM take a request in at its next token."""
+        self._engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
+
+    def abort(self, ticket: int) -> None:
+        """Takes a request out, unless it is answered."""
+        self._engine.abort_request([str(ticket)])
+
+    def is_busy(self) -> bool:
+        return bool(self._engine.has_unfinished_requests())
+
+    def advance(self) -> list[tuple[int, Action]]:
+        """Samples one token of every request that arrived; gives the tickets and actions of those that are over."""
+        return [(int(output.request_id), self._action(output)) for output in self._engine.step() if output.finished]
+
+    @property
+    def _engine(self) -> Any:
+        return self._llm.llm_engine
+
+    def _asked(self, request: Request) -> tuple[Any, Any]:
+        """A request in vLLM's words."""
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        options = sampling_options(self._actor, request)
+        params = SamplingParams(**options, output_kind=RequestOutputKind.FINAL_ONLY)
+        return TokensPrompt(prompt_token_ids=request.context), params
+
+    def _action(self, output: Any) -> Action:
+        [completion] = output.outputs
+        ids = list(completion.token_ids)
+        logprobs = [position[token].logprob for position, token in zip(completion.logprobs, ids, strict=True)]
+        return Action.of(ids, logprobs, self._actor.end_id)
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
@@ -268,18 +341,41 @@ class Worker:
 
 
 def serve(connection: Connection) -> None:
-    """Answers calls until the other end closes. A failure is answered by its traceback."""
+    """Answers calls, and requests as they arrive, until the other end closes. A failure's answer is its traceback."""
     try:
         worker = Worker(*connection.recv())
         calls: dict[str, Callable[[Any], Any]] = {"sample": worker.sample, "load_weights": worker.load_weights}
-        connection.send((True, None))
+        connection.send((_DONE, None))
+        inbox: SimpleQueue[Any] = SimpleQueue()
+        Thread(target=_listen, args=(connection, inbox), daemon=True).start()
         while True:
-            name, argument = connection.recv()
-            connection.send((True, calls[name](argument)))
+            while not worker.is_busy() or not inbox.empty():
+                match inbox.get():
+                    case None:
+                        return
+                    case "arrive", ticket, request:
+                        worker.arrive(ticket, request)
+                    case "abort", ticket:
+                        worker.abort(ticket)
+                    case name, argument:
+                        connection.send((_DONE, calls[name](argument)))
+            if actions := worker.advance():
+                connection.send((_ARRIVED, actions))
     except (EOFError, ConnectionError):
         return
     except Exception:
-        connection.send((False, traceback.format_exc()))
+        connection.send((_FAILED, traceback.format_exc()))
+
+
+def _listen(connection: Connection, inbox: SimpleQueue[Any]) -> None:
+    """Takes what comes at once, so that never both ends wait for the other to read; at last None."""
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, ConnectionError):
+        return
+    finally:
+        inbox.put(None)
 
 
 if __name__ == "__main__":
