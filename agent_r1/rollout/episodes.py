@@ -17,7 +17,7 @@ from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue, Encoded
-from agent_r1.rollout.order import Arrivals, Rounds, order_of
+from agent_r1.rollout.order import Arrivals, Rounds, compare, order_of
 from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -100,6 +100,15 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, se
             yield shared.run(episode.advance(request, action))
     finally:
         shared.run(episode.close())
+
+
+def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:
+    """What `compare` finds of the episodes' first contexts; nothing in rounds, where the company is always the same."""
+    if shared.limits.order == "rounds":
+        return {}
+    envs = [attempt.env(0) for attempt in attempts]
+    contexts = [Dialogue(chat, env.system, env.user, env.tools).opening.ids for env in envs]
+    return shared.run(compare(sampler, contexts, shared.limits))
 
 
 async def _play(episode: _Episode, index: int, order: Rounds | Arrivals, *, greedy: bool) -> None:

@@ -75,13 +75,11 @@ def order_of(sampler: Sampler, order: Order, episodes: int) -> Rounds | Arrivals
 
 
 async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: EnvParams) -> dict[str, float]:
-    """By how much actions depend on who is sampled at the same time; nothing under `env.order: rounds`.
+    """By how much actions depend on who is sampled at the same time.
 
     The same 16 requests are sampled together, one by one, and in another order among 48 others; their contexts [T] are
     taken in turn. Raises ValueError if the actions differ in any bit and the order is `exact_arrival`.
     """
-    if limits.order == "rounds":
-        return {}
     act = _flowing(sampler, limits.order).act
     crowd = [_request(index, contexts[index % len(contexts)], limits) for index in range(_CROWD)]
     compared = crowd[:_COMPARED]

@@ -168,7 +168,8 @@ class VllmEngine(Engine):
         loop, ticket = asyncio.get_running_loop(), next(self._tickets)
         if not self._waiting:
             loop.add_reader(self._connection.fileno(), self._deliver)
-        answer = self._waiting[ticket] = loop.create_future()
+        answer: asyncio.Future[Action] = loop.create_future()
+        self._waiting[ticket] = answer
         try:
             self._tell(("arrive", ticket, request))
             return await answer

@@ -25,7 +25,7 @@ from agent_r1.policy.peak import measure
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import collect
+from agent_r1.rollout.episodes import collect, prove_order
 from agent_r1.rollout.sampling import Actor
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
@@ -153,12 +153,14 @@ class Training:
         self.shared.verify()
         self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
+        attempts = tool_attempts(questions, self.shared)
+        order = prove_order(self.engine, self.chat, attempts, self.shared) if iteration == 0 else {}
         with self.shared.journaled(self.folder.journal(iteration)):
             trajectories = self._collect(questions, iteration)
             gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
             refilled = self._refill(trajectories, iteration)
         hit_share = self.shared.index.take_hit_share()
-        metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled}
+        metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled, **order}
         waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
         of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
         metrics |= of_tools | {"tool/waiting_share": waiting}

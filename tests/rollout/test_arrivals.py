@@ -28,7 +28,7 @@ from agent_r1.params import SHIPPED, load
 from agent_r1.params.stages import Order
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.episodes import ScriptedSampler, collect, prove_order
 from agent_r1.rollout.order import apart, compare
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.rollout.vllm_engine import VllmEngine
@@ -259,8 +259,11 @@ def test_a_sampler_that_minds_its_company_is_told_of_or_refused(caplog: pytest.L
         asyncio.run(compare(Crowded(), CONTEXTS, LIMITS.model_copy(update={"order": "exact_arrival"})))
 
 
-def test_rounds_need_no_proof() -> None:
-    assert asyncio.run(compare(Alone(), CONTEXTS, LIMITS.model_copy(update={"order": "rounds"}))) == {}
+@pytest.mark.parametrize(("order", "said"), [("rounds", 0), ("arrival", 2)])
+def test_rounds_need_no_proof(order: Order, said: int, chat: Chat) -> None:
+    attempts = [Attempt(question_id="q", group=0, sample=0, env=lambda _: Waiting(at_once))]
+    with Shared(LIMITS.model_copy(update={"order": order})) as shared:
+        assert len(prove_order(Alone(), chat, attempts, shared)) == said
 
 
 def without_latency(found: Sequence[Trajectory]) -> list[Any]:
