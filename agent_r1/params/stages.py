@@ -291,7 +291,7 @@ class ToolsParams(Section):
 Order = Literal[
     "rounds",  # when every episode that lives has asked
     "arrival",  # as soon as its episode has it
-    "exact_arrival",  # so too, and a training is refused unless every action is then what it is in any other company
+    "exact_arrival",  # so too, and a training is refused unless an action is then shown to be the same in any company
 ]
 
 

@@ -194,6 +194,7 @@ def test_who_is_cancelled_takes_the_request_out_and_what_still_arrives_of_it_is_
         given_up.cancel()
         with suppress(asyncio.CancelledError):
             await given_up
+        assert engine.theirs.poll(), "it is not taken out"
         assert engine.theirs.recv() == ("abort", lost)
         with pytest.raises(RuntimeError, match="1 requests are waited for"):
             engine.sample([])
