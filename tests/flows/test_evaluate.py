@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,9 +25,12 @@ from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
+from flows.chat import main as chat_command
 from flows.evaluate import evaluate
+from flows.operation.register import register
+from flows.policies import version_of
 from flows.report import report
-from flows.train import inputs_of
+from flows.train import inputs_of, train
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
@@ -122,6 +127,38 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
         for earlier, now in zip(before, told("tool_call"), strict=True):
             assert {name for name in now if now[name] != earlier[name]} == {"tool double"}
         assert told("naive_rag")[0] == rag[0]
+
+
+def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
+    evaluated: Path, tmp_path: Path, inside: Inside, write_params: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps and a calculator; its registered version too. The warm start has what params.yaml says."""
+    own = {"env": {"max_steps": 2, "tools": {"calculator": {}}}, "iterations": 2}
+    shutil.copytree(evaluated, tmp_path / "copy")
+    write_params(tmp_path / "copy", {"runs": {"ppo": {}, "own": own}})
+    with inside(tmp_path / "copy"):
+        train("own")
+        register("own")
+        version = version_of("own", load())
+        evaluate(run="own")
+        evaluate(model=version.reference, as_label="registered")
+        evaluate(baseline="base_tool_call")
+        for name, steps in (("own", 2), ("registered", 2), ("base_tool_call", 4)):
+            limits = content(Path(), name, "hashes.json")["limits"]
+            assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
+            assert max(row.steps for row in predictions(Path(), name)) <= steps
+            client = MlflowClient(f"sqlite:///{Path.cwd()}/.tracking/mlflow.db")
+            shown = client.get_run((PLACES.evaluation(name) / "mlflow_run_id").read_text())
+            assert shown.data.params["env.max_steps"] == str(steps)
+            assert ("final/tool/calculator/calls" in shown.data.metrics) == (steps == 2)
+        rows = read_rows(PLACES.training(RunId("own")) / "trajectories/000.parquet", Trajectory)
+        assert max(len(row.steps) for row in rows) == 2
+        for model in (["--run", "own"], ["--model", version.reference]):
+            asked = []
+            monkeypatch.setattr("flows.chat.chat", lambda settings, *_, asked=asked, **__: asked.append(settings.env))
+            monkeypatch.setattr(sys, "argv", ["chat", *model])
+            chat_command()
+            assert asked == [load().of(RunId("own")).env]
 
 
 def test_naive_rag_answers_in_one_step_from_passages_in_its_prompt(evaluated: Path) -> None:
