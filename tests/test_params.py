@@ -326,6 +326,10 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"ablations.seeds": [-1]}, "greater than or equal to 0"),
         ({"ablations.seeds": ["1\n"]}, r"ablations\.seeds\.0: Input should be a valid integer; got '1\\n'"),
         (
+            {"engine.kind": "transformers", "env.order": "arrival"},
+            r"order: arrival needs an engine .* set env.order: rounds",
+        ),
+        (
             {"env.tools.search": None, "env.tools.calculator": {}},
             r"demonstrations 6000 show how to search, .*search is null",
         ),

@@ -291,6 +291,11 @@ class Params(Section):
                 f"warm_start.conversations {self.warm_start.conversations!r} has no effect on the model of model.path, "
                 'which is passed through; set warm_start.fine_tune: true, or conversations: ""'
             )
+        if self.engine.kind == "transformers" and self.env.order != "rounds":
+            yield (
+                f"env.order: {self.env.order} needs an engine that takes requests in while it samples, and "
+                "engine.kind is transformers; set env.order: rounds, or engine.kind: vllm"
+            )
         if self.warm_start.demonstrations and self.env.tools.search is None:
             yield (
                 f"warm_start.demonstrations {self.warm_start.demonstrations} show how to search, and env.tools.search "
