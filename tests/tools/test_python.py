@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -180,7 +181,12 @@ def test_the_schema_and_bad_arguments(runner: asyncio.Runner, sandbox: Sandbox) 
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if "monty" in child.name()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "monty" in child.name():
+                found.append(child)
+    return found
 
 
 def test_workers_end_with_the_sandbox_and_are_replaced_when_they_die() -> None:

@@ -38,7 +38,8 @@ def env() -> Env:
     shipped = load(Path(__file__).parents[2] / "params.yaml").model_dump(mode="json", by_alias=True)
 
     def changed(max_result_characters: int = 4000, **tools: Any) -> EnvParams:
-        changes = {"env": {"tools": tools, "max_result_characters": max_result_characters}}
+        offered = {"env": {"tools": tools, "max_result_characters": max_result_characters}}
+        changes = offered | {"warm_start": {"demonstrations": 0}}  # which show how to search
         return validated(Params, override(shipped, changes), "params.yaml").env
 
     return changed
