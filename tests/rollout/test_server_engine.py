@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,7 +177,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice 503, then the answer; the seconds between are not waited here."""
     waits: list[float] = []
-    monkeypatch.setattr(server_engine.time, "sleep", waits.append)
+    monkeypatch.setattr(server_engine, "time", SimpleNamespace(sleep=waits.append))  # other threads sleep as they did
     statuses = [503, 503, 200, 503, 503, 503]
     with serving(lambda *_: (statuses.pop(0), {"results": [DESCRIPTION]})) as url:
         server = connected(url, retries=2)
