@@ -9,6 +9,11 @@ class WorldFault(OSError):
     An episode that meets it ends as ABORTED, and nothing is learned from it.
     """
 
+    @property
+    def words(self) -> str:
+        """What it says; its kind, where it says nothing."""
+        return str(self) or type(self).__name__
+
 
 class TooManyAborted(WorldFault):
     """So many episodes met a fault of the world that what is left would be another experiment; it may pass."""

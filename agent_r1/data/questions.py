@@ -158,7 +158,7 @@ def generate_questions(world: World, params: AtlasParams, seed: int) -> list[tup
     counts = {split: _counts(size, params.shares) for split, size in sizes.items()}
     drafts = {
         label: _take(generate(world, _rng(seed, label)), label, sum(count[label] for count in counts.values()))
-        for label, generate in _DRAFTS.items()
+        for label, generate in _KINDS.values()
     }
     return [row for split in sizes for row in _split(split, counts[split], drafts, _rng(seed, split))]
 
@@ -172,7 +172,7 @@ def _counts(size: int, shares: AtlasShares) -> dict[str, int]:
 
     What rounding leaves goes to the last label that has a share.
     """
-    share_of = {label: getattr(shares, name) for name, label in _LABELS.items()}
+    share_of = {label: getattr(shares, name) for name, (label, _) in _KINDS.items()}
     counts = {label: int(share * size) for label, share in share_of.items()}
     counts["yes/no"] -= counts["yes/no"] % 2
     *_, last = (label for label, share in share_of.items() if share)
@@ -319,21 +319,13 @@ def _unlike(world: World, relation: str, rng: random.Random) -> Iterator[Pair]:
                 yield pair
 
 
-_LABELS = {
-    "lookup": "lookup",
-    "two_hops": "bridge of 2 hops",
-    "three_hops": "bridge of 3 hops",
-    "yes_no": "yes/no",
-    "earlier": "earlier",
-    "sum": "sum",
-    "age": "age",
-}
-_DRAFTS: dict[str, Callable[[World, random.Random], Iterator[Draft]]] = {
-    "lookup": lambda world, rng: _chains(world, 1, rng),
-    "bridge of 2 hops": lambda world, rng: _chains(world, 2, rng),
-    "bridge of 3 hops": lambda world, rng: _chains(world, 3, rng),
-    "yes/no": _same,
-    "earlier": _earlier,
-    "sum": _sums,
-    "age": _ages,
+# The kinds of questions by the name of their share: what each is called, by which its chance is drawn, and its drafts.
+_KINDS: dict[str, tuple[str, Callable[[World, random.Random], Iterator[Draft]]]] = {
+    "lookup": ("lookup", lambda world, rng: _chains(world, 1, rng)),
+    "two_hops": ("bridge of 2 hops", lambda world, rng: _chains(world, 2, rng)),
+    "three_hops": ("bridge of 3 hops", lambda world, rng: _chains(world, 3, rng)),
+    "yes_no": ("yes/no", _same),
+    "earlier": ("earlier", _earlier),
+    "sum": ("sum", _sums),
+    "age": ("age", _ages),
 }

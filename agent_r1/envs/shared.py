@@ -57,9 +57,7 @@ class Shared:
 
         Raises ValueError for tools that cannot be offered as params.yaml has them, and WorldFault if a server is down.
         """
-        if self._toolbox is None:
-            self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
-        return self._toolbox.tools(seed)
+        return self._opened().tools(seed)
 
     @property
     def waited_s(self) -> float:
@@ -68,11 +66,11 @@ class Shared:
 
     def use_of_tools(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """How often the policy called each tool, and what became of that; raises as `tools`."""
-        return use_of_tools(trajectories, [tool.name for tool in self.tools(0)])
+        return use_of_tools(trajectories, self._opened().names)
 
     def latencies(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """How long the calls of each tool took; raises as `tools`."""
-        return latencies(trajectories, [tool.name for tool in self.tools(0)])
+        return latencies(trajectories, self._opened().names)
 
     def sources(self) -> dict[str, str]:
         """The sha256 of each tool of one's own, by its name."""
@@ -95,3 +93,8 @@ class Shared:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises; whatever it waits for is served meanwhile."""
         return self._runner.run(coroutine)
+
+    def _opened(self) -> Toolbox:
+        if self._toolbox is None:
+            self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
+        return self._toolbox

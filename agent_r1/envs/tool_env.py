@@ -97,16 +97,17 @@ class ToolEnv(Env):
         return [await made[0]] if len(made) == 1 else list(await asyncio.gather(*made))
 
     async def _call(self, place: int, tool: str, arguments: dict[str, Any]) -> _Made:
+        spelled = canonical(arguments)
         if tool not in self._tools:
             told = f"there is no tool {tool!r}, only {', '.join(self._tools)}"
             result = ToolResult(text=told, call_status=CallStatus.UNKNOWN_TOOL)
-            return _Made(Call(tool=tool, arguments=canonical(arguments), status=result.call_status), result)
+            return _Made(Call(tool=tool, arguments=spelled, status=result.call_status), result)
         called, at = self._tools[tool], Place(self._seed, self._step, place)
         journal = self._journal if called.waits else None
-        if journal and (entry := journal.find(at, tool, canonical(arguments))):
+        if journal and (entry := journal.find(at, tool, spelled)):
             await called.recall(arguments, entry.result)
             return _Made(entry.made, entry.result)
-        made = await _timed(called, arguments)
+        made = await _timed(called, arguments, spelled)
         if journal and not made.fault:
             journal.add(at, made.call, made.result)
         return made
@@ -135,16 +136,16 @@ class _Made(NamedTuple):
         return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
 
 
-async def _timed(tool: Tool, arguments: dict[str, Any]) -> _Made:
+async def _timed(tool: Tool, arguments: dict[str, Any], spelled: str) -> _Made:
     fault, started = "", time.perf_counter()
     try:
         result = await tool.call(arguments)
     except WorldFault as error:
-        fault = str(error) or type(error).__name__
+        fault = error.words
         status = CallStatus.TIMEOUT if isinstance(error, TimeoutError) else CallStatus.FAILED
         result = ToolResult(text=fault, call_status=status)
     latency_s = time.perf_counter() - started
-    call = Call(tool=tool.name, arguments=canonical(arguments), status=result.call_status, latency_s=latency_s)
+    call = Call(tool=tool.name, arguments=spelled, status=result.call_status, latency_s=latency_s)
     return _Made(call, result, fault)
 
 

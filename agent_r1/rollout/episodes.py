@@ -92,8 +92,8 @@ def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, se
     Arguments and errors are those of `collect`.
     """
     episode = _Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0)
-    shared.run(episode.open())
     try:
+        shared.run(episode.open())
         while episode.outcome is None:
             request = episode.request(0, greedy=False)
             [action] = sampler.sample([request])
@@ -112,8 +112,8 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
 
 
 async def _play(episode: _Episode, index: int, order: Rounds | Arrivals, *, greedy: bool) -> None:
-    await episode.open()
     try:
+        await episode.open()
         while episode.outcome is None:
             request = episode.request(index, greedy=greedy)
             await episode.advance(request, await order.act(request))
@@ -162,7 +162,7 @@ class _Episode:
         try:
             await self._env.open()
         except WorldFault as fault:
-            self.outcome, self.fault = Outcome.ABORTED, _said(fault)
+            self.outcome, self.fault = Outcome.ABORTED, fault.words
             return
         self._dialogue = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
         self._append(self._dialogue.opening)
@@ -198,7 +198,7 @@ class _Episode:
         try:
             transition = await self._env.step(text)
         except WorldFault as fault:
-            transition = Transition(outcome=Outcome.ABORTED, fault=_said(fault))
+            transition = Transition(outcome=Outcome.ABORTED, fault=fault.words)
         self._observe(transition, action.token_ids, closed)
         read = self.outcome is None
         step = Step(
@@ -278,10 +278,6 @@ class _Episode:
 
     def _room(self) -> int:
         return self._limits.max_tokens - (len(self._ids) - self._context_starts[-1])
-
-
-def _said(fault: WorldFault) -> str:
-    return str(fault) or type(fault).__name__
 
 
 class ScriptedSampler:

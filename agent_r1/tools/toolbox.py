@@ -49,7 +49,7 @@ class Toolbox:
             await self._connect(opening)
             self._makers = list(self._offered(opening))
             self.schemas = [tool.schema for tool in self.tools(0)]
-            _require_distinct(self.schemas)
+            _require_distinct(self.names)
             self._open = opening.pop_all()
         return self
 
@@ -64,6 +64,11 @@ class Toolbox:
         Nothing has to be closed: what an episode's tools remember goes with them.
         """
         return [_Limited(make(seed), self._params.max_result_characters, self.under_way) for make in self._makers]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tools, in the order of `schemas`."""
+        return [schema["function"]["name"] for schema in self.schemas]
 
     async def verify(self) -> None:
         """Raises ValueError if an MCP server has other tools now than at first, and WorldFault if one is silent."""
@@ -129,8 +134,8 @@ def _shared(tool: Tool) -> Callable[[int], Tool]:
     return lambda seed: tool
 
 
-def _require_distinct(schemas: Sequence[Schema]) -> None:
-    [(name, times)] = Counter(schema["function"]["name"] for schema in schemas).most_common(1)
+def _require_distinct(names: Sequence[str]) -> None:
+    [(name, times)] = Counter(names).most_common(1)
     if times > 1:
         raise ValueError(
             f"env.tools offers {times} tools of the name {name!r}; leave all but one out, those of an MCP server with "

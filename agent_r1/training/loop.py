@@ -153,8 +153,7 @@ class Training:
         self.shared.verify()
         self._hand_over_weights()
         questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
-        attempts = tool_attempts(questions, self.shared)
-        order = prove_order(self.engine, self.chat, attempts, self.shared) if iteration == 0 else {}
+        order = self._prove_order(questions) if iteration == 0 else {}
         with self.shared.journaled(self.folder.journal(iteration)):
             trajectories = self._collect(questions, iteration)
             gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
@@ -293,6 +292,10 @@ class Training:
         if self.reference is None:
             return None
         return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
+
+    def _prove_order(self, questions: list[Question]) -> Metrics:
+        """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
+        return prove_order(self.engine, self.chat, tool_attempts(questions, self.shared), self.shared)
 
     def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""
