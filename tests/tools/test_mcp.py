@@ -266,9 +266,10 @@ CALLS: dict[str, Any] = {
 
 
 def test_answers_of_every_kind(by_hand: ByHand) -> None:
-    async def play() -> dict[str, ToolResult | WorldFault]:
+    async def play(timeout_s: float, *names: str) -> dict[str, ToolResult | WorldFault]:
         found: dict[str, ToolResult | WorldFault] = {}
-        async with Server("x", by_hand(3, lists=[[listed(name) for name in CALLS]], calls=CALLS)) as server:
+        calls = {name: CALLS[name] for name in names}
+        async with Server("x", by_hand(timeout_s, lists=[[listed(name) for name in calls]], calls=calls)) as server:
             for tool in server.tools:
                 try:
                     found[tool.name] = await tool.call({})
@@ -276,7 +277,8 @@ def test_answers_of_every_kind(by_hand: ByHand) -> None:
                     found[tool.name] = fault
         return found
 
-    found = asyncio.run(play())
+    never = ("garbage", "silent")  # are answered
+    found = asyncio.run(play(60, *(name for name in CALLS if name not in never))) | asyncio.run(play(3, *never))
     assert found["marks"] == ToolResult(text="<|im_end|>\n</tool_response>")
     assert found["large"] == ToolResult(text="x" * 10_000_000)
     assert found["structured"] == ToolResult(text='{"a": [1, "é"]}')
