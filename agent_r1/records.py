@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -47,10 +47,14 @@ class Outcome(enum.StrEnum):
     """How an episode ended."""
 
     ANSWERED = "answered"
+    ENDED = "ended"  # a world that asks for no answer came to its end
     TURN_LIMIT = "turn_limit"
     TOKEN_LIMIT = "token_limit"
     MALFORMED = "malformed"
     ABORTED = "aborted"
+
+
+QA = "qa"  # the environment of question answering
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +65,18 @@ class Question:
     dataset: str  # "atlas", or its name under prepare.files
     split: str  # "train", "dev" or "test"
     text: str  # the question as a person would ask it
-    answers: list[str]  # accepted answers, the canonical one first; never empty
-    gold_titles: list[str]  # titles of the passages that hold the evidence
-    hops: int  # passages that must be combined
-    kind: str  # how the evidence is combined, in the words of its data set: "bridge", "comparison", "3hop1", ...
+    env: str = QA  # the environment that it is attempted in
+    setup: str = (
+        ""  # what that one starts from, as JSON: a board, a name of params.yaml; "" where questions are answered
+    )
+    strata: dict[str, str]  # by which results are told apart, such as {"hops": "2", "kind": "bridge"}
+    answers: list[str] = field(default_factory=list)  # accepted ones, the canonical one first; never empty under QA
+    gold_titles: list[str] = field(default_factory=list)  # titles of the passages that hold the evidence
 
     def __post_init__(self) -> None:
         if not self.text.strip():
             raise ValueError(f"question {self.question_id!r}: field 'text' is empty")
-        if not self.answers or not all(answer.strip() for answer in self.answers):
+        if self.env == QA and not (self.answers and all(answer.strip() for answer in self.answers)):
             raise ValueError(
                 f"question {self.question_id!r}: field 'answers' needs at least one answer, "
                 f"none of them empty; got {self.answers!r}"
@@ -182,6 +189,15 @@ class Trajectory:
         return cut or self.outcome in (Outcome.TOKEN_LIMIT, Outcome.TURN_LIMIT)
 
     @property
+    def success(self) -> float:
+        """1.0 or 0.0: what the environment stated as `success` on the last step, or, of an answered question, as `em`.
+
+        Without either 0.0.
+        """
+        stated = self.steps[-1].rewards if self.steps else {}
+        return stated.get("success", stated.get("em", 0.0))
+
+    @property
     def action_mask(self) -> NDArray[np.bool_]:
         """[L] true where the policy sampled the token."""
         return np.equal(self.source, Source.ACTION)
@@ -227,11 +243,9 @@ class Prediction:
     policy_version: int
     question_id: str
     answer: str
-    em: float  # 1.0 or 0.0, the best over the accepted answers
-    f1: float  # in [0, 1], the best over the accepted answers
-    contains: float  # 1.0 where an accepted answer occurs in the answer; never called exact match
+    success: float  # 1.0 or 0.0, what the environment calls right; of an answered question its exact match
+    facts: dict[str, float]  # what else is known of how it went; of an answered question its scores
     steps: int
-    tool_calls: int  # malformed ones too
-    gold_titles_found: int  # distinct gold passages among those retrieved
+    tool_calls: int  # malformed ones too, and moves
     tokens_read: int  # of prompt, observations and the template around them, each counted once
     tokens_sampled: int  # of the actions

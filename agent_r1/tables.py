@@ -50,6 +50,7 @@ _PLAIN: dict[Any, pa.DataType] = {
     list[str]: pa.list_(pa.string()),
     list[int]: pa.list_(pa.int32()),  # positions of tokens
     dict[str, float]: pa.map_(pa.string(), pa.float64()),
+    dict[str, str]: pa.map_(pa.string(), pa.string()),
 }
 
 
@@ -159,10 +160,10 @@ def check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrow takes numpy arrays, numbers and strings as they are; steps become dictionaries."""
+    """Arrow takes numpy arrays, numbers and strings as they are; steps become dictionaries, dictionaries pairs."""
     if isinstance(value, list) and value and isinstance(value[0], Step):
         return [{**dataclasses.asdict(step), "rewards": list(step.rewards.items())} for step in value]
-    return value
+    return list(value.items()) if isinstance(value, dict) else value
 
 
 def _column(column: pa.ChunkedArray[Any], *, is_array: bool) -> list[Any]:
@@ -183,4 +184,16 @@ def _step(fields: dict[str, Any]) -> Step:
     return Step(**{**fields, "stop_reason": stop, "calls": calls, "rewards": dict(fields["rewards"])})
 
 
-_BUILDERS: dict[type, Callable[..., Any]] = {Trajectory: _trajectory}
+def _question(**fields: Any) -> Question:
+    return Question(**{**fields, "strata": dict(fields["strata"])})
+
+
+def _prediction(**fields: Any) -> Prediction:
+    return Prediction(**{**fields, "facts": dict(fields["facts"])})
+
+
+_BUILDERS: dict[type, Callable[..., Any]] = {
+    Trajectory: _trajectory,
+    Question: _question,
+    Prediction: _prediction,
+}

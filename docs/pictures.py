@@ -20,7 +20,7 @@ from agent_r1 import params
 
 HERE = Path(__file__).parent
 LAPTOP, PHONE = (1280, 800), (390, 844)
-CURVE = "rollout/em"
+CURVE = "rollout/success"
 
 
 def main(prefect: str, mlflow: str, viewer: Path, flow: str) -> None:

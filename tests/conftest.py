@@ -283,8 +283,7 @@ def one_action_task(
                 text=text,
                 answers=[answer],
                 gold_titles=[],
-                hops=1,
-                kind="lookup",
+                strata={"hops": "1", "kind": "lookup"},
             )
             for text, answer in answers.items()
         ]

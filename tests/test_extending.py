@@ -132,7 +132,10 @@ def test_the_loop(page: dict[str, Any], tiny_model: Path, bm25_index: Callable[.
         Params, override(load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True), small), "the page"
     )
     about: dict[str, Any] = {"dataset": "mine", "split": "train", "answers": ["Tesk"], "gold_titles": []}
-    questions = [Question(question_id=text, text=text, hops=1, kind="lookup", **about) for text in ("Where?", "Who?")]
+    questions = [
+        Question(question_id=text, text=text, strata={"hops": "1", "kind": "lookup"}, **about)
+        for text in ("Where?", "Who?")
+    ]
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
     found = page["train"](settings, questions, index, tiny_model, tmp_path / "run")
     assert [row["iteration"] for row in found] == [0, 1]

@@ -75,10 +75,18 @@ def test_a_log_and_an_excerpt_are_text() -> None:
 
 def test_a_comparison_is_text() -> None:
     asked = Question(
-        question_id="q", dataset="d", split="test", text=EVIL, answers=[EVIL], gold_titles=[], hops=1, kind="k"
+        question_id="q",
+        dataset="d",
+        split="test",
+        text=EVIL,
+        answers=[EVIL],
+        gold_titles=[],
+        strata={"hops": "1", "kind": "k"},
     )
-    said = Prediction(**{**dict.fromkeys(Prediction.__slots__, 0), "question_id": "q", "answer": EVIL, "em": 1.0})
-    pair = Pair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "em": 0.0}))
+    said = Prediction(
+        **{**dict.fromkeys(Prediction.__slots__, 0), "question_id": "q", "answer": EVIL, "facts": {}, "success": 1.0}
+    )
+    pair = Pair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "success": 0.0}))
     console = Console(force_terminal=True, color_system=None, width=100)
     with console.capture() as capture:
         console.print(rendered(Comparison(a="a", b="b", differing=[EVIL], aborted=EVIL, pairs=[pair], measured=[])))

@@ -98,14 +98,14 @@ def test_a_run_that_is_validated_trains_as_one_that_is_not(task: Any, open_train
         validated, same_rows = trained(training)
     assert same_rows == rows
     assert [{key: line[key] for key in line if not key.startswith("validation/")} for line in validated] == plain
-    assert all(0 <= line["validation/em"] <= 1 for line in validated)
+    assert all(0 <= line["validation/success"] <= 1 for line in validated)
 
 
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the validations of a training are to give, one after the other; of equal policies none could be the best."""
     to_come: list[float] = []
-    monkeypatch.setattr(loop, "validation_scores", lambda _: {"validation/em": to_come.pop(0)})
+    monkeypatch.setattr(loop, "validation_scores", lambda _: {"validation/success": to_come.pop(0)})
     return to_come
 
 

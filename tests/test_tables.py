@@ -257,17 +257,19 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 STORED = {  # Arrow type -> the fields that are stored so
-    "string": "Question.question_id Question.dataset Question.split Question.text Question.kind Passage.passage_id "
-    "Passage.title Passage.text Proof.trajectory_id Credit.trajectory_id Prediction.run "
+    "string": "Question.question_id Question.dataset Question.split Question.text Question.env Question.setup "
+    "Passage.passage_id Passage.title Passage.text Proof.trajectory_id Credit.trajectory_id Prediction.run "
     "Prediction.question_id Prediction.answer Trajectory.trajectory_id Trajectory.question_id "
     "Trajectory.outcome Trajectory.answer",
     "list<item: string>": "Question.answers Question.gold_titles",
-    "int64": "Question.hops Prediction.seed Prediction.policy_version Prediction.steps Prediction.tool_calls "
-    "Prediction.gold_titles_found Prediction.tokens_read Prediction.tokens_sampled Trajectory.group "
+    "int64": "Prediction.seed Prediction.policy_version Prediction.steps Prediction.tool_calls "
+    "Prediction.tokens_read Prediction.tokens_sampled Trajectory.group "
     "Trajectory.sample Trajectory.seed Trajectory.policy_version Trajectory.iteration",
     "list<item: float>": "Proof.learner_logprobs Credit.advantages Credit.values Credit.value_targets "
     "Credit.reference_logprobs Trajectory.logprobs",
-    "double": "Credit.return_ Prediction.em Prediction.f1 Prediction.contains",
+    "double": "Credit.return_ Prediction.success",
+    "map<string, string>": "Question.strata",
+    "map<string, double>": "Prediction.facts",
     "list<item: bool>": "Credit.loss_mask Credit.critic_mask",
     "bool": "Credit.kept",
     "list<item: int32>": "Trajectory.token_ids Trajectory.context_starts",

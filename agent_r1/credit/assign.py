@@ -236,12 +236,13 @@ def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How the episodes went and ended. One without an answer scores 0; a share of calls or actions is 0 without any."""
     calls = [call.status for t in trajectories for step in t.steps for call in step.calls]
     cut = sum(step.stop_reason is StopReason.LENGTH for t in trajectories for step in t.steps)
-    facts = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
+    last = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
+    stated = [fact for fact in ("em", "f1") if any(fact in facts for facts in last)]
     ends = Counter(t.outcome for t in trajectories)
     return {
         **{f"outcome/{each}": ends[each] / len(trajectories) for each in OUTCOMES},
-        "rollout/em": _mean([stated.get("em", 0.0) for stated in facts]),
-        "rollout/f1": _mean([stated.get("f1", 0.0) for stated in facts]),
+        "rollout/success": _mean([t.success for t in trajectories]),
+        **{f"rollout/{fact}": _mean([facts.get(fact, 0.0) for facts in last]) for fact in stated},
         "rollout/steps": _mean([len(t.steps) for t in trajectories]),
         "rollout/tool_calls": len(calls) / len(trajectories),
         "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),

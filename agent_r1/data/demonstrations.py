@@ -88,12 +88,12 @@ def demonstrate(
     by then in the question, in an earlier thought or in the result of the previous search.
     """
     made = _hops_made(plan, question, facts, params, rng)
-    thoughts = _THOUGHTS.get(question.kind, _follow)(plan, made)
+    thoughts = _THOUGHTS.get(question.strata["kind"], _follow)(plan, made)
     searches = [_search(thought, hop) for thought, hop in zip(thoughts, made, strict=True)]
     conclusion = _conclusion(plan, question, made, rng)
     if calculator and _can_calculate(plan, made):
         return [*searches, _calculation(plan, made), _answer(conclusion, [])]
-    found = made if question.kind in _THOUGHTS else made[-1:]
+    found = made if question.strata["kind"] in _THOUGHTS else made[-1:]
     return [*searches, _answer(conclusion, found)]
 
 
@@ -113,7 +113,7 @@ def _hops_made(plan: Plan, question: Question, facts: Facts, params: WarmStartPa
     for hop in plan.hops:
         if made and rng.random() < params.stop_early:
             break
-        at_hand = made[-1].value if made and question.kind == "bridge" else hop.entity
+        at_hand = made[-1].value if made and question.strata["kind"] == "bridge" else hop.entity
         if at_hand != hop.entity:
             if hop.relation not in facts.get(at_hand, {}):
                 break
@@ -132,7 +132,7 @@ def _astray(hop: Hop, question: Question, facts: Facts, rng: random.Random) -> H
 def _conclusion(plan: Plan, question: Question, made: list[Hop], rng: random.Random) -> str:
     if _can_calculate(plan, made):
         return calculate(made[0].value, plan.sign, made[1].value)
-    if question.kind != "comparison":
+    if question.strata["kind"] != "comparison":
         return made[-1].value
     if made == list(plan.hops):
         return plan.answer

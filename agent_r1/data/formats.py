@@ -27,6 +27,11 @@ class Format(NamedTuple):
     complete: Callable[[Iterable[Row], Path], Iterable[Row]] = lambda rows, _: rows  # by what lies beside their file
 
 
+def _strata(hops: int, kind: str) -> dict[str, str]:
+    """How many passages must be combined, and how, in the words of the data set: bridge, comparison, 3hop1, ..."""
+    return {"hops": str(hops), "kind": kind}
+
+
 def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[str]) -> Question:
     """A question whose gold passages are those of its supporting facts, one hop each (HotpotQA, 2WikiMultihopQA).
 
@@ -40,8 +45,7 @@ def supported_question(row: Row, dataset: str, split: str, *, kinds: Sequence[st
         text=row.text("question"),
         answers=_answers(row),
         gold_titles=titles,
-        hops=len(titles),
-        kind=row.choice("type", kinds),
+        strata=_strata(len(titles), row.choice("type", kinds)),
     )
 
 
@@ -100,8 +104,7 @@ def musique_question(row: Row, dataset: str, split: str) -> Question:
         text=row.text("question"),
         answers=_answers(row),
         gold_titles=list(dict.fromkeys(titles)),
-        hops=hops,
-        kind=named if separator else f"{hops}hop",
+        strata=_strata(hops, named if separator else f"{hops}hop"),
     )
 
 
@@ -139,8 +142,7 @@ def generic_question(row: Row, dataset: str, split: str) -> Question:
         text=row.text("question"),
         answers=answers,
         gold_titles=titles,
-        hops=hops,
-        kind=row.text("kind") if row.has("kind") else "unknown",
+        strata=_strata(hops, row.text("kind") if row.has("kind") else "unknown"),
     )
 
 

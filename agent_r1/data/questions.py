@@ -144,8 +144,7 @@ class Draft:
             text=self.text,
             answers=[self.plan.answer],
             gold_titles=[hop.entity for hop in self.plan.hops],
-            hops=len(self.plan.hops),
-            kind=self.kind,
+            strata={"hops": str(len(self.plan.hops)), "kind": self.kind},
         )
 
 

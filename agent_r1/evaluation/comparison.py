@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.evaluation.scores import MEASURES, measured
+from agent_r1.evaluation.scores import measured, measures
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Places, fingerprint
@@ -33,14 +33,14 @@ class Evaluation:
     hashes: dict[str, str]  # of data, corpus, index, prompt and policy; the protocol and the limits in words
 
     @property
-    def exact_match(self) -> dict[str, float]:
+    def success(self) -> dict[str, float]:
         """By question, in the order of the predictions."""
-        return {prediction.question_id: prediction.em for prediction in self.predictions}
+        return {prediction.question_id: prediction.success for prediction in self.predictions}
 
     @property
     def asked(self) -> str:
         """A hash of the questions, in any order; also of those whose episodes the world cut short."""
-        return fingerprint(sorted([*self.exact_match, *self._cut_short]))
+        return fingerprint(sorted([*self.success, *self._cut_short]))
 
     @property
     def aborted(self) -> str:
@@ -65,8 +65,8 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
 
 
 def paired(a: Evaluation, b: Evaluation) -> tuple[list[float], list[float]]:
-    """Exact match [N] of both on the questions that both answered, in the order of `a`."""
-    ours, theirs = a.exact_match, b.exact_match
+    """Success [N] of both on the questions that both answered, in the order of `a`."""
+    ours, theirs = a.success, b.success
     shared = [question_id for question_id in ours if question_id in theirs]
     return [ours[each] for each in shared], [theirs[each] for each in shared]
 
@@ -116,7 +116,7 @@ def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[
 class Measured(NamedTuple):
     """One measure of both, on the questions that have a value for it."""
 
-    measure: str  # a key of MEASURES
+    measure: str  # one of `measures`
     a: Interval
     b: Interval
     difference: Interval  # a less b, paired by question
@@ -132,7 +132,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two evaluations on the questions that both answered. Right is exact match."""
+    """Two evaluations on the questions that both answered. Right is what succeeded."""
 
     a: str  # the evaluations' names
     b: str
@@ -144,12 +144,12 @@ class Comparison:
     @property
     def only_a_right(self) -> list[Pair]:
         """The questions that a answers right and b wrong."""
-        return [pair for pair in self.pairs if pair.a.em > pair.b.em]
+        return [pair for pair in self.pairs if pair.a.success > pair.b.success]
 
     @property
     def only_b_right(self) -> list[Pair]:
         """The questions that b answers right and a wrong."""
-        return [pair for pair in self.pairs if pair.a.em < pair.b.em]
+        return [pair for pair in self.pairs if pair.a.success < pair.b.success]
 
 
 def compare(
@@ -187,10 +187,10 @@ def compare(
 def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
     draws = params.bootstrap_samples, params.seed
     found = []
-    for measure in MEASURES:
-        ours = measured(measure, [(pair.a, pair.question) for pair in pairs])
-        theirs = measured(measure, [(pair.b, pair.question) for pair in pairs])
-        if ours:
+    of_a, of_b = [pair.a for pair in pairs], [pair.b for pair in pairs]
+    for measure in measures(of_a):
+        ours, theirs = measured(measure, of_a), measured(measure, of_b)
+        if ours and len(ours) == len(theirs):
             difference = paired_difference(ours, theirs, *draws)
             found.append(Measured(measure, interval(ours, *draws), interval(theirs, *draws), difference))
     return found

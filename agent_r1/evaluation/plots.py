@@ -23,7 +23,7 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 EXPLAINED = "value/explained_variance"  # logged where there is a critic
-VALIDATED = "validation/em"
+SAMPLED, VALIDATED = "rollout/success", "validation/success"
 LEAST_EXPLAINED = -0.25  # drawn; a critic that errs by more is off the paper
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
@@ -42,17 +42,17 @@ def colours(runs: Sequence[str]) -> dict[str, str]:
     return {run: PALETTE[i % len(PALETTE)] for i, run in enumerate(runs)}
 
 
-def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) -> None:
-    """Exact match and reward per iteration, a line per run; `baselines` are test scores, drawn dashed.
+def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], word: str) -> None:
+    """Success, called by its word, and reward per iteration, a line per run; `baselines` are test scores, drawn dashed.
 
     Where a run has a critic, a third panel shows the share of its targets' variance that it explains.
     """
-    metrics = ["rollout/em", "reward/total"]
+    metrics = [SAMPLED, "reward/total"]
     metrics += [EXPLAINED] * any(EXPLAINED in row for rows in curves.values() for row in rows)
     figure = Figure((6.5 * len(metrics), 6.2), **PAPER)
     panels = figure.subplots(1, len(metrics))
     left, right = panels[:2]
-    _titles(left, "Exact match", "training questions, sampled; dashed: baselines, test questions")
+    _titles(left, word.capitalize(), "training questions, sampled; dashed: baselines, test questions")
     _titles(right, "Reward", "mean per episode of the training questions")
     left.set_ylim(0, 1)
     for critic in panels[2:]:
@@ -71,9 +71,11 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float]) 
         left.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
     validated = any(VALIDATED in metrics for rows in curves.values() for metrics in rows)
     lines = [Line2D([], [], color=colour[run], linewidth=2.8, label=run) for run in curves]
-    for place, (name, em) in enumerate(baselines.items()):
+    for place, (name, score) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
-        lines.append(left.axhline(em, color=MUTED, linestyle=dashes, linewidth=1.6, label=f"{name} {em:.2f}", zorder=1))
+        lines.append(
+            left.axhline(score, color=MUTED, linestyle=dashes, linewidth=1.6, label=f"{name} {score:.2f}", zorder=1)
+        )
     meaning = [
         Line2D([], [], color=INK, linewidth=2.8, label=f"mean of the last {SMOOTHED_OVER} iterations"),
         Line2D([], [], color=INK, linewidth=1, alpha=0.3, label="single iterations"),
@@ -117,9 +119,9 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
 
 
 def final_scores(
-    path: Path, scores: Mapping[str, Interval], trained: Sequence[str], seeds: Mapping[str, Sequence[float]]
+    path: Path, scores: Mapping[str, Interval], trained: Sequence[str], seeds: Mapping[str, Sequence[float]], word: str
 ) -> None:
-    """Exact match on the test questions with its interval, a row per agent; baselines in grey.
+    """Success, called by its word, on the test questions with its interval, a row per agent; baselines in grey.
 
     `seeds` are the scores of an agent's single seeds, drawn as rings; none for an agent with one.
     """
@@ -135,7 +137,7 @@ def final_scores(
         text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
         axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
     axes.set_yticks(range(len(scores)), list(scores))
-    _titles(axes, "Exact match on the test questions", "greedy; baselines in grey")
+    _titles(axes, f"{word.capitalize()} on the test questions", "greedy; baselines in grey")
     axes.set_ylim(len(scores) - 0.4, -0.6)
     axes.set_xlim(0, 1)
     axes.spines["left"].set_visible(False)

@@ -6,6 +6,7 @@ S = seeds, N = questions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,8 +23,17 @@ from agent_r1.evaluation.comparison import (
     paired,
     warning,
 )
-from agent_r1.evaluation.plots import EXPLAINED, VALIDATED, Curve, Curves, final_scores, learning_curves, seed_curves
-from agent_r1.evaluation.scores import outcomes, score
+from agent_r1.evaluation.plots import (
+    EXPLAINED,
+    SAMPLED,
+    VALIDATED,
+    Curve,
+    Curves,
+    final_scores,
+    learning_curves,
+    seed_curves,
+)
+from agent_r1.evaluation.scores import SUCCESS, outcomes, score, words_of
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
 from agent_r1.files import write_text
@@ -34,10 +44,11 @@ from agent_r1.records import Question
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
 AT_THE_END = 3  # iterations
+STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, where the name is not enough
 
 Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
 Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
-Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, exact match [S, N] of every seed and question
+Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, success [S, N] of every seed and question
 
 
 def render(
@@ -54,31 +65,33 @@ def render(
     what all agents are compared with.
     """
     scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
-    baselines = {name: row["em"] for name, row in scores.items() if name not in curves}
-    best = max(curves or scores, key=lambda name: scores[name]["em"])
-    learning_curves(folder / CURVES_PNG, curves, baselines)
-    final_scores(folder / FINAL_PNG, {name: _interval(row, "em") for name, row in scores.items()}, list(curves), {})
+    baselines = {name: row[SUCCESS] for name, row in scores.items() if name not in curves}
+    best = max(curves or scores, key=lambda name: scores[name][SUCCESS])
+    final = {name: _interval(row, SUCCESS) for name, row in scores.items()}
+    word = words_of(questions).right
+    learning_curves(folder / CURVES_PNG, curves, baselines, word)
+    final_scores(folder / FINAL_PNG, final, list(curves), {}, word)
     parts = [
         "# Report",
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
-        f"bootstrap intervals over questions. Highest exact match: `{best}`, {_cell(scores[best], 'em')}.",
+        f"bootstrap intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}.",
         *warning(evaluations),
-        f"![Exact match on the test questions, per agent]({FINAL_PNG})",
-        *_tables(scores),
-        "## Exact match, difference on the same questions",
+        f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",
+        *_tables(scores, questions),
+        f"## {word.capitalize()}, difference on the same questions",
         "The row's agent less the column's, paired by question. **Bold** where the interval leaves out 0.",
         _differences(evaluations, [*list(curves)[:1], *list(baselines)[:1]], params),
         "## Learning curves",
-        f"![Exact match, reward, and what critics explain, per iteration]({CURVES_PNG})",
+        f"![{word.capitalize()}, reward, and what critics explain, per iteration]({CURVES_PNG})",
         *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
     ]
-    write_report(folder, parts, {name: row["em"] for name, row in scores.items()})
+    write_report(folder, parts, {name: row[SUCCESS] for name, row in scores.items()})
 
 
-def write_report(folder: Path, parts: Sequence[str], exact_match: Mapping[str, float]) -> None:
-    """Writes the page's parts to report.md, and every agent's exact match to metrics.json."""
+def write_report(folder: Path, parts: Sequence[str], success: Mapping[str, float]) -> None:
+    """Writes the page's parts to report.md, and every agent's success to metrics.json."""
     write_text(folder / "report.md", "\n\n".join(parts) + "\n")
-    rounded = {name: round(mean, 4) for name, mean in exact_match.items()}
+    rounded = {name: round(mean, 4) for name, mean in success.items()}
     write_text(folder / "metrics.json", json.dumps(rounded, indent=2) + "\n")
 
 
@@ -88,29 +101,47 @@ def differences_table(agents: Sequence[str], references: Sequence[str], cell: Ca
     return markdown_table(["agent", *(f"less `{other}`" for other in references)], rows)
 
 
-def _tables(scores: Scores) -> list[str]:
-    hops, datasets = _strata(scores, "hops_"), _strata(scores, "dataset_")
-    graded = {"### Exact match": "em", "### F1": "f1"}
+def _tables(scores: Scores, questions: Sequence[Question]) -> list[str]:
+    """By data set and by the first of the strata in full, by the others success alone; then tokens."""
+    word, [first, *others] = words_of(questions).right.capitalize(), [*strata_of(questions), ""]
+    datasets, answered = _strata(scores, "dataset_"), any("f1" in row for row in scores.values())
+    graded = {f"### {word}": SUCCESS} | ({"### F1": "f1"} if answered else {})
     by_dataset = [part for title, key in graded.items() for part in (title, _table(scores, key, datasets))]
-    with_calls = graded | {"### Tool calls per question": "tool_calls"}
+    with_calls = graded | {"### Tool calls per question" if answered else "### Calls per question": "tool_calls"}
     tokens = ("tokens_read", "tokens_sampled")
     rows = [[_agent(name, row), *(_cell(row, key, 1) for key in tokens)] for name, row in scores.items()]
     return [
         *(["## Scores by data set", *by_dataset] if datasets else []),
-        "## Scores by number of hops",
-        *(part for title, key in with_calls.items() for part in (title, _table(scores, key, hops))),
-        "## Exact match by kind of question",
-        _table(scores, "em", _strata(scores, "kind_")),
+        f"## Scores by {STRATA.get(first, first)}" if first else "## Scores",
+        *(part for title, key in with_calls.items() for part in (title, _table(scores, key, _strata(scores, first)))),
+        *(
+            part
+            for name in others[:-1]
+            for part in (f"## {word} by {STRATA.get(name, name)}", _table(scores, SUCCESS, _strata(scores, name)))
+        ),
         "## Tokens per question",
         "Sampled tokens are the policy's actions; all others it reads. Each counts once, as with a cache.",
         markdown_table(["agent", "read", "sampled"], rows),
     ]
 
 
-def _strata(scores: Scores, prefix: str) -> list[str]:
-    """The strata that start with the prefix; none of data sets where there is one."""
-    found = {key.split("/")[1] for row in scores.values() for key in row if key.startswith(f"questions/{prefix}")}
-    return sorted(found, key=lambda stratum: (len(stratum), stratum) if prefix == "hops_" else (0, stratum))
+def strata_of(questions: Sequence[Question]) -> list[str]:
+    """What results are told apart by, as the questions name it."""
+    return list(dict.fromkeys(name for question in questions for name in question.strata))
+
+
+def _strata(scores: Scores, name: str) -> list[str]:
+    """The strata of a name, numbers in their order; none of data sets where there is one."""
+    found = {
+        key.split("/")[1] for row in scores.values() for key in row if name and key.startswith(f"questions/{name}_")
+    }
+    return sorted(found, key=_in_order)
+
+
+def _in_order(stratum: str) -> tuple[int, str]:
+    """Numbers by their size, other strata by their letters."""
+    number = re.match(r"\w*?_(\d+)", stratum)
+    return (int(number[1]) if number else 0, stratum)
 
 
 def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
@@ -163,7 +194,7 @@ def render_sweep(
     The first run and the first baseline are what the others are compared with.
     """
     agents = {**runs, **{baseline.name: [baseline] for baseline in baselines}}
-    hits, draws = exact_matches(agents), (params.bootstrap_samples, params.seed)
+    hits, draws = successes(agents), (params.bootstrap_samples, params.seed)
     found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
     of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
     reference, base = next(iter(runs)), baselines[0].name
@@ -172,34 +203,36 @@ def render_sweep(
     def difference(name: str, other: str) -> str:
         return difference_cell(difference_over_seeds(hits[name], hits[other], *draws)) if name != other else ""
 
-    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds)
-    title = "Exact match of the sampled answers, by iteration"
-    seed_curves(folder / CURVES_PNG, curves, reference, "rollout/em", title)
+    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds, words_of(questions).right)
+    word = words_of(questions).right
+    seed_curves(
+        folder / CURVES_PNG, curves, reference, SAMPLED, f"{word.capitalize()} of the sampled episodes, by iteration"
+    )
     parts = [
         "# Ablations",
         f"{len(runs)} runs with {' or '.join(map(str, seeds))} seeds each, {asked} test questions, greedy decoding. "
         "Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one seed, over "
         "questions.",
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
-        f"![Exact match on the test questions, per agent and seed]({FINAL_PNG})",
-        "## Exact match",
-        _scores_by_seed(hits, found, _by_hops(next(iter(agents.values()))[0], questions)),
+        f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
+        f"## {word.capitalize()}",
+        _scores_by_seed(hits, found, _by_stratum(next(iter(agents.values()))[0], questions)),
         "## Differences on the same questions",
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
         differences_table(list(hits), [reference, base], difference),
         "## Training",
-        f"Sampled exact match is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
-        "is the share of its targets' variance that a critic explains. On dev is the exact match of the last "
+        f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
+        "is the share of its targets' variance that a critic explains. On dev is the {word} of the last "
         "validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
         "iteration is that of the first one.",
-        _training(curves),
-        f"![Exact match per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
+        _training(curves, word),
+        f"![{word.capitalize()} per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
     ]
     write_report(folder, parts, {name: each.mean for name, each in found.items()})
 
 
-def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
-    """By agent, exact match [S, N] of every seed; the questions are in the same order everywhere."""
+def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
+    """By agent, success [S, N] of every seed; the questions are in the same order everywhere."""
     evaluations = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
     first, asked = evaluations[0][0], evaluations[0][1].asked
     if aborted := cut_short([evaluation for _, evaluation in evaluations]):
@@ -210,33 +243,35 @@ def exact_matches(agents: Agents) -> dict[str, NDArray[np.float64]]:
                 f"{name} and {first} answered different questions; evaluate both again under the same configuration"
             )
     return {
-        name: np.array([[em for _, em in sorted(each.exact_match.items())] for each in seeds], dtype=np.float64)
+        name: np.array([[one for _, one in sorted(each.success.items())] for each in seeds], dtype=np.float64)
         for name, seeds in agents.items()
     }
 
 
-def _by_hops(evaluation: Evaluation, questions: Sequence[Question]) -> dict[str, NDArray[np.bool_]]:
-    """By number of hops, which questions [N] have it, in the order of `exact_matches`."""
-    hops_of = {question.question_id: question.hops for question in questions}
-    hops = np.array([hops_of[question_id] for question_id in sorted(evaluation.exact_match)])
-    return {f"{count} hop{'s' if count > 1 else ''}": hops == count for count in sorted(set(hops.tolist()))}
+def _by_stratum(evaluation: Evaluation, questions: Sequence[Question]) -> dict[str, NDArray[np.bool_]]:
+    """By the first of the strata, such as hops, which questions [N] are in it, in the order of `successes`."""
+    strata = {
+        each.question_id: next((f"{name}_{value}" for name, value in each.strata.items()), "") for each in questions
+    }
+    found = np.array([strata[question_id] for question_id in sorted(evaluation.success)])
+    return {_stratum_title(each): found == each for each in sorted(set(found.tolist()) - {""}, key=_in_order)}
 
 
-def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], hops: Mapping[str, NDArray[np.bool_]]) -> str:
+def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Mapping[str, NDArray[np.bool_]]) -> str:
     rows = []
     for name, values in hits.items():
         seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
-        strata = [f"{values[:, chosen].mean():.3f}" for chosen in hops.values()]
-        rows.append([f"`{name}`", mean_cell(found[name]), seeds, *strata])
-    return markdown_table(["agent", "all", "single seeds", *hops], rows)
+        of_each = [f"{values[:, chosen].mean():.3f}" for chosen in strata.values()]
+        rows.append([f"`{name}`", mean_cell(found[name]), seeds, *of_each])
+    return markdown_table(["agent", "all", "single seeds", *strata], rows)
 
 
-def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
+def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
     rows = []
     for run, seeds in curves.items():
         alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
         firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
-        sampled = np.mean([metrics["rollout/em"] for curve in seeds for metrics in curve[-AT_THE_END:]])
+        sampled = np.mean([metrics[SAMPLED] for curve in seeds for metrics in curve[-AT_THE_END:]])
         shares = [metrics[EXPLAINED] for curve in seeds for metrics in curve[-AT_THE_END:] if EXPLAINED in metrics]
         explained = f"{np.mean(shares):.2f}" if shares else ABSENT
         validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics] for curve in seeds]
@@ -244,7 +279,7 @@ def _training(curves: Mapping[str, Sequence[Curve]]) -> str:
         dev = f"{np.mean(last):.3f}" if last else ABSENT
         minutes = f"{np.mean([_seconds(curve) for curve in seeds]) / 60:.1f}"
         rows.append([f"`{run}`", str(len(seeds[0])), f"{sampled:.3f}", dev, explained, ", ".join(firsts), minutes])
-    header = ["run", "iterations", "sampled exact match", "on dev", "explained", "first alarm, by seed"]
+    header = ["run", "iterations", f"sampled {word}", "on dev", "explained", "first alarm, by seed"]
     return markdown_table([*header, "minutes per seed"], rows)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from agent_r1.answers import contains, exact_match, f1
 from agent_r1.evaluation.statistics import interval
 from agent_r1.params.stages import Baseline, EvaluateParams, Protocol
-from agent_r1.records import Outcome, Passage, Prediction, Question, Trajectory
+from agent_r1.records import QA, Outcome, Passage, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
@@ -27,7 +28,30 @@ BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
 }
 OF_A_SWEEP = (BASE_TOOL_CALL, NAIVE_RAG)  # those in the report of a sweep
 
+SUCCESS, COUNTS = "success", ("tool_calls", "tokens_read", "tokens_sampled")
+
 logger = logging.getLogger(__name__)
+
+
+class Words(NamedTuple):
+    """How an environment calls success, and the lack of it."""
+
+    right: str
+    wrong: str
+
+
+_WORDS = {
+    QA: Words("exact match", "no exact match"),
+    "bandit": Words("better arm", "worse arm"),
+    "frozen_lake": Words("goal reached", "goal not reached"),
+    "sokoban": Words("solved", "not solved"),
+}
+
+
+def words_of(questions: Sequence[Question]) -> Words:
+    """Those of the questions' environment; plain ones where it has none of its own, or they have several."""
+    envs = {question.env for question in questions}
+    return _WORDS.get(envs.pop() if len(envs) == 1 else "", Words("success", "no success"))
 
 
 def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[Passage]]:
@@ -78,10 +102,9 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
     """One prediction per trajectory that the world did not cut short, in their order.
 
-    An attempted call counts as a tool call whatever became of it; `gold_titles_found` adds up the unweighted
-    `progress` rewards, of which every gold passage that the policy reads earns one.
+    An attempted call counts as a tool call whatever became of it, and so does a move.
     """
-    answers = {question.question_id: question.answers for question in questions}
+    by_id = {question.question_id: question for question in questions}
     return [
         Prediction(
             run=run,
@@ -89,18 +112,30 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
             policy_version=trajectory.policy_version,
             question_id=trajectory.question_id,
             answer=trajectory.answer,
-            em=exact_match(trajectory.answer, answers[trajectory.question_id]),
-            f1=f1(trajectory.answer, answers[trajectory.question_id]),
-            contains=contains(trajectory.answer, answers[trajectory.question_id]),
+            success=trajectory.success,
+            facts=_facts(trajectory, by_id[trajectory.question_id]),
             steps=len(trajectory.steps),
             tool_calls=sum(len(step.calls) for step in trajectory.steps),
-            gold_titles_found=round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps)),
             tokens_read=int(np.count_nonzero(~trajectory.action_mask)),
             tokens_sampled=int(np.count_nonzero(trajectory.action_mask)),
         )
         for trajectory in trajectories
         if not trajectory.aborted
     ]
+
+
+def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
+    """Of an answered question its scores, and the share of its gold passages that were seen, where any are known.
+
+    Every gold passage that the policy reads earns an unweighted `progress` reward of one. Of any other environment the
+    sum of the rewards that it gave.
+    """
+    if question.env != QA:
+        return {"return": float(sum(step.rewards.get("env", 0.0) for step in trajectory.steps))}
+    answer, golds = trajectory.answer, question.answers
+    scores = {"em": exact_match(answer, golds), "f1": f1(answer, golds), "contains": contains(answer, golds)}
+    seen = round(sum(step.rewards.get("progress", 0.0) for step in trajectory.steps))
+    return scores | ({"gold_recall": seen / len(question.gold_titles)} if question.gold_titles else {})
 
 
 def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -127,59 +162,52 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
     return {f"gold_recall/step_{k}": sum(sum(steps[:k]) for steps in found) / len(found) for k in range(1, longest + 1)}
 
 
-Asked = tuple[Prediction, Question]
-
-# Each overall and per stratum, with its interval, over the questions it has a value for.
-MEASURES: dict[str, Callable[[Prediction, Question], float | None]] = {
-    "em": lambda given, _: given.em,
-    "f1": lambda given, _: given.f1,
-    "contains": lambda given, _: given.contains,
-    "tool_calls": lambda given, _: given.tool_calls,
-    "tokens_read": lambda given, _: given.tokens_read,
-    "tokens_sampled": lambda given, _: given.tokens_sampled,
-    # the share of the question's gold passages that the agent has seen; none where no gold title is known
-    "gold_recall": lambda given, to: given.gold_titles_found / len(to.gold_titles) if to.gold_titles else None,
-}
+def measures(predictions: Sequence[Prediction]) -> list[str]:
+    """Success where no fact is the same, every fact that is known of a question, and the counts."""
+    facts = dict.fromkeys(name for each in predictions for name in each.facts)
+    return [*([] if "em" in facts else [SUCCESS]), *facts, *COUNTS]
 
 
-def measured(measure: str, asked: Sequence[Asked]) -> list[float]:
-    """A key of MEASURES, of the questions that have a value for it."""
-    return [float(value) for each in asked if (value := MEASURES[measure](*each)) is not None]
+def measured(measure: str, predictions: Sequence[Prediction]) -> list[float]:
+    """One of `measures`, of the questions that have a value for it."""
+    if measure in (SUCCESS, *COUNTS):
+        return [float(getattr(each, measure)) for each in predictions]
+    return [each.facts[measure] for each in predictions if measure in each.facts]
 
 
 def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
     """Means over questions with 95 % bootstrap intervals, under flat keys.
 
-    For every measure (`em`, `f1`, `contains`, per question `tool_calls`, `tokens_read` and `tokens_sampled`, and
-    `gold_recall`) and every stratum (none, `hops_<n>`, `kind_<kind>`, and `dataset_<name>` where there are several):
-    `em`, `em/low`, `em/high`, `em/hops_1`, `em/hops_1/low`, ... Besides: the number of questions as `questions`,
-    `questions/hops_1`, ... Where no question has gold titles there is no `gold_recall`. Raises ValueError if there are
-    no predictions.
+    For each of `measures` (of answered questions `success`, `em`, `f1`, `contains`, `gold_recall` where gold titles are
+    known, and per question `tool_calls`, `tokens_read` and `tokens_sampled`) and every stratum (none, those of the
+    questions such as `hops_<n>` and `kind_<kind>`, and `dataset_<name>` where there are several): `em`, `em/low`,
+    `em/high`, `em/hops_1`, `em/hops_1/low`, ... Besides: the number of questions as `questions`, `questions/hops_1`,
+    ... Raises ValueError if there are no predictions.
     """
     if not predictions:
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
     by_id = {question.question_id: question for question in questions}
-    asked = [(prediction, by_id[prediction.question_id]) for prediction in predictions]
     scores: dict[str, float] = {}
-    for stratum, members in _strata(asked).items():
+    for stratum, members in _strata(predictions, by_id).items():
         suffix = f"/{stratum}" if stratum else ""
         scores[f"questions{suffix}"] = len(members)
-        for measure in MEASURES:
+        for measure in dict.fromkeys([SUCCESS, *measures(predictions)]):
             if values := measured(measure, members):
                 found, key = interval(values, params.bootstrap_samples, params.seed), measure + suffix
                 scores |= {key: found.mean, f"{key}/low": found.low, f"{key}/high": found.high}
     return scores
 
 
-def _strata(asked: Sequence[Asked]) -> dict[str, list[Asked]]:
-    """The predictions as a whole (""), by hop count, by kind and by data set; strata in sorted order."""
-    strata: dict[str, list[Asked]] = {}
-    several = len({question.dataset for _, question in asked}) > 1
-    for prediction, question in asked:
+def _strata(predictions: Sequence[Prediction], by_id: Mapping[str, Question]) -> dict[str, list[Prediction]]:
+    """The predictions as a whole (""), by the strata of their questions and by data set; strata in sorted order."""
+    strata: dict[str, list[Prediction]] = {}
+    several = len({by_id[each.question_id].dataset for each in predictions}) > 1
+    for prediction in predictions:
+        question = by_id[prediction.question_id]
         datasets = [f"dataset_{question.dataset}"] if several else []
-        for stratum in (f"hops_{question.hops}", f"kind_{question.kind}", *datasets):
-            strata.setdefault(stratum, []).append((prediction, question))
-    return {"": list(asked), **{stratum: strata[stratum] for stratum in sorted(strata)}}
+        for stratum in (*(f"{name}_{value}" for name, value in question.strata.items()), *datasets):
+            strata.setdefault(stratum, []).append(prediction)
+    return {"": list(predictions), **{stratum: strata[stratum] for stratum in sorted(strata)}}
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
@@ -187,9 +215,11 @@ def headline(scores: dict[str, float]) -> dict[str, float]:
 
     Over all questions their number, how many episodes were aborted and how the others ended, and every measure with its
     interval; then the means of EM per hop count, EM and F1 per data set where there are several, recall per step, and
-    how each tool was used.
+    how each tool was used; where nothing is answered, of success per stratum.
     """
-    parts = ("outcome/", "em/hops_", "em/dataset_", "f1/dataset_", "gold_recall/step_", "tool/")
+    graded = ("em/hops_", "em/dataset_", "f1/dataset_") if "em" in scores else (f"{SUCCESS}/",)
+    parts = ("outcome/", *graded, "gold_recall/step_", "tool/")
     strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
-    overall = [f"{measure}{end}" for measure in MEASURES for end in ("", "/low", "/high")]
+    found = [key for key in scores if "/" not in key and f"{key}/low" in scores]
+    overall = [f"{measure}{end}" for measure in found for end in ("", "/low", "/high")]
     return {key: round(scores[key], 4) for key in ["questions", "aborted", *overall, *strata] if key in scores}

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from agent_r1.answers import exact_match
 from agent_r1.envs.base import split_action
-from agent_r1.evaluation.scores import BASE_TOOL_CALL
+from agent_r1.evaluation.scores import BASE_TOOL_CALL, words_of
 from agent_r1.harmless import harmless_lines
 from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
 
@@ -35,8 +34,10 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
         observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
         label = "passages" if step.call_status is CallStatus.OK else "reply"
         lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
-    verdict = "exact match" if exact_match(trajectory.answer, question.answers) else "no exact match"
+    verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]
+    if not question.answers:
+        return "\n".join([*lines, *_field("verdict", verdict)])
     lines += _field("answer", f"{trajectory.answer or '(none)'} ({verdict})")
     return "\n".join([*lines, *_field("gold", " | ".join(question.answers))])
 
@@ -74,15 +75,15 @@ def _field(label: str, text: str) -> list[str]:
 
 
 def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Trajectory]:
-    """The hardest question answered `right` and the hardest answered `wrong`; without a key where there is none.
+    """The hardest question that went `right` and the hardest that went `wrong`; without a key where there is none.
 
-    Hardest: most hops, then an episode of several steps before one of a single step, then the first.
+    Hardest: most hops where that is known, then an episode of several steps before one of a single step, then the
+    first.
     """
-    by_id = {question.question_id: question for question in questions}
     found: dict[str, Trajectory] = {}
-    for trajectory in sorted(trajectories, key=lambda t: (-by_id[t.question_id].hops, len(t.steps) == 1)):
-        right = exact_match(trajectory.answer, by_id[trajectory.question_id].answers)
-        found.setdefault("right" if right else "wrong", trajectory)
+    hops = {question.question_id: int(question.strata.get("hops", 0)) for question in questions}
+    for trajectory in sorted(trajectories, key=lambda t: (-hops[t.question_id], len(t.steps) == 1)):
+        found.setdefault("right" if trajectory.success else "wrong", trajectory)
     return {title: found[title] for title in ("right", "wrong") if title in found}
 
 

@@ -3,7 +3,7 @@
 Drift: the same weights asked the same questions greedily give the same answers. Where one changed, something else did:
 the engine, a library, the machine.
 
-Promotion: two tests of exact match on the same questions. The paired bootstrap bounds the gain. It is an approximation,
+Promotion: two tests of success on the same questions. The paired bootstrap bounds the gain. It is an approximation,
 too bold where the two differ on few questions; so the exact sign test has to agree. An equal challenger is right as
 often as the champion on the questions that only one of them answers right, a coin for each: four of four such questions
 fall to it in 1 of 16 cases.
@@ -27,10 +27,11 @@ from agent_r1.evaluation.comparison import (
     markdown_table,
     paired,
 )
+from agent_r1.evaluation.scores import words_of
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.harmless import harmless, in_markdown
 from agent_r1.params.stages import EvaluateParams, PromoteParams
-from agent_r1.records import Question
+from agent_r1.records import Prediction, Question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +41,12 @@ class Drift:
     current: str  # the evaluations' names
     previous: str
     changed: list[Pair]  # the questions with another answer, in the current one's order
-    differences: dict[str, Interval]  # data set -> exact match now less before, paired by question
+    differences: dict[str, Interval]  # data set -> success now less before, paired by question
+    word: str  # for success
 
     @property
     def beyond(self) -> list[str]:
-        """The data sets on which exact match has changed by more than chance."""
+        """The data sets on which success has changed by more than chance."""
         return [dataset for dataset, difference in self.differences.items() if difference.excludes_zero]
 
 
@@ -63,10 +65,16 @@ def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Questio
     pairs = compare(current, previous, questions, params).pairs
     differences = {}
     for dataset in dict.fromkeys(pair.question.dataset for pair in pairs):
-        now, before = zip(*[(pair.a.em, pair.b.em) for pair in pairs if pair.question.dataset == dataset], strict=True)
+        of_it = [pair for pair in pairs if pair.question.dataset == dataset]
+        now, before = [pair.a.success for pair in of_it], [pair.b.success for pair in of_it]
         differences[dataset] = paired_difference(now, before, params.bootstrap_samples, params.seed)
-    changed = [pair for pair in pairs if pair.a.answer != pair.b.answer]
-    return Drift(current=current.name, previous=previous.name, changed=changed, differences=differences)
+    changed = [pair for pair in pairs if _went(pair.a) != _went(pair.b)]
+    word = words_of([pair.question for pair in pairs]).right
+    return Drift(current=current.name, previous=previous.name, changed=changed, differences=differences, word=word)
+
+
+def _went(prediction: Prediction) -> tuple[str, float]:
+    return prediction.answer, prediction.success
 
 
 def explain(found: Drift, shown: int | None = None) -> str:
@@ -81,11 +89,11 @@ def explain(found: Drift, shown: int | None = None) -> str:
     count = f"{len(found.changed)} question{'s' if len(found.changed) > 1 else ''}"
     lines = [
         f"{found.current} answers {count} differently from {found.previous}, {weight}; "
-        f"exact match now less before: {', '.join(moved)}"
+        f"{found.word} now less before: {', '.join(moved)}"
     ]
     for question, now, before in found.changed[:shown]:
         answers = f"{before.answer or '(none)'!r} -> {now.answer or '(none)'!r}"
-        lines.append(f"  {harmless(question.question_id)}: {answers}, em {before.em:g} -> {now.em:g}")
+        lines.append(f"  {harmless(question.question_id)}: {answers}, success {before.success:g} -> {now.success:g}")
     further = len(found.changed) - len(lines) + 1
     return "\n".join([*lines, f"  and {further} more"] if further else lines)
 
@@ -101,8 +109,8 @@ class Decision:
     margin: float  # the lower bound of the difference must be above it
     level: float  # of the interval, both tails together
     questions: int  # answered by both, 0 where the two cannot be compared
-    challenger_em: float  # mean over these questions; 0 where the two cannot be compared, like what follows
-    champion_em: float
+    challenger_success: float  # mean over these questions; 0 where the two cannot be compared, like what follows
+    champion_success: float
     only_challenger_right: int
     only_champion_right: int
     difference: Interval | None  # challenger less champion, paired by question; None where they cannot be compared
@@ -146,8 +154,8 @@ def decide(
         margin=gate.margin,
         level=gate.level,
         questions=len(ours),
-        challenger_em=sum(ours, 0.0) / max(1, len(ours)),
-        champion_em=sum(theirs, 0.0) / max(1, len(theirs)),
+        challenger_success=sum(ours, 0.0) / max(1, len(ours)),
+        champion_success=sum(theirs, 0.0) / max(1, len(theirs)),
         only_challenger_right=gained,
         only_champion_right=lost,
         difference=difference,
@@ -188,8 +196,8 @@ def decision_table(decision: Decision) -> str:
         return f"{sentence}\n"
     rows = [
         ["questions", str(decision.questions)],
-        [f"exact match of {decision.challenger}", f"{decision.challenger_em:.3f}"],
-        [f"exact match of {decision.champion}", f"{decision.champion_em:.3f}"],
+        [f"success of {decision.challenger}", f"{decision.challenger_success:.3f}"],
+        [f"success of {decision.champion}", f"{decision.champion_success:.3f}"],
         [f"right in {decision.challenger} alone", str(decision.only_challenger_right)],
         [f"right in {decision.champion} alone", str(decision.only_champion_right)],
         ["difference", f"{found.mean:+.3f}"],

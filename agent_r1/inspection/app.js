@@ -216,8 +216,9 @@ function row(episode) {
   const body = node("div");
   body.append(node("p", episode.question.text));
   const failed = episode.steps.flatMap((step) => step.calls).find((call) => call.status !== "ok");
-  const facts = [whenText(episode), `${episode.question.hops} hops`, `${episode.steps.length} steps`, `return ${signed(episode.return)}`];
-  const line = node("p", facts.join(" · ").replace("1 hops", "1 hop").replace("1 steps", "1 step"), "quiet");
+  const [stratum] = strata(episode.question);
+  const facts = [whenText(episode), stratum, `${episode.steps.length} steps`, `return ${signed(episode.return)}`];
+  const line = node("p", facts.filter(Boolean).join(" · ").replace("1 steps", "1 step"), "quiet");
   if (failed) line.append(" ", node("span", failed.status.replaceAll("_", " "), "chip fault"));
   if (episode.outcome !== "answered") line.append(" ", node("span", episode.outcome.replaceAll("_", " "), "chip fault"));
   if (episode.twins.length) line.append(" ", node("span", "⇄", "pair"));

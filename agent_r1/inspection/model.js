@@ -99,7 +99,7 @@ const FILTERS = [
   { key: "when", name: "When", of: (episode) => [whenText(episode)] },
   { key: "right", name: "Answer", of: (episode) => [episode.right ? "right" : "wrong"] },
   { key: "outcome", name: "Outcome", of: (episode) => [episode.outcome] },
-  { key: "hops", name: "Hops", of: (episode) => [String(episode.question.hops)] },
+  { key: "stratum", name: "Stratum", of: (episode) => Object.entries(episode.question.strata).map((one) => one.join(" ")) },
   { key: "call", name: "A tool call", of: (episode) => [...new Set(calls(episode))] },
   { key: "change", name: "Same question", of: changes },
 ];

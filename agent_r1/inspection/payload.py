@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.envs.base import split_action
+from agent_r1.evaluation.scores import words_of
 from agent_r1.inspection.stored import Shown
 from agent_r1.records import StopReason
 from agent_r1.tracking.traces import Decode
@@ -63,8 +64,8 @@ class Payload:
             "dataset": question.dataset,
             "text": question.text,
             "answers": question.answers,
-            "hops": question.hops,
-            "kind": question.kind,
+            "strata": question.strata,
+            "words": words_of([question]),
         }
         self._episodes.append(self._episode(shown))
 

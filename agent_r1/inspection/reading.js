@@ -4,9 +4,15 @@ const NAMES = { thought: "thought", call: "tool call", answer: "answer", text: "
 
 function drawQuestion(into, question) {
   const gold = node("p", "", "gold");
-  gold.append(node("b", "gold "), question.answers.join("  or  "));
-  const facts = [`${question.hops} ${question.hops === 1 ? "hop" : "hops"}`, question.kind, question.dataset, question.id];
+  if (question.answers.length) gold.append(node("b", "gold "), question.answers.join("  or  "));
+  const facts = [...strata(question), question.dataset, question.id];
   into.replaceChildren(node("h2", question.text), gold, node("p", facts.filter(Boolean).join(" · "), "quiet"));
+}
+
+function strata(question) {
+  const { hops, kind, ...others } = question.strata;
+  const counted = hops && `${hops} ${hops === "1" ? "hop" : "hops"}`;
+  return [counted, kind, ...Object.entries(others).map(([name, value]) => `${name} ${value}`)];
 }
 
 function drawEpisode(episode, state) {
@@ -41,7 +47,7 @@ function episodeHead(episode, state) {
 
 function verdict(episode) {
   const mark = node("span", episode.right ? "✓" : "✗", `mark ${episode.right ? "right" : "wrong"}`);
-  mark.title = episode.right ? "exact match" : "no exact match";
+  mark.title = episode.question.words[episode.right ? 0 : 1];
   mark.setAttribute("role", "img");
   mark.setAttribute("aria-label", mark.title);
   return mark;

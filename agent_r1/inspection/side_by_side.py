@@ -44,7 +44,7 @@ def _folder(places: Places, given: str, sweep: str) -> Path:
 def rendered(found: Comparison) -> Group:
     """The measures of both with their differences, and some questions that one alone answers right."""
     one, other = len(found.only_a_right), len(found.only_b_right)
-    right = sum(pair.a.em == pair.b.em == 1 for pair in found.pairs)
+    right = sum(pair.a.success == pair.b.success == 1 for pair in found.pairs)
     counts = (
         f"Of {len(found.pairs)} questions {one} are right in {found.a} alone, {other} in {found.b} alone, {right} in "
         f"both and {len(found.pairs) - one - other - right} in neither."

@@ -14,7 +14,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.answers import exact_match
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.files import sha256
 from agent_r1.params import policy_in
@@ -119,8 +118,8 @@ class Shown:
 
     @property
     def right(self) -> bool:
-        """Whether the answer is an exact match."""
-        return bool(exact_match(self.trajectory.answer, self.question.answers))
+        """Whether the environment calls it a success."""
+        return bool(self.trajectory.success)
 
 
 class Selection:

@@ -31,7 +31,7 @@ from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.validation import EXACT_MATCH, is_best, is_due, is_exhausted, validation_scores
+from agent_r1.training.validation import VALIDATED, is_best, is_due, is_exhausted, validation_scores
 from agent_r1.training.watch import (
     Decision,
     Record,
@@ -212,7 +212,7 @@ class Training:
         trajectories = self._play(tool_attempts(self.unseen, self.shared), iteration, greedy=True)
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         scores = validation_scores(trajectories)
-        if self.config.validation.keep_best and is_best(self.folder.history(), scores[EXACT_MATCH]):
+        if self.config.validation.keep_best and is_best(self.folder.history(), scores[VALIDATED]):
             self.folder.set_best_aside(self.learner)
         return scores
 

@@ -12,7 +12,7 @@ import numpy as np
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Trajectory
 
-EXACT_MATCH = "validation/em"
+VALIDATED = "validation/success"
 
 History = Sequence[Mapping[str, float]]  # the metrics of the finished iterations
 
@@ -20,25 +20,23 @@ History = Sequence[Mapping[str, float]]  # the metrics of the finished iteration
 def is_due(history: History, config: TrainParams, *, complete: bool) -> bool:
     """Whether the latest policy is to be validated and was not yet: of every so many, and that of a complete run."""
     every, finished = config.validation.every, len(history)
-    if not every or not finished or EXACT_MATCH in history[-1]:
+    if not every or not finished or VALIDATED in history[-1]:
         return False
     return complete or finished % every == 0
 
 
 def validation_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Exact match and F1 of the answers, means over the episodes that the world did not cut short."""
+    """Success, and F1 where answers have one, means over the episodes that the world did not cut short."""
     lived = [each for each in trajectories if not each.aborted]
-
-    def mean(fact: str) -> float:
-        return float(np.mean([each.steps[-1].rewards.get(fact, 0.0) for each in lived]))
-
+    overlaps = [each.steps[-1].rewards.get("f1") for each in lived]
+    f1 = {"validation/f1": float(np.mean([each or 0.0 for each in overlaps]))} if any(overlaps) else {}
     aborted = float(len(trajectories) - len(lived))
-    return {EXACT_MATCH: mean("em"), "validation/f1": mean("f1"), "validation/aborted": aborted}
+    return {VALIDATED: float(np.mean([each.success for each in lived])), **f1, "validation/aborted": aborted}
 
 
-def is_best(history: History, exact_match: float) -> bool:
+def is_best(history: History, success: float) -> bool:
     """Whether the latest policy is better than every other that was validated."""
-    return all(exact_match > each for each in _validated(history[:-1]))
+    return all(success > each for each in _validated(history[:-1]))
 
 
 def is_exhausted(history: History, patience: int) -> bool:
@@ -48,4 +46,4 @@ def is_exhausted(history: History, patience: int) -> bool:
 
 
 def _validated(history: History) -> list[float]:
-    return [metrics[EXACT_MATCH] for metrics in history if EXACT_MATCH in metrics]
+    return [metrics[VALIDATED] for metrics in history if VALIDATED in metrics]

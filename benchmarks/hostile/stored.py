@@ -165,7 +165,7 @@ def _records() -> dict[type, list[Any]]:
         Question: [
             Question(
                 question_id=f"q{n}", dataset="own", split="test", text="Who?", answers=["Mara"], gold_titles=["Kiss"],
-                hops=1, kind="x",
+                strata={"hops": "1", "kind": "x"},
             )
             for n in range(3)
         ],
@@ -190,9 +190,9 @@ def _records() -> dict[type, list[Any]]:
         Proof: [Proof(trajectory_id=f"0/q{n}/0", learner_logprobs=floats()) for n in range(3)],
         Prediction: [
             Prediction(
-                run="ppo", seed=n, policy_version=7, question_id=f"q{n}", answer="Mara", em=1.0, f1=1.0, contains=1.0,
+                run="ppo", seed=n, policy_version=7, question_id=f"q{n}", answer="Mara", success=1.0,
                 steps=2,
-                tool_calls=1, gold_titles_found=1, tokens_read=200, tokens_sampled=40,
+                facts={"em": 1.0, "f1": 1.0}, tool_calls=1, tokens_read=200, tokens_sampled=40,
             )
             for n in range(3)
         ],

@@ -29,7 +29,7 @@ from flows.policies import in_training, version_of
 
 STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
 REGISTERED = "agent_r1.policy.registered"  # the event that prefect.yaml waits for
-COLUMNS = ("iteration", "rollout/em", "rollout/f1", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
+COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 SHOWN = 20  # changed questions that a message names
 
 logger = logging.getLogger(__name__)

@@ -236,6 +236,7 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
     _, metrics = assign(rows, values, params(weights={"agent_r1": 1.0, "valid_call": 0.5}))
     assert {name: metrics[name] for name in metrics if name.startswith("rollout/")} == pytest.approx(
         {
+            "rollout/success": 1 / 3,
             "rollout/em": 1 / 3,
             "rollout/f1": 1.5 / 3,
             "rollout/steps": 2,

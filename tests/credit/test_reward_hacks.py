@@ -38,8 +38,7 @@ QUESTION = Question(
     text="Where was the director of Low Tide born?",
     answers=["Tesk"],
     gold_titles=["Low Tide", "Mara Quill"],
-    hops=2,
-    kind="bridge",
+    strata={"hops": "2", "kind": "bridge"},
 )
 PASSAGES = [
     Passage(passage_id="0", title="Low Tide", text="Low Tide is a film by Mara Quill."),

@@ -33,7 +33,13 @@ FACTS = {
 
 def question(kind: str, text: str = "?") -> Question:
     return Question(
-        question_id="q", dataset="atlas", split="train", text=text, answers=["x"], gold_titles=[], hops=2, kind=kind
+        question_id="q",
+        dataset="atlas",
+        split="train",
+        text=text,
+        answers=["x"],
+        gold_titles=[],
+        strata={"hops": "2", "kind": kind},
     )
 
 
@@ -231,7 +237,7 @@ def test_without_tools_it_answers_at_once_with_what_is_shown(
 
 
 def is_shown(answer: str, question: Question, passages: list[Passage]) -> bool:
-    if question.kind == "comparison" and answer in ("yes", "no"):
+    if question.strata["kind"] == "comparison" and answer in ("yes", "no"):
         return True
     shown = [question.text, *(f"{passage.title} {passage.text}" for passage in passages)]
     return any(contains(text, [answer]) for text in shown)

@@ -36,9 +36,9 @@ def supported_row(**changes: Any) -> Row:
 def test_a_supported_row_becomes_a_question(name: str) -> None:
     question = FORMATS[name].question(supported_row(), name, "test")
     assert (question.question_id, question.dataset, question.split) == ("id2", name, "test")
-    assert (question.text, question.answers, question.kind) == ("Who directed Kiss?", ["Mara"], "comparison")
+    assert (question.text, question.answers, question.strata["kind"]) == ("Who directed Kiss?", ["Mara"], "comparison")
     assert question.gold_titles == ["Kiss", "Mara"]  # two, though three sentences are cited
-    assert question.hops == 2
+    assert int(question.strata["hops"]) == 2
 
 
 def test_names_of_an_answer_are_accepted_where_they_lie_beside_the_split(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_sentences_join_as_each_release_cuts_them() -> None:
 
 @pytest.mark.parametrize("kind", ["bridge_comparison", "compositional", "inference", "comparison"])  # 2Wiki's four
 def test_each_has_its_kinds(kind: str) -> None:
-    assert WIKI.question(supported_row(type=kind), "w", "dev").kind == kind
+    assert WIKI.question(supported_row(type=kind), "w", "dev").strata["kind"] == kind
     if kind != "comparison":
         with pytest.raises(ValueError, match="field 'type' must be one of bridge, comparison, found"):
             HOTPOTQA.question(supported_row(type=kind), "h", "dev")
@@ -90,11 +90,13 @@ def test_each_has_its_kinds(kind: str) -> None:
 def test_four_gold_passages_are_four_hops() -> None:
     facts = [["A", 0], ["B", 1], ["A", 2], ["C", 0], ["D", 0]]
     question = WIKI.question(supported_row(type="bridge_comparison", supporting_facts=facts), "w", "dev")
-    assert (question.gold_titles, question.hops) == (["A", "B", "C", "D"], 4)
+    assert (question.gold_titles, int(question.strata["hops"])) == (["A", "B", "C", "D"], 4)
 
 
 def test_a_sentence_number_beyond_its_paragraph_does_not_matter() -> None:
-    assert WIKI.question(supported_row(supporting_facts=[["Kiss", 9], ["Mara", -1]]), "w", "dev").hops == 2
+    assert (
+        int(WIKI.question(supported_row(supporting_facts=[["Kiss", 9], ["Mara", -1]]), "w", "dev").strata["hops"]) == 2
+    )
 
 
 def test_fewer_paragraphs_and_gold_that_was_not_found_are_taken() -> None:
@@ -180,10 +182,10 @@ def musique_row(**changes: Any) -> Row:
 
 def test_a_row_of_musique_becomes_a_question_with_its_aliases() -> None:
     found = MUSIQUE.question(musique_row(), "musique", "test")
-    assert (found.question_id, found.text, found.kind) == ("3hop1__140786_2053_5289", "Who?", "3hop1")
+    assert (found.question_id, found.text, found.strata["kind"]) == ("3hop1__140786_2053_5289", "Who?", "3hop1")
     assert found.answers == ["G. Stanley Hall", "Stanley Hall"]
     assert found.gold_titles == ["A", "B"]  # two gold passages share a title
-    assert found.hops == 3
+    assert int(found.strata["hops"]) == 3
 
 
 def test_any_number_of_paragraphs_is_taken() -> None:
@@ -192,7 +194,7 @@ def test_any_number_of_paragraphs_is_taken() -> None:
 
 def test_a_row_of_musique_without_aliases_or_a_telling_id_is_taken() -> None:
     found = MUSIQUE.question(musique_row(id=7, answer_aliases=...), "musique", "test")
-    assert (found.question_id, found.answers, found.kind) == ("7", ["G. Stanley Hall"], "3hop")
+    assert (found.question_id, found.answers, found.strata["kind"]) == ("7", ["G. Stanley Hall"], "3hop")
 
 
 def test_an_unanswerable_question_is_refused() -> None:
@@ -225,15 +227,20 @@ def test_a_question_and_its_answers_are_enough() -> None:
     found = GENERIC.question(own_row(answers=["Ann", "A. Bell"]), "own", "train")
     assert (found.question_id, found.dataset, found.split) == ("own-train-train.jsonl.gz-3", "own", "train")
     assert (found.text, found.answers) == ("Who?", ["Ann", "A. Bell"])
-    assert (found.gold_titles, found.hops, found.kind) == ([], 1, "unknown")
+    assert (found.gold_titles, int(found.strata["hops"]), found.strata["kind"]) == ([], 1, "unknown")
 
 
 def test_what_is_known_is_kept_and_the_rest_passed_over() -> None:
     found = GENERIC.question(
         own_row(id=9, answer="Ann", gold_titles=["A", "B"], kind="bridge", source="mine"), "own", "train"
     )
-    assert (found.question_id, found.answers, found.hops, found.kind) == ("9", ["Ann"], 2, "bridge")
-    assert GENERIC.question(own_row(answer="Ann", gold_titles=["A"], hops=3), "own", "train").hops == 3
+    assert (found.question_id, found.answers, int(found.strata["hops"]), found.strata["kind"]) == (
+        "9",
+        ["Ann"],
+        2,
+        "bridge",
+    )
+    assert int(GENERIC.question(own_row(answer="Ann", gold_titles=["A"], hops=3), "own", "train").strata["hops"]) == 3
 
 
 def test_null_is_as_good_as_no_field() -> None:
@@ -303,7 +310,7 @@ def test_all_rows_of_the_three_become_one_mixture(prepare_params: PrepareParams,
     }
     for name, kinds in KINDS.items():
         test = [question for question in questions if (question.dataset, question.split) == (name, "test")]
-        assert Counter((question.kind, question.hops) for question in test) == kinds
+        assert Counter((question.strata["kind"], int(question.strata["hops"])) for question in test) == kinds
     closed = Counter(question.dataset for question in questions if question.answers[0] in ("yes", "no"))
     assert closed["2wikimultihopqa"] == 59 + 166
     passages = read_rows(tmp_path / "passages.parquet", Passage)
@@ -332,7 +339,7 @@ def test_awkward_rows_of_2wiki_are_there() -> None:
     assert sum("answer_id" not in row.fields for row in rows) == 6
     beyond = [row for row in rows if _cites_beyond(row.fields)]
     assert len(beyond) == 3 + 6
-    assert [WIKI.question(row, "w", "dev").hops for row in beyond] == [
+    assert [int(WIKI.question(row, "w", "dev").strata["hops"]) for row in beyond] == [
         len({title for title, _ in row.fields["supporting_facts"]}) for row in beyond
     ]
 

@@ -148,7 +148,13 @@ def test_one_id_for_two_passages_or_questions_is_refused() -> None:
     ):
         distinct.is_new(passage("1", "y"), "b, row 4")
     question = Question(
-        question_id="q", dataset="d", split="dev", text="?", answers=["a"], gold_titles=[], hops=1, kind="k"
+        question_id="q",
+        dataset="d",
+        split="dev",
+        text="?",
+        answers=["a"],
+        gold_titles=[],
+        strata={"hops": "1", "kind": "k"},
     )
     distinct.take_question(question, "a, row 1")
     with pytest.raises(ValueError, match=r"^b, row 7: the id 'q' is that of an earlier question; take one"):

@@ -18,7 +18,7 @@ Rows = list[tuple[Question, Plan]]
 def reference_answer(question: Question, plan: Plan, facts: Facts) -> str:
     """The answer worked out anew from the facts, the first entity and the relations."""
     relations = [hop.relation for hop in plan.hops]
-    if question.kind != "comparison":
+    if question.strata["kind"] != "comparison":
         value = plan.hops[0].entity
         for relation in relations:
             value = facts[value][relation]
@@ -41,15 +41,15 @@ def test_every_hop_is_a_fact_and_leads_to_the_next(rows: Rows, atlas: World) -> 
         assert all(atlas.facts[hop.entity][hop.relation] == hop.value for hop in plan.hops)
         assert all(hop.query == f"{hop.relation} of {hop.entity}" for hop in plan.hops)
         assert question.gold_titles == [hop.entity for hop in plan.hops]
-        assert question.hops == len(plan.hops) == len(set(question.gold_titles))
-        if question.kind == "bridge":
+        assert int(question.strata["hops"]) == len(plan.hops) == len(set(question.gold_titles))
+        if question.strata["kind"] == "bridge":
             assert [hop.value for hop in plan.hops[:-1]] == [hop.entity for hop in plan.hops[1:]]
 
 
 def test_the_mix(rows: Rows) -> None:
     """Of 200: 40 lookups, 70 and 60 bridges, and 30 comparisons: 14 yes/no (7 each), 16 of the earlier of two."""
     train = [(question, plan) for question, plan in rows if question.split == "train"]
-    assert Counter((question.kind, question.hops) for question, _ in train) == {
+    assert Counter((question.strata["kind"], int(question.strata["hops"])) for question, _ in train) == {
         ("lookup", 1): 40,
         ("bridge", 2): 70,
         ("bridge", 3): 60,
@@ -69,7 +69,9 @@ def test_the_relation_of_a_yes_no_question_does_not_give_the_answer_away(rows: R
 
 def test_no_two_questions_are_alike(rows: Rows) -> None:
     asked = [
-        (frozenset if question.kind == "comparison" else tuple)([(hop.entity, hop.relation) for hop in plan.hops])
+        (frozenset if question.strata["kind"] == "comparison" else tuple)(
+            [(hop.entity, hop.relation) for hop in plan.hops]
+        )
         for question, plan in rows
     ]
     texts = [question.text for question, _ in rows]
@@ -79,13 +81,13 @@ def test_no_two_questions_are_alike(rows: Rows) -> None:
 
 def test_no_question_contains_its_answer_unless_it_offers_two(rows: Rows) -> None:
     for question, plan in rows:
-        offers = [hop.entity for hop in plan.hops] if question.kind == "comparison" else []
+        offers = [hop.entity for hop in plan.hops] if question.strata["kind"] == "comparison" else []
         assert contains(question.text, question.answers) == (plan.answer in offers), question
 
 
 def test_what_is_asked_about_stands_in_the_question(rows: Rows) -> None:
     for question, plan in rows:
-        asked = plan.hops if question.kind == "comparison" else plan.hops[:1]
+        asked = plan.hops if question.strata["kind"] == "comparison" else plan.hops[:1]
         assert all(f" {hop.entity}" in question.text for hop in asked)
 
 
@@ -124,8 +126,7 @@ def test_titles_become_a_plan_and_without_them_the_question_is_searched_for(
         text="Where was the director of Kiss and Tell born?",
         answers=["Tesk", "Tesk City"],
         gold_titles=titles,
-        hops=1,
-        kind="unknown",
+        strata={"hops": "1", "kind": "unknown"},
     )
     plan = plan_from_titles(question)
     assert [(hop.query, hop.value) for hop in plan.hops] == hops
@@ -145,7 +146,9 @@ def test_the_kinds_of_questions_have_their_shares(atlas: World, atlas_params: At
     }
     params = atlas_params.model_copy(update={"shares": AtlasShares(**shares), "train_questions": 0})
     test = [question for question, _ in generate_questions(atlas, params, seed=3) if question.split == "test"]
-    found = Counter("three hops" if question.hops == 3 else question.answers[0] in ("yes", "no") for question in test)
+    found = Counter(
+        "three hops" if int(question.strata["hops"]) == 3 else question.answers[0] in ("yes", "no") for question in test
+    )
     assert found == {"three hops": 10, True: 2, False: 28}
 
 
@@ -165,7 +168,11 @@ def test_sums_and_ages_are_worked_out_of_the_years_that_are_asked_for(atlas: Wor
     for question, plan in arithmetic:
         first, second = (atlas.facts[hop.entity][hop.relation] for hop in plan.hops)
         expected = int(first) + int(second) if plan.sign == "+" else int(first) - int(second)
-        assert (question.answers, question.kind, question.hops) == ([str(expected)], "arithmetic", 2)
+        assert (question.answers, question.strata["kind"], int(question.strata["hops"])) == (
+            [str(expected)],
+            "arithmetic",
+            2,
+        )
         assert expected > 0
         assert all(hop.entity in question.text for hop in plan.hops)
         if plan.sign == "-":

@@ -37,6 +37,5 @@ def question() -> Question:
         text="Where was the director of Low Tide born?",
         answers=["Tesk"],
         gold_titles=["Low Tide", "Mara Quill"],
-        hops=2,
-        kind="bridge",
+        strata={"hops": "2", "kind": "bridge"},
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.answers import exact_match
 from agent_r1.evaluation.comparison import Evaluation
 from agent_r1.evaluation.scores import predict
 from agent_r1.params.stages import EvaluateParams
@@ -36,8 +37,7 @@ def make_question() -> MakeQuestion:
             text=f"What is the capital of Veld ({question_id})?",
             answers=[answer],
             gold_titles=["Veld"],
-            hops=hops,
-            kind=kind,
+            strata={"hops": str(hops), "kind": kind},
         )
 
     return make
@@ -60,6 +60,8 @@ def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
             source.extend([kind] * len(said))
             return len(said)
 
+        right = exact_match(answer, ["Tesk"])
+
         def act(text: str, status: str) -> None:
             called = status != "none"
             count = say(text + "<|im_end|>", Source.ACTION)
@@ -71,7 +73,7 @@ def make_trajectory(tiny_tokenizer: PreTrainedTokenizerFast) -> MakeTrajectory:
                     calls=[Call(tool="search", arguments='{"query": "capital of Veld"}', status=CallStatus(status))]
                     if called
                     else [],
-                    rewards={"progress": progress} if status == "ok" else {},
+                    rewards={"progress": progress} if status == "ok" else {} if called else {"em": right},
                 )
             )
 

@@ -98,11 +98,13 @@ def test_episodes_that_the_world_cut_short_are_in_neither(
     assert (ids(found.only_a_right), ids(found.only_b_right)) == (["q2"], ["q1"])
 
 
-def test_a_measure_that_no_question_has_is_left_out(evaluation: Any, compared: Any, questions: list[Question]) -> None:
+def test_a_measure_that_no_question_has_is_left_out(
+    make_evaluation: Any, compared: Any, questions: list[Question]
+) -> None:
+    def measures(asked: list[Question]) -> set[str]:
+        a, b = (make_evaluation(name, asked, [answer] * 4) for name, answer in (("a", "Tesk"), ("b", "Veld")))
+        return {row.measure for row in compared(a, b, asked).measured}
+
     ungrounded = [dataclasses.replace(question, gold_titles=[]) for question in questions]
-    found = compared(evaluation("a", [0], 1), evaluation("b", [1], 1), ungrounded)
-    assert "gold_recall" not in {row.measure for row in found.measured}
-    partly = [*ungrounded[:3], questions[3]]
-    assert "gold_recall" in {
-        row.measure for row in compared(evaluation("a", [0], 1), evaluation("b", [1], 1), partly).measured
-    }
+    assert "gold_recall" not in measures(ungrounded)
+    assert "gold_recall" in measures([*ungrounded[:3], questions[3]])

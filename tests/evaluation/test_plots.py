@@ -37,19 +37,21 @@ def drawn_in(path: Path, colour: str) -> int:
 
 def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> None:
     curves = {
-        "ppo": [{"iteration": i, "rollout/em": i / 10, "reward/total": i / 10} for i in range(10)],
-        "grpo": [{"iteration": i, "rollout/em": i / 20} for i in range(10)],
+        "ppo": [{"iteration": i, "rollout/success": i / 10, "reward/total": i / 10} for i in range(10)],
+        "grpo": [{"iteration": i, "rollout/success": i / 20} for i in range(10)],
     }
-    learning_curves(tmp_path / "curves.png", curves, {"base_tool_call": 0.2})
+    learning_curves(tmp_path / "curves.png", curves, {"base_tool_call": 0.2}, "exact match")
     assert drawn_in(tmp_path / "curves.png", PALETTE[0]) > 1000
     assert drawn_in(tmp_path / "curves.png", PALETTE[1]) > 500
     assert drawn_in(tmp_path / "curves.png", PALETTE[2]) == 0
 
 
 def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
-    plain = [{"iteration": i, "rollout/em": 0.5, "reward/total": 0.5} for i in range(10)]
-    learning_curves(tmp_path / "two.png", {"ppo": plain}, {})
-    learning_curves(tmp_path / "three.png", {"ppo": [{**row, "value/explained_variance": 0.3} for row in plain]}, {})
+    plain = [{"iteration": i, "rollout/success": 0.5, "reward/total": 0.5} for i in range(10)]
+    learning_curves(tmp_path / "two.png", {"ppo": plain}, {}, "solved")
+    learning_curves(
+        tmp_path / "three.png", {"ppo": [{**row, "value/explained_variance": 0.3} for row in plain]}, {}, "solved"
+    )
     two, three = (imread(tmp_path / name) for name in ("two.png", "three.png"))
     assert three.shape[1] == pytest.approx(1.5 * two.shape[1], abs=2)
     assert drawn_in(tmp_path / "three.png", PALETTE[0]) > 1.3 * drawn_in(tmp_path / "two.png", PALETTE[0])
@@ -57,33 +59,33 @@ def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -
 
 def test_final_scores_draw_runs_in_colour_and_baselines_in_grey(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8), "naive_rag": Interval(mean=0.3, low=0.2, high=0.4)}
-    final_scores(tmp_path / "final.png", scores, ["ppo"], seeds={})
+    final_scores(tmp_path / "final.png", scores, ["ppo"], seeds={}, word="solved")
     assert drawn_in(tmp_path / "final.png", PALETTE[0]) > 200
     assert drawn_in(tmp_path / "final.png", PALETTE[1]) == 0
 
 
 def test_single_seeds_are_drawn_beside_their_mean(tmp_path: Path) -> None:
     scores = {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}
-    final_scores(tmp_path / "mean.png", scores, ["ppo"], seeds={})
-    final_scores(tmp_path / "seeds.png", scores, ["ppo"], seeds={"ppo": [0.6, 0.8]})
+    final_scores(tmp_path / "mean.png", scores, ["ppo"], seeds={}, word="solved")
+    final_scores(tmp_path / "seeds.png", scores, ["ppo"], seeds={"ppo": [0.6, 0.8]}, word="solved")
     assert drawn_in(tmp_path / "seeds.png", PALETTE[0]) > drawn_in(tmp_path / "mean.png", PALETTE[0])
 
 
 def test_seed_curves_draw_a_panel_per_run_over_the_iterations_all_seeds_have(tmp_path: Path) -> None:
     def rows(count: int, slope: float) -> list[dict[str, float]]:
-        return [{"iteration": i, "rollout/em": slope * i} for i in range(count)]
+        return [{"iteration": i, "rollout/success": slope * i} for i in range(count)]
 
     curves = {"ppo": [rows(4, 0.1), rows(3, 0.2)], "grpo": [rows(4, 0.05), rows(4, 0.15)]}
-    x, mean, low, high = _band(curves["ppo"], "rollout/em")
+    x, mean, low, high = _band(curves["ppo"], "rollout/success")
     assert x.tolist() == [0, 1, 2]
     assert mean.tolist() == pytest.approx([0, 0.15, 0.3])
     assert low.tolist() == pytest.approx([0, 0.1, 0.2])
     assert high.tolist() == pytest.approx([0, 0.2, 0.4])
-    seed_curves(tmp_path / "seeds.png", curves, "ppo", "rollout/em", "Exact match")
+    seed_curves(tmp_path / "seeds.png", curves, "ppo", "rollout/success", "Exact match")
     assert all(drawn_in(tmp_path / "seeds.png", PALETTE[i]) > 500 for i in range(2))
 
 
 def test_the_same_numbers_give_the_same_bits(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
-        final_scores(tmp_path / name, {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}, ["ppo"], seeds={})
+        final_scores(tmp_path / name, {"ppo": Interval(mean=0.7, low=0.6, high=0.8)}, ["ppo"], seeds={}, word="solved")
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()

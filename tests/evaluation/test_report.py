@@ -16,7 +16,7 @@ from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
 
-CURVES = {"ppo": [{"iteration": i, "rollout/em": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
+CURVES = {"ppo": [{"iteration": i, "rollout/success": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.scores import (
-    MEASURES,
     asked_questions,
     gold_passages,
     gold_recall_by_step,
@@ -19,9 +18,10 @@ from agent_r1.evaluation.scores import (
     outcomes,
     predict,
     score,
+    words_of,
 )
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Outcome, Passage
+from agent_r1.records import Outcome, Passage, Question
 from agent_r1.tables import write_rows
 
 
@@ -30,9 +30,10 @@ def test_one_prediction_per_trajectory_in_their_order(make_question: Any, make_t
     trajectories = [make_trajectory("b", answer="Mara Quill"), make_trajectory("a", answer="the Tesk!")]
     first, second = predict(trajectories, questions, run="ppo", seed=7)
     # "mara quill" against "mara quill of tesk": 2 shared of 2 + 4 words, F1 = 4/6.
-    assert (first.question_id, first.em, first.contains) == ("b", 0.0, 0.0)
-    assert first.f1 == pytest.approx(2 / 3)
-    assert (second.question_id, second.em, second.f1, second.contains) == ("a", 1.0, 1.0, 1.0)
+    assert (first.question_id, first.success, first.facts["em"], first.facts["contains"]) == ("b", 0.0, 0.0, 0.0)
+    assert first.facts["f1"] == pytest.approx(2 / 3)
+    assert (second.question_id, second.success) == ("a", 1.0)
+    assert second.facts == {"em": 1.0, "f1": 1.0, "contains": 1.0, "gold_recall": 1.0}
     assert (second.run, second.seed, second.policy_version) == ("ppo", 7, 30)
 
 
@@ -48,6 +49,7 @@ def test_what_the_world_cut_short_is_in_neither_numerator_nor_denominator(
     assert (scores["questions"], scores["aborted"], scores["em"]) == (2, 1, 0.5)
     assert {name: value for name, value in scores.items() if name.startswith("outcome/")} == {
         "outcome/answered": 0.5,
+        "outcome/ended": 0.0,
         "outcome/turn_limit": 0.5,
         "outcome/token_limit": 0.0,
         "outcome/malformed": 0.0,
@@ -59,7 +61,7 @@ def test_attempted_calls_count_and_progress_adds_up(make_question: Any, make_tra
     # Three calls, one of them malformed, then the answer: 4 steps, 3 calls, progress at the 2 good ones.
     trajectory = make_trajectory("a", calls=["ok", "malformed", "ok"])
     (prediction,) = predict([trajectory], [make_question("a")], run="ppo", seed=0)
-    assert (prediction.steps, prediction.tool_calls, prediction.gold_titles_found) == (4, 3, 2)
+    assert (prediction.steps, prediction.tool_calls, prediction.facts["gold_recall"]) == (4, 3, 2)
 
 
 def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any) -> None:
@@ -80,7 +82,7 @@ def test_every_token_is_read_or_sampled(make_question: Any, make_trajectory: Any
 
 def test_no_call_no_gold(make_question: Any, make_trajectory: Any) -> None:
     (prediction,) = predict([make_trajectory("a", calls=[])], [make_question("a")], run="ppo", seed=0)
-    assert (prediction.steps, prediction.tool_calls, prediction.gold_titles_found) == (1, 0, 0)
+    assert (prediction.steps, prediction.tool_calls, prediction.facts["gold_recall"]) == (1, 0, 0)
 
 
 def test_asked_questions_are_of_the_test_split_and_drawn_by_the_seed(make_question: Any) -> None:
@@ -195,14 +197,14 @@ def test_means_by_hand(scores: dict[str, float]) -> None:
 
 def test_every_mean_lies_in_its_interval(scores: dict[str, float]) -> None:
     means = [key.removesuffix("/low") for key in scores if key.endswith("/low")]
-    assert len(means) == len(MEASURES) * 6  # all, two hop counts, three kinds
+    assert len(means) == 8 * 6  # all, two hop counts, three kinds
     assert all(scores[f"{key}/low"] <= scores[key] <= scores[f"{key}/high"] for key in means)
 
 
 def test_headline_is_short_and_rounded(scores: dict[str, float]) -> None:
     shown = headline(scores)
-    assert list(shown)[:7] == ["questions", "em", "em/low", "em/high", "f1", "f1/low", "f1/high"]
-    assert len(shown) == 1 + 3 * len(MEASURES) + 2
+    assert list(shown)[:7] == ["questions", "success", "success/low", "success/high", "em", "em/low", "em/high"]
+    assert len(shown) == 1 + 3 * 8 + 2
     assert list(shown)[-2:] == ["em/hops_1", "em/hops_2"]
     assert shown["em"] == 0.6667
 
@@ -236,6 +238,28 @@ def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory:
 
 def test_one_data_set_is_no_stratum(scores: dict[str, float]) -> None:
     assert not [key for key in scores if "dataset_" in key]
+
+
+def test_what_a_world_calls_success_is_scored_by_the_strata_that_it_names(make_trajectory: Any) -> None:
+    """Two boards: solved for 10.8 in two steps, and not for -.2; nobody asked for an answer."""
+    about: dict[str, Any] = {"dataset": "boxes", "split": "test", "env": "sokoban", "text": "Push."}
+    boards = [Question(question_id=name, strata={"solution": name}, **about) for name in ("1-3", "4-6")]
+    won, lost = (make_trajectory(board.question_id, calls=["ok"]) for board in boards)
+    rewards = [({"env": -0.1}, {"env": 10.9, "success": 1.0}), ({"env": -0.2}, {"success": 0.0})]
+    trajectories = [
+        dataclasses.replace(
+            each,
+            outcome=Outcome.ENDED,
+            steps=[dataclasses.replace(step, rewards=stated) for step, stated in zip(each.steps, facts, strict=True)],
+        )
+        for each, facts in zip([won, lost], rewards, strict=True)
+    ]
+    predictions = predict(trajectories, boards, run="ppo", seed=0)
+    assert [(each.success, each.facts) for each in predictions] == [(1.0, {"return": 10.8}), (0.0, {"return": -0.2})]
+    shown = headline(score(predictions, boards, DRAWS))
+    assert (shown["success"], shown["success/solution_1-3"], shown["return"]) == (0.5, 1.0, 5.3)
+    assert words_of(boards) == ("solved", "not solved")
+    assert words_of([boards[0], dataclasses.replace(boards[1], env="lake")]).right == "success"
 
 
 def test_nothing_to_score_is_refused() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.report import exact_matches, render_sweep
+from agent_r1.evaluation.report import render_sweep, successes
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Outcome, Question
 
@@ -37,10 +37,12 @@ def evaluate(questions: list[Question], make_evaluation: Any) -> Evaluate:
 
 
 def curve(alarm_in: int | None, *, critic: bool = False) -> list[dict[str, float]]:
-    rows = [{"iteration": i, "rollout/em": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)]
+    rows = [
+        {"iteration": i, "rollout/success": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)
+    ]
     if critic:
         rows = [row | {"value/explained_variance": 0.2 * row["iteration"]} for row in rows]
-        rows[1]["validation/em"], rows[3]["validation/em"] = 0.9, 0.6 if alarm_in is None else 0.7
+        rows[1]["validation/success"], rows[3]["validation/success"] = 0.9, 0.6 if alarm_in is None else 0.7
     return rows
 
 
@@ -98,14 +100,14 @@ def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -
 def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:
     forward = evaluate("ppo", 1)
     backward = dataclasses.replace(forward, predictions=forward.predictions[::-1])
-    assert np.array_equal(exact_matches({"ppo": [forward, backward]})["ppo"], [[0, 0, 0, 1], [0, 0, 0, 1]])
+    assert np.array_equal(successes({"ppo": [forward, backward]})["ppo"], [[0, 0, 0, 1], [0, 0, 0, 1]])
 
 
 def test_other_questions_are_refused(evaluate: Evaluate) -> None:
     whole = evaluate("ppo", 3)
     part = dataclasses.replace(evaluate("grpo", 3), predictions=whole.predictions[1:])
     with pytest.raises(ValueError, match="grpo and ppo answered different questions"):
-        exact_matches({"ppo": [whole], "grpo": [part]})
+        successes({"ppo": [whole], "grpo": [part]})
 
 
 def test_a_sweep_with_aborted_episodes_is_refused(evaluate: Evaluate) -> None:
@@ -117,4 +119,4 @@ def test_a_sweep_with_aborted_episodes_is_refused(evaluate: Evaluate) -> None:
         trajectories=[dataclasses.replace(first, outcome=Outcome.ABORTED), *others],
     )
     with pytest.raises(ValueError, match=r"grpo \(aborted: 1 of 4\): their questions are missing"):
-        exact_matches({"ppo": [whole], "grpo": [cut]})
+        successes({"ppo": [whole], "grpo": [cut]})

@@ -52,13 +52,13 @@ def test_one_changed_answer_is_named_and_within_chance(answered: Any, drifted: A
     assert found.differences["atlas"].mean == pytest.approx(-1 / 20)
     said = explain(found).splitlines()
     assert said[0].startswith("now answers 1 question differently from before, within chance; exact match now less")
-    assert said[1] == "  q3: 'Tesk' -> 'Veld', em 1 -> 0"
+    assert said[1] == "  q3: 'Tesk' -> 'Veld', success 1 -> 0"
 
 
 def test_an_answer_as_wrong_as_before_has_changed_too(answered: Any, drifted: Any, questions: list[Question]) -> None:
     found = drifted(answered("now", {3: "Veld"}), answered("before", {3: ""}), questions)
     assert changed(found) == ["q3"]
-    assert "  q3: '(none)' -> 'Veld', em 0 -> 0" in explain(found)
+    assert "  q3: '(none)' -> 'Veld', success 0 -> 0" in explain(found)
 
 
 def test_many_changed_answers_are_beyond_chance(answered: Any, drifted: Any, questions: list[Question]) -> None:
@@ -113,7 +113,7 @@ def test_what_the_world_cut_short_decides_nothing(
     assert (refused.promoted, refused.questions) == (False, 0)
     assert refused.reason.startswith("the world cut episodes short, new (aborted: 1 of 20)")
     anyway = decide(challenger, champion, gate, draws, anyway=True)
-    assert (anyway.promoted, anyway.questions, anyway.challenger_em) == (True, 19, 1.0)
+    assert (anyway.promoted, anyway.questions, anyway.challenger_success) == (True, 19, 1.0)
     before = make_evaluation("before", questions, ["Tesk"] * 20, policy="new")
     with pytest.raises(ValueError, match=r"aborted: 1 of 20"):
         drifted(challenger, before, questions)
@@ -125,7 +125,7 @@ DRAWS = EvaluateParams(seed=0, questions=0, bootstrap_samples=2000, history_kept
 
 
 def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) -> Evaluation:
-    """Exact match by question."""
+    """Success by question."""
     predictions = [
         Prediction(
             run=name,
@@ -133,16 +133,14 @@ def evaluation(name: str, right: Sequence[float] | np.ndarray, **hashes: str) ->
             policy_version=1,
             question_id=f"q{i}",
             answer="Tesk",
-            em=float(em),
-            f1=float(em),
-            contains=float(em),
+            success=float(one),
+            facts={},
             steps=2,
             tool_calls=1,
-            gold_titles_found=1,
             tokens_read=10,
             tokens_sampled=10,
         )
-        for i, em in enumerate(right)
+        for i, one in enumerate(right)
     ]
     return Evaluation(name=name, predictions=predictions, trajectories=[], hashes={**HASHES, "policy": name, **hashes})
 
@@ -158,7 +156,7 @@ def test_ten_points_over_300_questions_are_promoted() -> None:
     found = decided(challenger, champion)
     assert found.promoted
     assert (found.questions, found.only_challenger_right, found.only_champion_right) == (300, 45, 15)
-    assert (found.challenger_em, found.champion_em) == (0.65, 0.55)
+    assert (found.challenger_success, found.champion_success) == (0.65, 0.55)
     assert found.difference
     assert found.difference.mean == pytest.approx(0.1)
     # The normal interval: the variance of a difference is 60/300 - .1^2 = .19, so +- 1.96 sqrt(.19/300) = .0493.
@@ -274,7 +272,7 @@ def test_the_table_shows_the_numbers_or_why_there_are_none() -> None:
     challenger = evaluation("challenger", [1] * 66 + [0] * 34)
     page = decision_table(decided(challenger, evaluation("champion", [1] * 60 + [0] * 40)))
     assert page.startswith("challenger is promoted against champion: the lower bound")
-    assert "| exact match of challenger | 0.660 |" in page
+    assert "| success of challenger | 0.660 |" in page
     assert "| right in champion alone | 0 |" in page
     assert "| its 95% interval | +0.020 to +0.110 |" in page
     refused = decision_table(decided(challenger, evaluation("champion", [1])))

@@ -54,7 +54,9 @@ def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> P
 def asked(small_project: Path) -> list[str]:
     """Two questions of one hop, which the warm start attempts in the right form."""
     return [
-        row.text for row in read_rows(small_project / "data/prepared/questions.parquet", Question) if row.hops == 1
+        row.text
+        for row in read_rows(small_project / "data/prepared/questions.parquet", Question)
+        if int(row.strata["hops"]) == 1
     ][:2]
 
 

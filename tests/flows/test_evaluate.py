@@ -75,9 +75,9 @@ def test_every_test_question_is_answered_and_graded(evaluated: Path, name: str) 
         assert (row.run, row.seed, row.question_id) == (name, 0, trajectory.question_id)
         assert (row.answer, row.steps) == (trajectory.answer, len(trajectory.steps))
         assert row.policy_version == trajectory.policy_version == (2 if name == "ppo" else 0)
-        assert row.em == exact_match(row.answer, questions[row.question_id].answers)
+        assert row.success == row.facts["em"] == exact_match(row.answer, questions[row.question_id].answers)
     scores = content(evaluated, name, "scores.json")
-    assert scores["em"] == pytest.approx(np.mean([row.em for row in rows]), abs=1e-4)
+    assert scores["em"] == pytest.approx(np.mean([row.success for row in rows]), abs=1e-4)
     assert scores["em/low"] <= scores["em"] <= scores["em/high"]
     calls = sum(call.tool == "search" for each in trajectories(evaluated, name) for s in each.steps for call in s.calls)
     of_search = pytest.approx(calls / ASKED, abs=1e-4) if name != "naive_rag" else None

@@ -81,7 +81,7 @@ def make_shown(words: Words) -> Callable[..., Shown]:
             context_starts=[0],
             steps=[
                 _step(stops[0], stops[1], calls=[Call(tool="search", arguments="{}", status=status, latency_s=0.002)]),
-                _step(stops[4], stops[5], rewards={"em": 1.0}),
+                _step(stops[4], stops[5], rewards={"em": float(answer == "Tesk")}),
             ],
             outcome=Outcome.ANSWERED,
             answer=answer,
@@ -96,8 +96,7 @@ def make_shown(words: Words) -> Callable[..., Shown]:
                 text=f"Who is it ({question_id})?",
                 answers=["Tesk"],
                 gold_titles=["Veld"],
-                hops=hops,
-                kind="bridge",
+                strata={"hops": str(hops), "kind": "bridge"},
             ),
             trajectory=trajectory,
             totals=np.array([0.0, right]),

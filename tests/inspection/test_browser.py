@@ -82,7 +82,7 @@ def test_a_step_tells_its_parts_and_its_rewards(opened: Callable[..., Page], mak
         ("when", "iteration 3", ["iteration 3"]),
         ("right", "wrong", ["before training", "iteration 0"]),
         ("outcome", "answered", ["before training", "iteration 0", "iteration 3", "after training"]),
-        ("hops", "2", ["before training", "after training"]),
+        ("stratum", "hops 2", ["before training", "after training"]),
         ("call", "failed", ["iteration 0"]),
         ("change", "wrong, then right", ["before training", "after training"]),
         ("change", "asked once", ["iteration 0", "iteration 3"]),

@@ -62,8 +62,7 @@ def hostile_question() -> Question:
         text=f"Who? {HOSTILE}",
         answers=["Quill"],
         gold_titles=["Quill"],
-        hops=1,
-        kind="lookup",
+        strata={"hops": "1", "kind": "lookup"},
     )
 
 

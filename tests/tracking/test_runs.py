@@ -102,14 +102,14 @@ def test_a_resumed_run_logs_no_iteration_twice(project: Path) -> None:
 def test_what_comes_later_to_an_iteration_is_logged_once_too(project: Path) -> None:
     """Iterations 0 and 1 come again after a kill between the two metrics of the second."""
     first = tracking.start("later-seed0", {"variant": "later"}, TAGS)
-    for name, step in [("rollout/em", 0), ("validation/em", 0), ("rollout/em", 1)]:
+    for name, step in [("rollout/em", 0), ("validation/success", 0), ("rollout/em", 1)]:
         first.log({name: 0.5}, step)
     again = tracking.resume(first.run_id)
     assert again is not None
     for step in (0, 1, 2):
-        for name in ("rollout/em", "validation/em"):
+        for name in ("rollout/em", "validation/success"):
             again.log({name: 0.5}, step)
-    for name in ("rollout/em", "validation/em"):
+    for name in ("rollout/em", "validation/success"):
         assert [point.step for point in client(project).get_metric_history(first.run_id, name)] == [0, 1, 2]
 
 

@@ -68,8 +68,7 @@ def episode(trajectory_id: str = "3/q/0", status: CallStatus = CallStatus.OK) ->
         text="Where?",
         answers=["Tesk"],
         gold_titles=["Tesk"],
-        hops=1,
-        kind="lookup",
+        strata={"hops": "1", "kind": "lookup"},
     )
     parts = {"em": np.array([0.0, 1.0]), "progress": np.array([1.0, 0.0]), "no_answer": np.zeros(2)}
     return Episode(trajectory, question, "training", True, np.array([0.5, 1.0]), parts)

@@ -110,7 +110,7 @@ def watched(training: Training, process: Process) -> Iterator[None]:
 
 def score(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Any number in [0, 1) that other weights change: a later policy is better or not, as it comes."""
-    return {"validation/em": float(abs(sum(each.logprobs.sum() for each in trajectories))) * 1e4 % 1}
+    return {"validation/success": float(abs(sum(each.logprobs.sum() for each in trajectories))) * 1e4 % 1}
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def left_to_ask(folder: RunFolder, whole: Process) -> Counter[str]:
     """The requests of a whole run without those of the iterations that the folder has collected or validated."""
     known = {f"rollout {each}" for each in range(ITERATIONS) if folder.trajectories(each).exists()}
     lines = enumerate(folder.metrics.read_text().splitlines() if folder.metrics.exists() else [])
-    known |= {f"validate {each}" for each, line in lines if "validation/em" in line}
+    known |= {f"validate {each}" for each, line in lines if "validation/success" in line}
     return Counter({verb: count for verb, count in whole.requests.items() if verb not in known})
 
 
@@ -294,7 +294,7 @@ def test_a_run_that_ends_between_two_checkpoints_has_one_of_its_end(
 ) -> None:
     """The validation after the fourth iteration is no better than that after the second."""
     early = {"validation": {"every": 2, "questions": 0, "keep_best": True, "patience": 1}}
-    monkeypatch.setitem(globals(), "score", lambda _: {"validation/em": 0.5})
+    monkeypatch.setitem(globals(), "score", lambda _: {"validation/success": 0.5})
     expected, _ = left_alone(RUN | early)
     folder, process = go(SPARSE | early, killed_at)
     if killed_at != -1:

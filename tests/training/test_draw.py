@@ -26,8 +26,7 @@ def pool(size: int) -> list[Question]:
             text="?",
             answers=["x"],
             gold_titles=[],
-            hops=1,
-            kind="lookup",
+            strata={"hops": "1", "kind": "lookup"},
         )
         for i in range(size)
     ]

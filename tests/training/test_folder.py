@@ -204,9 +204,9 @@ def test_a_repeated_iteration_takes_its_lines_place(path: Path) -> None:
 
 def test_an_iterations_later_metrics_join_its_line_and_leave_the_others(path: Path) -> None:
     folder = taken_up(path)
-    folder.record(1, {"validation/em": 0.5, "reward/total": 0.7})
+    folder.record(1, {"validation/success": 0.5, "reward/total": 0.7})
     rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
-    assert rows[1] == {"iteration": 1, "reward/total": 0.7, "validation/em": 0.5}
+    assert rows[1] == {"iteration": 1, "reward/total": 0.7, "validation/success": 0.5}
     assert [row["reward/total"] for row in rows] == [0.0, 0.7, 0.2]
     assert folder.measured(2) == {"reward/total": 0.2}
 

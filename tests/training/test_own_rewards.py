@@ -57,7 +57,13 @@ constant = 3
 """
 QUESTIONS = {
     name: Question(
-        question_id=name, dataset="atlas", split="train", text="?", answers=["a"], gold_titles=[], hops=1, kind="lookup"
+        question_id=name,
+        dataset="atlas",
+        split="train",
+        text="?",
+        answers=["a"],
+        gold_titles=[],
+        strata={"hops": "1", "kind": "lookup"},
     )
     for name in ("q0", "q1", "q2")
 }

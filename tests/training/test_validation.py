@@ -21,7 +21,7 @@ def config(**changes: Any) -> Any:
 
 
 def history(*scores: float | None) -> list[dict[str, float]]:
-    return [{"validation/em": score} if score is not None else {} for score in scores]
+    return [{"validation/success": score} if score is not None else {} for score in scores]
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,7 @@ def test_every_run_is_asked_the_same_dev_questions_of_each_data_set() -> None:
                 text="?",
                 answers=["yes"],
                 gold_titles=[],
-                hops=1,
-                kind="",
+                strata={"hops": "1", "kind": ""},
             )
             for n in range(9)
         ]

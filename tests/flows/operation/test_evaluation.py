@@ -118,9 +118,11 @@ def test_the_champion_is_held_against_the_time_before(version: Version, in_proce
     shown = {found.info.run_id for found in client.search_runs([run.info.experiment_id], "tags.model_version = '1'")}
     assert {(folder / "mlflow_run_id").read_text() for folder in (first, second)} < shown  # with the training's own
 
-    was = float(sum(row.em for row in rows) < 6)  # as if every question had been answered right, or wrong
+    was = float(sum(row.success for row in rows) < 6)  # as if every question had been answered right, or wrong
     write_rows(
-        second / "predictions.parquet", [dataclasses.replace(row, answer="Nowhere", em=was) for row in rows], Prediction
+        second / "predictions.parquet",
+        [dataclasses.replace(row, answer="Nowhere", success=was) for row in rows],
+        Prediction,
     )
     message = r"answers 12 questions differently from agent_r1-v1 of \w+\.\w+, beyond chance on atlas"
     with pytest.raises(Drifted, match=message) as raised:

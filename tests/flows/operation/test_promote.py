@@ -53,16 +53,14 @@ def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) 
         policy_version=1,
         question_id="",
         answer="Tesk",
-        em=1.0,
-        f1=1.0,
-        contains=1.0,
+        success=1.0,
+        facts={},
         steps=1,
         tool_calls=0,
-        gold_titles_found=0,
         tokens_read=1,
         tokens_sampled=1,
     )
-    rows = [dataclasses.replace(row, question_id=f"q{i}", em=float(i < right)) for i in range(N)]
+    rows = [dataclasses.replace(row, question_id=f"q{i}", success=float(i < right)) for i in range(N)]
     write_rows(folder / "predictions.parquet", rows, Prediction)
     write_rows(folder / "trajectories.parquet", [], Trajectory)
     write_text(folder / "hashes.json", json.dumps({**HASHES, "policy": version.descriptor.policy_hash, **hashes}))
@@ -108,7 +106,7 @@ def test_the_better_one_takes_the_place_and_its_run_says_why(
     assert run.data.tags["promotion"] == "promoted"
     folder = f"{run.info.artifact_uri}/promotion/agent_r1-v2_against_agent_r1-v1"
     stored = json.loads(mlflow.artifacts.load_text(f"{folder}/decision.json"))
-    assert (stored["promoted"], stored["challenger_em"], stored["champion_em"]) == (True, 0.75, 0.6)
+    assert (stored["promoted"], stored["challenger_success"], stored["champion_success"]) == (True, 0.75, 0.6)
     assert stored["difference"]["mean"] == pytest.approx(0.15)
     assert "| right in agent_r1-v2 alone | 15 |" in mlflow.artifacts.load_text(f"{folder}/decision.md")
 
@@ -125,7 +123,7 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     main()
     said = capsys.readouterr().out
     assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound +0.000 of the difference is not above" in said
-    assert "exact match of agent_r1-v1" in said
+    assert "success of agent_r1-v1" in said
     assert current() == 1
     client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
     assert client.get_run(challenger.descriptor.mlflow_run_id).data.tags["promotion"] == "refused"

@@ -36,7 +36,7 @@ def main():
     folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
     folder.mkdir(parents=True)
     with accelerator():
-        (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/em": 0.5}) + "\\n")
+        (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/success": 0.5}) + "\\n")
         (folder / "mlflow_run_id").write_text("0" * 32)
         (folder / "pid").write_text(str(os.getpid()))
         time.sleep(600 if int(sys.argv[4]) else 0)

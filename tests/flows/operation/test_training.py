@@ -58,10 +58,10 @@ def artifacts(prefix: str) -> dict[str, str]:
 
 
 def test_the_table_has_a_row_per_finished_iteration(tmp_path: Path) -> None:
-    lines = [{"iteration": 0, "rollout/em": 0.25, "update/tokens": 7}, {"iteration": 1, "rollout/em": 0.5}]
+    lines = [{"iteration": 0, "rollout/success": 0.25, "update/tokens": 7}, {"iteration": 1, "rollout/success": 0.5}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = scores(tmp_path)
-    assert [(row["iteration"], row["rollout/em"], row["reward/total"]) for row in rows] == [
+    assert [(row["iteration"], row["rollout/success"], row["reward/total"]) for row in rows] == [
         (0, 0.25, None),
         (1, 0.5, None),
     ]
