@@ -34,12 +34,13 @@ GROUND = {
 # Which other rooms each room may import. Acting and learning meet only in records, and in training.
 ROOMS = {
     "search": set[str](),
+    "games": set[str](),
     "tools": {"search"},
-    "envs": {"tools", "search"},
+    "envs": {"tools", "search", "games"},
     "rollout": {"envs", "tools", "search"},
     "credit": set[str](),
     "policy": set[str](),
-    "data": {"search"},
+    "data": {"search", "games"},
     "evaluation": {"rollout", "envs", "search"},
     "training": {"rollout", "envs", "credit", "policy", "data", "search"},
     "inspection": {"training", "evaluation", "rollout", "envs", "credit", "policy", "data", "search"},
@@ -119,6 +120,10 @@ def test_the_ground_floor_knows_nothing_above_it(module: str) -> None:
 def test_rooms_import_only_downward(room: str) -> None:
     allowed = set(GROUND) | {f"agent_r1.{name}" for name in (room, *ROOMS[room])}
     assert offences(f"agent_r1.{room}", allowed) == set()
+
+
+def test_the_rules_of_games_know_nothing_of_the_house() -> None:
+    assert offences("agent_r1.games", {"agent_r1.games"}) == set()
 
 
 @pytest.mark.parametrize("wing", DOORS)

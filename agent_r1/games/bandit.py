@@ -1,0 +1,120 @@
+"""The bandit of two arms, pulled once: the names say which one is the safe one, and which pays more on average.
+
+The names and what the arms pay are RAGEN's (arXiv 2504.20073). There the safe arm pays .15 by the paper and .1 by the
+code, as here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from agent_r1.games.setup import Cell, read, write
+
+_SAFE_PAYS, _RISKY_PAYS, _RISKY_CHANCE = 0.1, 1.0, 0.25
+_LONGEST = 40  # characters of a name
+
+Pair = tuple[str, str]  # the arm that surely pays little, then the arm that sometimes pays much, and more on average
+
+# The first version's only pair, and the one it is tested on, whose order is against what the names say.
+FIRST_TRAIN: tuple[Pair, ...] = (("Phoenix", "Dragon"),)
+FIRST_TEST: tuple[Pair, ...] = (("Trader", "Librarian"),)
+TRAIN: tuple[Pair, ...] = (
+    ("Teacher", "Trader"),
+    ("Nurse", "StartupFounder"),
+    ("Librarian", "Investor"),
+    ("Accountant", "StockBroker"),
+    ("Engineer", "RealEstateAgent"),
+    ("Pharmacist", "Musician"),
+    ("Clerk", "Freelancer"),
+    ("Technician", "Youtuber"),
+    ("Planner", "Artist"),
+    ("Postman", "Pilot"),
+    ("Banker", "VentureCapitalist"),
+    ("Gardener", "Cryptominer"),
+)
+TEST: tuple[Pair, ...] = (
+    ("Receptionist", "Explorer"),
+    ("Archivist", "Filmmaker"),
+    ("Bookkeeper", "Consultant"),
+    ("SocialWorker", "Photographer"),
+    ("Mechanic", "GameDesigner"),
+    ("Secretary", "Entrepreneur"),
+    ("Cashier", "DataScientist"),
+    ("CivilServant", "StartupAccelerator"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Board:
+    """Two arms, in the order in which they are shown."""
+
+    arms: Pair
+    high: str  # the arm that pays more on average
+
+    def __post_init__(self) -> None:
+        if len(self.arms) != 2 or len({str(arm).casefold() for arm in self.arms}) != 2:
+            raise ValueError(f"field 'arms' holds two different names; got {self.arms!r}")
+        for arm in self.arms:
+            if not isinstance(arm, str) or not arm.isalnum() or len(arm) > _LONGEST:
+                raise ValueError(f"field 'arms' holds names of up to {_LONGEST} letters and digits; got {arm!r}")
+        if self.high not in self.arms:
+            raise ValueError(f"field 'high' is one of the arms, {' or '.join(self.arms)}; got {self.high!r}")
+
+    @classmethod
+    def draw(cls, seed: int, pairs: Sequence[Pair] = TRAIN) -> Self:
+        """The board of a seed: one of the pairs, in an order at random."""
+        rng = random.Random(seed)
+        low, high = rng.choice(pairs)
+        return cls(arms=(low, high) if rng.random() < 0.5 else (high, low), high=high)
+
+    @classmethod
+    def read(cls, setup: str) -> Self:
+        """The board of `write`; a ValueError names what is wrong with it."""
+        fields = read(setup, ("arms", "high"))
+        if not isinstance(fields["arms"], list):
+            raise ValueError(f"field 'arms' holds two different names; got {fields['arms']!r}")
+        return cls(arms=tuple(fields["arms"]), high=fields["high"])
+
+    def write(self) -> str:
+        """As JSON."""
+        return write({"arms": self.arms, "high": self.high})
+
+
+class Game:
+    """Two arms, of which one is pulled. What the risky one pays is drawn from `rng`."""
+
+    def __init__(self, board: Board, rng: random.Random) -> None:
+        self.board, self._rng = board, rng
+        self.pulled = ""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        return self.board.arms
+
+    @property
+    def done(self) -> bool:
+        return bool(self.pulled)
+
+    @property
+    def won(self) -> bool:
+        return self.pulled == self.board.high
+
+    def play(self, move: str) -> float:
+        """Pulls an arm, and returns what it pays. A ValueError says that there is no such arm now."""
+        if move not in self.board.arms or self.done:
+            raise ValueError(f"no move {move!r} of {', '.join(self.moves)}{' after the end' if self.done else ''}")
+        self.pulled = move
+        if not self.won:
+            return _SAFE_PAYS
+        return _RISKY_PAYS if self._rng.random() < _RISKY_CHANCE else 0.0
+
+    def grid(self) -> list[str]:
+        """The arms; there is no more to see."""
+        return list(self.board.arms)
+
+    def places(self) -> dict[str, list[Cell]]:
+        """Nothing is anywhere."""
+        return {}

@@ -1,0 +1,211 @@
+"""FrozenLake: from the start over the ice to the goal, past the holes; where the ice is slippery, moves go astray.
+
+Boards are drawn as RAGEN (arXiv 2504.20073) draws them, number for number, and the ice is gymnasium's: a move goes
+where it was meant to with the chance `intended`, and else to one of its two sides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
+
+MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in a circle: a move's sides are beside it
+_ICE, _HOLE, _START, _GOAL = "FHSG"
+_DECIMALS = 12  # to which chances of success are compared
+_MOST_AT_ONCE = 6
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Board:
+    """A lake before the first move."""
+
+    rows: tuple[str, ...]  # of F ice, H hole, S start, G goal
+    intended: float = 1.0  # chance that a move goes where it was meant to
+
+    def __post_init__(self) -> None:
+        rows_of(self.rows, _ICE + _HOLE + _START + _GOAL)
+        just_one(self.rows, _START, "start"), just_one(self.rows, _GOAL, "goal")
+        if isinstance(self.intended, bool) or not isinstance(self.intended, int | float) or not 0 < self.intended <= 1:
+            raise ValueError(f"field 'intended' is a chance above 0 and at most 1; got {self.intended!r}")
+
+    @classmethod
+    def draw(cls, seed: int, *, size: int = 4, frozen: float = 0.8, intended: float = 1.0) -> Self:
+        """The board of a seed; each cell is ice with the chance `frozen`, and a way leads to the goal."""
+        if size < 2:
+            raise ValueError(f"a board of size {size} has no room for a start and a goal; take at least 2")
+        rng = np.random.Generator(np.random.PCG64(seed))
+        while True:
+            cells = rng.choice([_ICE, _HOLE], (size, size), p=[frozen, 1 - frozen])
+            start, goal = (tuple(rng.integers(size, size=2).tolist()) for _ in range(2))
+            if start == goal:
+                continue
+            cells[start], cells[goal] = _START, _GOAL
+            board = cls(rows=tuple("".join(row) for row in cells), intended=intended)
+            if board.way(board.start):
+                return board
+
+    @classmethod
+    def read(cls, setup: str) -> Self:
+        """The board of `write`; a ValueError names what is wrong with it."""
+        fields = read(setup, ("rows", "intended"))
+        return cls(rows=rows_of(fields["rows"], _ICE + _HOLE + _START + _GOAL), intended=fields["intended"])
+
+    def write(self) -> str:
+        """As JSON."""
+        return write({"rows": self.rows, "intended": self.intended})
+
+    @property
+    def start(self) -> Cell:
+        return just_one(self.rows, _START, "start")
+
+    @property
+    def goal(self) -> Cell:
+        return just_one(self.rows, _GOAL, "goal")
+
+    def cell(self, place: Cell) -> str:
+        return self.rows[place[0]][place[1]]
+
+    def after(self, place: Cell, move: str) -> Cell:
+        """Where a move leads that goes where it was meant to; at the edge it leads nowhere."""
+        y, x = place[0] + MOVES[move][0], place[1] + MOVES[move][1]
+        return (y, x) if 0 <= y < len(self.rows) and 0 <= x < len(self.rows[0]) else place
+
+    def way(self, place: Cell) -> list[str] | None:
+        """The fewest moves past the holes to the goal, if none goes astray; None where there is no way."""
+        ways, waiting = {place: list[str]()}, deque([place])
+        while waiting:
+            here = waiting.popleft()
+            if here == self.goal:
+                return ways[here]
+            for move in MOVES:
+                there = self.after(here, move)
+                if there not in ways and self.cell(there) != _HOLE:
+                    ways[there] = [*ways[here], move]
+                    waiting.append(there)
+        return None
+
+
+class Game:
+    """A lake that is walked on. Chance comes from `rng`, one number for each move where moves may go astray."""
+
+    moves = tuple(MOVES)
+
+    def __init__(self, board: Board, rng: random.Random) -> None:
+        self.board, self.player = board, board.start
+        self._rng = rng
+
+    @property
+    def done(self) -> bool:
+        return self.board.cell(self.player) in _HOLE + _GOAL
+
+    @property
+    def won(self) -> bool:
+        return self.player == self.board.goal
+
+    def play(self, move: str) -> float:
+        """Makes a move, and returns its reward: 1 at the goal. A ValueError says that there is no such move now."""
+        if move not in MOVES or self.done:
+            raise ValueError(f"no move {move!r} of {', '.join(MOVES)}{' after the end' if self.done else ''}")
+        self.player = self.board.after(self.player, self._turned(move))
+        return float(self.won)
+
+    def _turned(self, move: str) -> str:
+        intended = self.board.intended
+        if intended == 1 or (drawn := self._rng.random()) < intended:
+            return move
+        return _sides(move)[drawn < (1 + intended) / 2]
+
+    def grid(self) -> list[str]:
+        """The rows as they are shown: P player, _ ice, O hole, G goal, X player in a hole, √ player at the goal."""
+        rows = [[{_HOLE: "O", _GOAL: "G"}.get(cell, "_") for cell in row] for row in self.board.rows]
+        y, x = self.player
+        rows[y][x] = {_HOLE: "X", _GOAL: "√"}.get(self.board.cell(self.player), "P")
+        return ["".join(row) for row in rows]
+
+    def places(self) -> dict[str, list[Cell]]:
+        """Where everything is, by its name."""
+        return {"Goal": [self.board.goal], "Player": [self.player], "Holes": found(self.board.rows, _HOLE)}
+
+
+def _sides(move: str) -> tuple[str, str]:
+    names = tuple(MOVES)
+    at = names.index(move)
+    return names[at - 1], names[(at + 1) % len(names)]
+
+
+class Best(NamedTuple):
+    """What can be done at best."""
+
+    chance: float  # of reaching the goal
+    moves: tuple[str, ...]  # to be made now, without looking in between
+
+
+class Planner:
+    """The best that can be done on a board where up to so many moves at a time are made without looking in between.
+
+    More than six at a time are not thought of: with six there are 5,460 plans.
+    """
+
+    def __init__(self, board: Board, moves_per_step: int) -> None:
+        self._across = len(board.rows[0])
+        self._lengths = range(1, min(moves_per_step, _MOST_AT_ONCE) + 1)
+        self._plans = [plan for length in self._lengths for plan in product(MOVES, repeat=length)]
+        self._leads = _transitions(board)  # [moves, cells, cells]
+        self._at_goal = np.zeros(self._leads.shape[1])  # [cells]
+        self._at_goal[self._number(board.goal)] = 1
+        self._known: dict[tuple[int, int], tuple[Floats, Integers]] = {}
+
+    def best(self, place: Cell, steps: int, moves: int) -> Best:
+        """With so many steps left, and so many moves in all of them; of equals the plan with the fewest moves."""
+        chances, plans = self._solve(steps, moves)
+        at = self._number(place)
+        return Best(float(chances[at]), self._plans[plans[at]] if steps and moves else ())
+
+    def _number(self, place: Cell) -> int:
+        return place[0] * self._across + place[1]
+
+    def _solve(self, steps: int, moves: int) -> tuple[Floats, Integers]:
+        """The chance from every cell and the number of its best plan, [cells] each."""
+        if not steps or not moves:
+            return self._at_goal, np.zeros(len(self._at_goal), np.int64)
+        if (steps, moves) not in self._known:
+            after = {length: self._solve(steps - 1, moves - length)[0] for length in self._lengths if length <= moves}
+            chances = np.concatenate([self._of(length, after[length]) for length in after])  # [plans, cells]
+            best = chances.round(_DECIMALS).argmax(axis=0)  # of equals the first, and that is the shortest
+            self._known[steps, moves] = np.take_along_axis(chances, best[None], axis=0)[0], best
+        return self._known[steps, moves]
+
+    def _of(self, length: int, after: Floats) -> Floats:
+        """The chances of all plans of a length [4 ** length, cells] by those after it [cells], last moves first."""
+        chances = after[None, :]
+        for _ in range(length):
+            chances = (chances @ self._leads.transpose(0, 2, 1)).reshape(-1, len(after))
+        return chances
+
+
+def _transitions(board: Board) -> Floats:
+    """The chance of getting from one cell to another, by move; from a hole and from the goal nothing leads away."""
+    across, cells = len(board.rows[0]), len(board.rows) * len(board.rows[0])
+    leads = np.zeros((len(MOVES), cells, cells))
+    for number, move in enumerate(MOVES):
+        for y, row in enumerate(board.rows):
+            for x, cell in enumerate(row):
+                for chance, turned in _turns(move, board.intended):
+                    to = (y, x) if cell in _HOLE + _GOAL else board.after((y, x), turned)
+                    leads[number, y * across + x, to[0] * across + to[1]] += chance
+    return leads
+
+
+def _turns(move: str, intended: float) -> list[tuple[float, str]]:
+    return [(intended, move), *(((1 - intended) / 2, side) for side in _sides(move))]

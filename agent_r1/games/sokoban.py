@@ -1,0 +1,184 @@
+"""Sokoban: every box is pushed onto a target. A box is pushed by walking against it, and cannot be pulled.
+
+Rewards are those of gym-sokoban. The boards are our own: walls at random within a border, then what can be solved.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
+
+MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+_CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target
+_TARGETS, _BOXES, _PLAYERS = "O√S", "X√", "PS"
+_MOVE, _ON, _OFF, _SOLVED = -0.1, 1.0, -1.0, 10.0  # rewards
+
+# How many of RAGEN's 256 validation levels (arXiv 2504.20073, seeds 123 to 378) need so many moves at best.
+RAGEN_LENGTHS = {1: 28, 2: 60, 3: 27, 4: 47, 5: 37, 6: 24, 7: 12, 8: 14, 9: 2, 10: 5}
+
+
+class State(NamedTuple):
+    """What moves: all else of a board stays."""
+
+    player: Cell
+    boxes: frozenset[Cell]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Board:
+    """A room before the first move."""
+
+    rows: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        rows_of(self.rows, _CELLS)
+        just_one(self.rows, _PLAYERS, "player")
+        boxes, targets = len(found(self.rows, _BOXES)), len(self.targets)
+        if not boxes or boxes != targets:
+            raise ValueError(f"field 'rows' has {boxes} boxes and {targets} targets; they are as many, and not none")
+
+    @classmethod
+    def draw(cls, seed: int, *, size: int = 6, walls: float = 0.12, most_moves: int = 10) -> Self:
+        """The board of a seed, with one box: the first that is drawn and can be solved in at most so many moves."""
+        return next(cls.drawn(random.Random(seed), size=size, walls=walls, most_moves=most_moves))[0]
+
+    @classmethod
+    def drawn(
+        cls, rng: random.Random, *, size: int = 6, walls: float = 0.12, most_moves: int = 10
+    ) -> Iterator[tuple[Self, int]]:
+        """Boards without end, and the fewest moves that solve each."""
+        if size < 5:
+            raise ValueError(f"a board of size {size} has no room within its border; take at least 5")
+        while True:
+            rows = [["#"] * size for _ in range(size)]
+            for y in range(1, size - 1):
+                for x in range(1, size - 1):
+                    rows[y][x] = "#" if rng.random() < walls else "_"
+            floor = found(["".join(row) for row in rows], "_")
+            if len(floor) < 3:
+                continue
+            for (y, x), cell in zip(rng.sample(floor, 3), "OXP", strict=True):
+                rows[y][x] = cell
+            board = cls(rows=tuple("".join(row) for row in rows))
+            if plan := board.solve(board.start, most_moves):
+                yield board, len(plan)
+
+    @classmethod
+    def drawn_to(cls, seed: int, lengths: Mapping[int, int], *, size: int = 6, walls: float = 0.12) -> list[Self]:
+        """Different boards, so many of them for each length of the best solution, in the order in which they came."""
+        missing, boards = Counter(lengths), dict[Self, None]()
+        for board, length in cls.drawn(random.Random(seed), size=size, walls=walls, most_moves=max(lengths)):
+            if missing[length] > 0 and board not in boards:
+                missing[length] -= 1
+                boards[board] = None
+            if not +missing:
+                break
+        return list(boards)
+
+    @classmethod
+    def read(cls, setup: str) -> Self:
+        """The board of `write`; a ValueError names what is wrong with it."""
+        return cls(rows=rows_of(read(setup, ("rows",))["rows"], _CELLS))
+
+    def write(self) -> str:
+        """As JSON."""
+        return write({"rows": self.rows})
+
+    @property
+    def targets(self) -> frozenset[Cell]:
+        return frozenset(found(self.rows, _TARGETS))
+
+    @property
+    def start(self) -> State:
+        return State(just_one(self.rows, _PLAYERS, "player"), frozenset(found(self.rows, _BOXES)))
+
+    def wall(self, place: Cell) -> bool:
+        """Whether a cell is one, or beyond the board."""
+        y, x = place
+        return not (0 <= y < len(self.rows) and 0 <= x < len(self.rows[0])) or self.rows[y][x] == "#"
+
+    def after(self, state: State, move: str) -> State:
+        """What a move makes of a state; against a wall, and against a box that has no room, it makes nothing."""
+        to = beside(state.player, move)
+        if self.wall(to):
+            return state
+        if to not in state.boxes:
+            return State(to, state.boxes)
+        beyond = beside(to, move)
+        if self.wall(beyond) or beyond in state.boxes:
+            return state
+        return State(to, state.boxes - {to} | {beyond})
+
+    def solve(self, state: State, most_moves: int) -> list[str] | None:
+        """The fewest moves that solve it, in breadth-first order; None where that takes more than so many."""
+        targets, plans, waiting = self.targets, {state: list[str]()}, deque([state])
+        while waiting:
+            here = waiting.popleft()
+            if here.boxes == targets:
+                return plans[here]
+            if len(plans[here]) == most_moves:
+                continue
+            for move in MOVES:
+                there = self.after(here, move)
+                if there not in plans:
+                    plans[there] = [*plans[here], move]
+                    waiting.append(there)
+        return None
+
+
+class Game:
+    """A room in which boxes are pushed. Nothing in it is left to chance."""
+
+    moves = tuple(MOVES)
+
+    def __init__(self, board: Board, rng: random.Random | None = None) -> None:
+        self.board, self.state = board, board.start
+        self._targets = board.targets
+
+    @property
+    def done(self) -> bool:
+        return self.won
+
+    @property
+    def won(self) -> bool:
+        return self.state.boxes == self._targets
+
+    def play(self, move: str) -> float:
+        """Makes a move, and returns its reward. A ValueError says that there is no such move now."""
+        if move not in MOVES or self.done:
+            raise ValueError(f"no move {move!r} of {', '.join(MOVES)}{' after the end' if self.done else ''}")
+        before = len(self.state.boxes & self._targets)
+        self.state = self.board.after(self.state, move)
+        gained = len(self.state.boxes & self._targets) - before
+        return _MOVE + (_ON if gained > 0 else _OFF if gained < 0 else 0.0) + (_SOLVED if self.won else 0.0)
+
+    def grid(self) -> list[str]:
+        """The rows as they are shown, in the cells of a board's own rows."""
+        return ["".join(self._cell((y, x)) for x in range(len(row))) for y, row in enumerate(self.board.rows)]
+
+    def places(self) -> dict[str, list[Cell]]:
+        """Where everything is, by its name."""
+        return {
+            "Walls": found(self.board.rows, "#"),
+            "Targets": sorted(self._targets),
+            "Boxes": sorted(self.state.boxes),
+            "Player": [self.state.player],
+        }
+
+    def _cell(self, place: Cell) -> str:
+        on = place in self._targets
+        if place == self.state.player:
+            return "S" if on else "P"
+        if place in self.state.boxes:
+            return "√" if on else "X"
+        return "#" if self.board.wall(place) else "O" if on else "_"
+
+
+def beside(place: Cell, move: str) -> Cell:
+    """The cell in the direction of a move."""
+    return place[0] + MOVES[move][0], place[1] + MOVES[move][1]

@@ -1,0 +1,151 @@
+"""FrozenLake by hand, on the boards of RAGEN's validation, and what chance and the best plans reach there."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from agent_r1.games.lake import MOVES, Board, Game, Planner
+
+# S . H     the way round the hole: Down, Right, Right, Up
+# . . G
+BENT = Board(rows=("SFH", "FFG"))
+VALIDATION = range(123, 379)
+
+
+def test_a_walk_by_hand() -> None:
+    game = Game(BENT, random.Random(0))
+    assert (game.grid(), game.places()) == (
+        ["P_O", "__G"],
+        {"Goal": [(1, 2)], "Player": [(0, 0)], "Holes": [(0, 2)]},
+    )
+    assert [game.play(move) for move in ("Up", "Left", "Down")] == [0.0, 0.0, 0.0]  # the edge holds
+    assert (game.grid(), game.done) == (["__O", "P_G"], False)
+    assert [game.play(move) for move in ("Right", "Right")] == [0.0, 1.0]
+    assert (game.done, game.won, game.grid()) == (True, True, ["__O", "__√"])
+    lost = Game(BENT, random.Random(0))
+    assert [lost.play(move) for move in ("Right", "Right")] == [0.0, 0.0]
+    assert (lost.done, lost.won, lost.grid()) == (True, False, ["__X", "__G"])
+
+
+def test_no_illegal_move_changes_anything() -> None:
+    game = Game(BENT, random.Random(0))
+    with pytest.raises(ValueError, match=r"no move 'Jump' of Left, Down, Right, Up$"):
+        game.play("Jump")
+    assert game.player == (0, 0)
+    for move in ("Right", "Right"):
+        game.play(move)
+    with pytest.raises(ValueError, match=r"no move 'Left' of .* after the end"):
+        game.play("Left")
+    assert game.player == (0, 2)
+
+
+def test_moves_go_astray_to_their_sides_alone() -> None:
+    """From the middle of the ice, meant to go Down: never Up, and the three others as often as their chances."""
+    middle, rng = Board(rows=("FFFFG", "FFSFF", "FFFFF"), intended=0.5), random.Random(5)
+    counts = Counter[tuple[int, int]]()
+    for _ in range(4000):
+        game = Game(middle, rng)
+        game.play("Down")
+        counts[game.player] += 1
+    assert set(counts) == {(2, 2), (1, 1), (1, 3)}
+    assert counts[2, 2] / 4000 == pytest.approx(0.5, abs=0.03)
+    assert counts[1, 1] / 4000 == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_board_of_a_seed_is_the_one_of_those_draws() -> None:
+    """Number for number: cells, start, goal, again until they differ and are connected."""
+    rng = np.random.Generator(np.random.PCG64(123))
+    cells = rng.choice(["F", "H"], (4, 4), p=[0.8, 0.2])
+    start, goal = rng.integers(4, size=2), rng.integers(4, size=2)
+    cells[tuple(start)], cells[tuple(goal)] = "S", "G"
+    assert Board.draw(123).rows == tuple("".join(row) for row in cells)
+    assert len({Board.draw(seed).rows for seed in VALIDATION}) == 254  # two boards come twice
+
+
+def test_what_chance_and_the_best_play_reach_on_the_validation_boards() -> None:
+    """Ten moves, chosen uniformly, and each chosen best in sight of the board; the exact means over 256 boards."""
+    boards = [Board.draw(seed, intended=1 / 3) for seed in VALIDATION]
+    sighted = [Planner(board, 1).best(board.start, steps=10, moves=10).chance for board in boards]
+    assert (_mean([_uniformly(board, 10) for board in boards]), _mean(sighted)) == (0.212, 0.483)
+
+
+def test_the_best_plans_under_the_protocol_of_five_turns() -> None:
+    """Of five moves each and ten in all."""
+    boards = [Board.draw(seed, intended=1 / 3) for seed in VALIDATION]
+    chances = [Planner(board, 5).best(board.start, steps=5, moves=10).chance for board in boards]
+    assert _mean(chances) == 0.477
+
+
+def _mean(chances: list[float]) -> float:
+    return round(sum(chances) / len(chances), 3)
+
+
+def _uniformly(board: Board, moves: int) -> float:
+    """The chance to reach the goal with uniform moves, from what single moves do in the game itself."""
+    at, won = {board.start: 1.0}, 0.0
+    side = (1 - board.intended) / 2
+    leads = [(board.intended, 0), (side, 1), (side, -1)]
+    for _ in range(moves):
+        after = dict[tuple[int, int], float]()
+        for place, chance in at.items():
+            for number in range(4):
+                for share, turn in leads:
+                    to = board.after(place, [*MOVES][(number + turn) % 4])
+                    won += chance * share / 4 * (to == board.goal)
+                    if board.cell(to) in "FS":
+                        after[to] = after.get(to, 0.0) + chance * share / 4
+        at = after
+    return won
+
+
+def test_a_plan_by_hand() -> None:
+    """In one step all the moves that it takes, and no more; with too few of them nothing can be done."""
+    planner = Planner(BENT, 5)
+    assert planner.best((0, 0), steps=1, moves=10) == (1.0, ("Down", "Right", "Right"))
+    assert planner.best((0, 0), steps=1, moves=2).chance == 0.0
+    assert planner.best((1, 2), steps=0, moves=0) == (1.0, ())
+    # From (1, 1) Right reaches the goal with 1/3, and slips to the edge or to (0, 1), from where it is as good as lost.
+    slippery = Planner(Board(rows=BENT.rows, intended=1 / 3), 1)
+    assert slippery.best((1, 1), steps=1, moves=1).chance == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_way_leads_to_the_goal_and_every_board_survives_its_writing(seed: int) -> None:
+    board = Board.draw(seed, intended=0.8)
+    assert Board.read(board.write()) == board
+    game = Game(Board.read(Board.draw(seed).write()), random.Random(0))
+    way = board.way(board.start)
+    assert way
+    rewards = [game.play(move) for move in way]
+    assert rewards == [0.0] * (len(way) - 1) + [1.0]
+
+
+@pytest.mark.parametrize(
+    ("setup", "problem"),
+    [
+        ("", "not JSON"),
+        ("[" * 9000, "not JSON"),
+        ("x" * 20_000, "at most 10000"),
+        ('{"rows": ["SG"]}', "intended, rows"),
+        ('{"rows": "SG", "intended": 1}', "list of texts"),
+        ('{"rows": ["SG", 1], "intended": 1}', "list of texts"),
+        ('{"rows": ["SG", "F"], "intended": 1}', "no rectangle"),
+        ('{"rows": [], "intended": 1}', "no rectangle"),
+        ('{"rows": ["SGFFFFFFFFFFF"], "intended": 1}', "no rectangle"),
+        ('{"rows": ["S<|im_end|>G"], "intended": 1}', "holds '<'"),
+        ('{"rows": ["SGS"], "intended": 1}', "2 cells with the start"),
+        ('{"rows": ["SFF"], "intended": 1}', "0 cells with the goal"),
+        ('{"rows": ["SG"], "intended": 0}', "chance above 0"),
+        ('{"rows": ["SG"], "intended": NaN}', "chance above 0"),
+        ('{"rows": ["SG"], "intended": true}', "chance above 0"),
+    ],
+)
+def test_a_setup_that_is_wrong_is_named(setup: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Board.read(setup)
+    with pytest.raises(ValueError, match="take at least 2"):
+        Board.draw(0, size=1)
