@@ -107,7 +107,7 @@ def _ask(
             trajectories = answer_greedily(
                 policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
             )
-        of_tools = shared.use_of_tools(trajectories) if subject.protocol == "tool_call" else {}
+        of_tools = shared.use_of_tools(trajectories)
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")

@@ -25,8 +25,8 @@ from mlflow import MlflowClient
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
@@ -289,7 +289,7 @@ def one_action_task(
         ]
         env, chat = ONE_ACTION, Chat(tiny_tokenizer)
         with Shared(env, index) as shared:
-            shown = tool_attempts(questions, shared, samples=64)
+            shown = attempts_at(questions, shared, samples=64)
             sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
             demonstrations = collect(sampler, chat, shown, shared, seed=0)
         shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=env.max_tokens, seed=0).config

@@ -17,6 +17,7 @@ from agent_r1.params.train import WITH_GROUPS, Estimator
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 INF, NAN = float("inf"), float("nan")
+LAKE = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intended": 1.0, "test": [0, 9]}
 MUSIQUE = {"format": "musique", "test": {"file": "x", "questions": 0}}
 GENERIC = {"format": "generic", "test": {"file": "x.jsonl", "questions": 0}}
 GROUPS = {"train.rollout.samples": 4}
@@ -227,10 +228,20 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prepare.datasets": ["hotpot"]}, r"names 'hotpot', which prepare\.files does not .*did you mean 'hotpotqa'"),
+        ({"prepare.datasets": ["hotpot"]}, r"names 'hotpot', which neither files nor worlds .*did you mean 'hotpotqa'"),
         ({"prepare.datasets": ["musique", "musique"]}, "names 'musique' twice"),
         ({"prepare.files.own": {"format": "hotpotqa"}}, r"prepare\.files\.own: a data set needs a file of questions"),
         ({"prepare.files.own": GENERIC}, r"files\.own: rows of format generic bring no passages along; name a corpus"),
+        ({"prepare.worlds.musique": LAKE}, "'musique' stands under files and under worlds; name one"),
+        ({"prepare.worlds.atlas": LAKE}, r"prepare\.worlds: 'atlas' is the built-in data set"),
+        (
+            {"prepare.worlds.ice": LAKE, "prepare.datasets": ["ice"]},
+            r"runs\.ppo: credit\.rewards\.agent_r1 1\.0 has no .* ice",
+        ),
+        (
+            {"train.credit.rewards.env": 1.0},
+            r"runs\.ppo: credit\.rewards\.env 1\.0 has no .* atlas states it; .*success$",
+        ),
         ({"prepare.files.atlas": MUSIQUE}, r"prepare\.files: 'atlas' is the built-in data set"),
         ({"prepare.files.a/b": MUSIQUE}, r"prepare\.files\.a/b"),
         ({"search.dense.nlist": 8}, "nlist 8 and nprobe 0 have no effect with faiss: flat"),

@@ -18,7 +18,7 @@ from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.train import LARGEST_K3_DIFFERENCE, CreditParams
 from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
 
-OUTCOMES = (Outcome.ANSWERED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT, Outcome.MALFORMED)  # of what credit sees
+OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # of what credit sees
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
 

@@ -1,8 +1,9 @@
 """Rewards: numbers on steps, made of named parts.
 
-The environment states facts on a step: `em`, `f1` and `grounded` on the answering one, `progress` on a search, `think`
-on every one. Every other part follows from the record. Each part is an array [K], K = steps of the trajectory, before
-its weight. What a policy that is paid for one part alone would do is in the tests.
+The environment states facts on a step: of a question `em`, `f1` and `grounded` where it is answered, and `progress` on
+a search; of a world that asks for no answer `env`, its own reward, and `success` on the last; `think` everywhere. Every
+other part follows from the record. Each part is an array [K], K = steps of the trajectory, before its weight. What a
+policy that is paid for one part alone would do is in the tests.
 """
 
 from __future__ import annotations
@@ -70,6 +71,11 @@ def agent_r1(trajectory: Trajectory) -> Floats:
     return _on_last_step(trajectory, (answered + well_formed_calls) / 2 - 1)
 
 
+def success(trajectory: Trajectory) -> Floats:
+    """On the last step: 1 where the episode ended in what its environment calls right."""
+    return _on_last_step(trajectory, trajectory.success)
+
+
 def think(trajectory: Trajectory) -> Floats:
     """1 / K on every step whose well-formed action opens with a thought: at most 1 in all, however many the steps."""
     return _stated(trajectory, "think") / max(len(trajectory.steps), 1)
@@ -130,6 +136,8 @@ def length(trajectory: Trajectory) -> Floats:
 
 PARTS: dict[str, Part] = {
     "agent_r1": agent_r1,
+    "env": partial(_stated, fact="env"),  # the environment's own reward
+    "success": success,
     "em": partial(_stated, fact="em"),  # of the answer, whatever the format of the calls before
     "f1": partial(_stated, fact="f1"),  # the answer's word overlap with the nearest gold answer, in [0, 1]
     "grounded": partial(_stated, fact="grounded"),  # 1 where the answer, right or wrong, occurs in an observation

@@ -8,7 +8,7 @@ import logging
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -17,10 +17,12 @@ from typing import Generic, TypeVar
 
 import pyarrow.compute as pc
 
+from agent_r1.data import worlds
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.questions import generate_atlas
 from agent_r1.data.sources import LONGEST_ROW, ROWS, Row, count, data_files, open_text, pieces, progress, read, suffix
 from agent_r1.params.stages import BUILT_IN, FilesParams, PrepareParams
+from agent_r1.params.worlds import SPLITS
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 from agent_r1.tables import open_rows, row_writer
@@ -29,7 +31,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUESTIONS, PASSAGES = "questions.parquet", "passages.parquet"
-SPLITS = ("train", "dev", "test")
 TEXT = ".txt"
 
 
@@ -58,7 +59,8 @@ def write(params: PrepareParams, directory: Path) -> None:
     questions, passages = directory / QUESTIONS, directory / PASSAGES
     with row_writer(questions, Question) as add_question, row_writer(passages, Passage) as add_passage:
         generated = generate_atlas(params.atlas, params.seed) if BUILT_IN in params.datasets else None
-        for entry in _entries(params, generated.questions if generated else []):
+        drawn = {name: worlds.draw(name, world) for name, world in params.worlds.items() if name in params.datasets}
+        for entry in _entries(params, generated.questions if generated else [], drawn):
             distinct.take_question(entry.question, entry.where)
             add_question(entry.question)
             counts[entry.question.dataset, entry.question.split] += 1
@@ -70,19 +72,23 @@ def write(params: PrepareParams, directory: Path) -> None:
                 add_passage(passage)
     with open_rows(passages) as file:
         found = file.metadata.num_rows
-    if not found:
+    if not found and params.asks:
         raise ValueError("there are no passages to search; check the corpus files under prepare.files")
     _warn_of_missing_gold(questions, passages)
     logger.info("prepared questions %s", {"/".join(key): count for key, count in counts.items()})
 
 
-def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[Entry]:
+def _entries(
+    params: PrepareParams, generated: Sequence[Question], drawn: Mapping[str, Mapping[str, list[Question]]]
+) -> Iterator[Entry]:
     for split in SPLITS:
         portions = []
         for name in params.datasets:
             if name == BUILT_IN:
                 entries = [Entry(BUILT_IN, question) for question in generated if question.split == split]
                 portions.append(Portion(len(entries), entries))
+            elif name in drawn:
+                portions.append(Portion(len(drawn[name][split]), [Entry(name, each) for each in drawn[name][split]]))
             elif split in params.files[name].splits:
                 portions.append(from_files(name, params.files[name], split, params.seed))
         yield from progress(interleave(portions), f"{split} questions", sum(portion.size for portion in portions))
@@ -91,7 +97,7 @@ def _entries(params: PrepareParams, generated: Sequence[Question]) -> Iterator[E
 def _searchable(params: PrepareParams, generated: Sequence[Passage]) -> Iterator[tuple[str, Passage]]:
     """The passages that do not come with a question; a corpus that several data sets name is read once."""
     yield from ((BUILT_IN, passage) for passage in generated)
-    named = (params.files[name].corpus for name in params.datasets if name != BUILT_IN)
+    named = (params.files[name].corpus for name in params.datasets if name in params.files)
     for corpus in dict.fromkeys(path for path in named if path is not None):
         yield from progress(read_passages(corpus), f"passages of {corpus.name}")
 

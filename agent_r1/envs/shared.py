@@ -57,7 +57,9 @@ class Shared:
 
         Raises ValueError for tools that cannot be offered as params.yaml has them, and WorldFault if a server is down.
         """
-        return self._opened().tools(seed)
+        if self._toolbox is None:
+            self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
+        return self._toolbox.tools(seed)
 
     @property
     def waited_s(self) -> float:
@@ -65,12 +67,12 @@ class Shared:
         return self._toolbox.under_way.seconds if self._toolbox else 0.0
 
     def use_of_tools(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """How often the policy called each tool, and what became of that; raises as `tools`."""
-        return use_of_tools(trajectories, self._opened().names)
+        """How often the policy called each tool, and what became of that; nothing where no episode asked for tools."""
+        return use_of_tools(trajectories, self._toolbox.names) if self._toolbox else {}
 
     def latencies(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """How long the calls of each tool took; raises as `tools`."""
-        return latencies(trajectories, self._opened().names)
+        """How long the calls of each tool took; nothing where no episode asked for tools."""
+        return latencies(trajectories, self._toolbox.names) if self._toolbox else {}
 
     def sources(self) -> dict[str, str]:
         """The sha256 of each tool of one's own, by its name."""
@@ -93,8 +95,3 @@ class Shared:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises; whatever it waits for is served meanwhile."""
         return self._runner.run(coroutine)
-
-    def _opened(self) -> Toolbox:
-        if self._toolbox is None:
-            self._toolbox = self.run(Toolbox(self.limits, self._index).__aenter__())
-        return self._toolbox

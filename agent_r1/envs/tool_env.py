@@ -1,6 +1,6 @@
 """Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt.
 
-At the end stand the episodes to run for given questions, one function for each way of asking them.
+At the end stand the episodes to run for questions that are not asked as `agent_r1.envs.kinds` asks them.
 """
 
 from __future__ import annotations
@@ -198,25 +198,23 @@ class AnswerEnv(Env):
         return Transition(outcome=Outcome.MALFORMED, calls=calls, rewards=facts)
 
 
-def tool_attempts(
-    questions: Sequence[Question], shared: Shared, *, samples: int = 1, first_group: int = 0
-) -> list[Attempt]:
-    """`samples` attempts at each question with the stage's tools; the attempts of a question are a group.
-
-    Groups are numbered from `first_group`.
-    """
-    return [
-        Attempt(
-            question_id=question.question_id, group=group, sample=sample, env=partial(_with_tools, question, shared)
-        )
-        for group, question in enumerate(questions, start=first_group)
-        for sample in range(samples)
-    ]
+def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
+    """One question's environment, with the stage's tools; `seed` is of their chance."""
+    limits = shared.limits
+    return ToolEnv(
+        question,
+        shared.tools(seed),
+        max_steps=limits.max_steps,
+        parallel_calls=limits.parallel_calls,
+        system=_told(SYSTEM, limits),
+        journal=shared.journal,
+        seed=seed,
+    )
 
 
 def asked_attempt(text: str, shared: Shared, *, sample: int = 0) -> Attempt:
     """An attempt at a question that a person asks, with the stage's tools; `sample` tells repetitions apart."""
-    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=partial(_with_tools, text, shared))
+    return Attempt(question_id=shorten(text, 80), group=0, sample=sample, env=partial(with_tools, text, shared))
 
 
 def naive_rag_attempts(questions: Sequence[Question], shared: Shared) -> list[Attempt]:
@@ -236,19 +234,6 @@ def gold_passages_attempts(
     """One attempt at each question with gold passages, from those; `gold` has them by question_id."""
     known = [question for question in questions if question.question_id in gold]
     return _answer_attempts(known, [gold[question.question_id] for question in known], FROM_PASSAGES, shared)
-
-
-def _with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
-    limits = shared.limits
-    return ToolEnv(
-        question,
-        shared.tools(seed),
-        max_steps=limits.max_steps,
-        parallel_calls=limits.parallel_calls,
-        system=_told(SYSTEM, limits),
-        journal=shared.journal,
-        seed=seed,
-    )
 
 
 def _answer_attempts(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts, tool_attempts
+from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params
@@ -31,7 +32,7 @@ def attempts_under(
     """One attempt at each question."""
     match protocol:
         case "tool_call":
-            return tool_attempts(questions, shared)
+            return attempts_at(questions, shared)
         case "naive_rag":
             return naive_rag_attempts(questions, shared)
         case "closed_book":

@@ -31,7 +31,7 @@ from agent_r1.params.stages import (
     SearchParams,
     WarmStartParams,
 )
-from agent_r1.params.train import TrainParams
+from agent_r1.params.train import OF_ANSWERS, RewardWeights, TrainParams
 
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
@@ -258,12 +258,24 @@ class Params(Section):
         where = f"{run.sweep}: runs.{run.run}" if run.sweep else f"runs.{run.run}"
         resolved = validated(TrainParams, merged | of_the_seed, where)
         resolved.require_read(overrides, where)
+        self._require_stated(resolved.credit.rewards, where)
         if resolved.credit.overlong_buffer >= max_tokens:
             raise ValueError(
                 f"{where}: credit.overlong_buffer {resolved.credit.overlong_buffer} leaves nothing of env.max_tokens "
                 f"{max_tokens} that is not too long; lower it"
             )
         return resolved
+
+    def _require_stated(self, rewards: RewardWeights, where: str) -> None:
+        """Raises ValueError for a weight of what no environment of the prepared data sets states."""
+        unstated = ([] if self.prepare.asks else OF_ANSWERS) + ([] if self.prepare.plays else ["env"])
+        for part in unstated:
+            if weight := rewards.weights[part]:
+                asked = ", ".join(self.prepare.datasets)
+                raise ValueError(
+                    f"{where}: credit.rewards.{part} {weight} has no effect, because no environment of the data sets "
+                    f"{asked} states it; set it to 0, and weigh {'success' if self.prepare.asks else 'env or success'}"
+                )
 
     def of(self, run: RunId) -> Self:
         """All of it as it holds for one run, whose overrides may change `env` too.
@@ -296,7 +308,7 @@ class Params(Section):
                 f"env.order: {self.env.order} needs an engine that takes requests in while it samples, and "
                 "engine.kind is transformers; set env.order: rounds, or engine.kind: vllm"
             )
-        if self.warm_start.demonstrations and self.env.tools.search is None:
+        if self.warm_start.demonstrations and self.prepare.asks and self.env.tools.search is None:
             yield (
                 f"warm_start.demonstrations {self.warm_start.demonstrations} show how to search, and env.tools.search "
                 "is null; set it to {}, or demonstrations: 0"

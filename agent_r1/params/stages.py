@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from agent_r1.harmless import without_password
 from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
+from agent_r1.params.worlds import World
 
 BUILT_IN = "atlas"
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
@@ -79,24 +80,37 @@ class PrepareParams(Section):
     seed: Natural
     atlas: AtlasParams
     files: dict[DatasetName, FilesParams]
+    worlds: dict[DatasetName, World]
 
-    @field_validator("files")
+    @field_validator("files", "worlds")
     @classmethod
-    def _built_in_name_is_taken(cls, files: dict[str, FilesParams]) -> dict[str, FilesParams]:
-        if BUILT_IN in files:
-            raise ValueError(f"{BUILT_IN!r} is the built-in data set; name the one in files differently")
-        return files
+    def _built_in_name_is_taken(cls, named: dict[str, Any]) -> dict[str, Any]:
+        if BUILT_IN in named:
+            raise ValueError(f"{BUILT_IN!r} is the built-in data set; name yours differently")
+        return named
 
     @property
     def dataset(self) -> str:
         """All data sets as one name, such as `hotpotqa+musique`."""
         return "+".join(self.datasets)
 
+    @property
+    def asks(self) -> bool:
+        """Whether any data set asks for answers."""
+        return any(name not in self.worlds for name in self.datasets)
+
+    @property
+    def plays(self) -> bool:
+        """Whether any data set is a world."""
+        return any(name in self.worlds for name in self.datasets)
+
     def objections(self) -> Iterator[str]:
-        known = [BUILT_IN, *self.files]
+        known = [BUILT_IN, *self.files, *self.worlds]
+        for name in self.files.keys() & self.worlds.keys():
+            yield f"{name!r} stands under files and under worlds; name one of them differently"
         for name in self.datasets:
             if name not in known:
-                yield f"datasets names {name!r}, which prepare.files does not define{nearest(name, known)}"
+                yield f"datasets names {name!r}, which neither files nor worlds define{nearest(name, known)}"
             if self.datasets.count(name) > 1:
                 yield f"datasets names {name!r} twice; name each data set once"
 

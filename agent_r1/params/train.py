@@ -37,6 +37,9 @@ class RewardFunction(Section):
     batched: bool = False  # whether it takes a list of episodes and gives a list of values
 
 
+OF_ANSWERS = ["agent_r1", "em", "f1", "grounded", "progress", "no_answer"]  # parts of questions that are answered
+
+
 class RewardWeights(Section):
     """Of the built-in parts, and under further names functions of one's own."""
 
@@ -44,6 +47,8 @@ class RewardWeights(Section):
     __pydantic_extra__: dict[str, RewardFunction]
 
     agent_r1: Weight
+    env: Weight
+    success: Weight
     em: Weight
     f1: Weight
     grounded: Weight

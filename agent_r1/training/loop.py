@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign, groups_to_refill, value_metrics
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import tool_attempts
 from agent_r1.params import Params
 from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy import checkpoint
@@ -209,7 +209,7 @@ class Training:
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
         self._hand_over_weights()
-        trajectories = self._play(tool_attempts(self.unseen, self.shared), iteration, greedy=True)
+        trajectories = self._play(attempts_at(self.unseen, self.shared), iteration, greedy=True)
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         scores = validation_scores(trajectories)
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[VALIDATED]):
@@ -249,7 +249,7 @@ class Training:
 
     def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
         samples = self.config.rollout.samples
-        attempts = tool_attempts(questions, self.shared, samples=samples, first_group=first_group)
+        attempts = attempts_at(questions, self.shared, samples=samples, first_group=first_group)
         trajectories = self._play(attempts, iteration)
         return own_rewards.state(
             self.own_rewards,
@@ -295,7 +295,7 @@ class Training:
 
     def _prove_order(self, questions: list[Question]) -> Metrics:
         """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
-        return prove_order(self.engine, self.chat, tool_attempts(questions, self.shared), self.shared)
+        return prove_order(self.engine, self.chat, attempts_at(questions, self.shared), self.shared)
 
     def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""

@@ -21,8 +21,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import naive_rag_attempts, tool_attempts
+from agent_r1.envs.tool_env import naive_rag_attempts
 from agent_r1.params import Params
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy import adapter, builtin
@@ -121,8 +122,8 @@ def _act_out(
     bare = limits.model_copy(update={"tools": limits.tools.model_copy(update={"calculator": None})})
     with Shared(limits, index) as shared, Shared(bare, index) as without_calculator:
         for demonstrations, make_attempts, tools in (
-            ([each for each in searching if each.calculator], tool_attempts, shared),
-            ([each for each in searching if not each.calculator], tool_attempts, without_calculator),
+            ([each for each in searching if each.calculator], attempts_at, shared),
+            ([each for each in searching if not each.calculator], attempts_at, without_calculator),
             (answering, naive_rag_attempts, shared),
         ):
             if not demonstrations:

@@ -250,11 +250,13 @@ def test_metrics(trajectory: MakeTrajectory, params: MakeParams) -> None:
             "rollout/thought_repetition": 0,  # no action is as long as an n-gram
         }
     )
-    ends = {"answered": 2 / 3, "turn_limit": 1 / 3, "token_limit": 0, "malformed": 0}
+    ends = {"answered": 2 / 3, "turn_limit": 1 / 3, "token_limit": 0, "malformed": 0, "ended": 0}
     assert {name: metrics[f"outcome/{name}"] for name in ends} == pytest.approx(ends)
     assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == pytest.approx(
         {
             "reward/agent_r1": (1 - 1 + 0) / 3,
+            "reward/env": 0,
+            "reward/success": 1 / 3,
             "reward/em": 1 / 3,
             "reward/f1": 1.5 / 3,
             "reward/grounded": 0,

@@ -94,6 +94,8 @@ def test_what_an_honest_episode_earns(play: Play) -> None:
     parts = {name: earned(play(*HONEST), **{name: 1.0}) for name in RewardWeights.model_fields}
     assert parts == {
         "agent_r1": 1,
+        "env": 0,
+        "success": 1,
         "em": 1,
         "f1": 1,
         "grounded": 1,

@@ -225,3 +225,13 @@ def test_of_several_calls_of_an_action_each_counts(trajectory: MakeTrajectory) -
     assert parts["valid_call"].tolist() == [2, 1]
     assert parts["failed_call"].tolist() == [-1, 0]
     assert parts["repeat_call"].tolist() == [-1, -1]
+
+
+def test_what_the_environment_gives_and_what_it_calls_right(trajectory: MakeTrajectory) -> None:
+    """-.1 and then 10.9, solved: step by step, and 1 on the last; of an answered question right is exact match."""
+    steps = [{"rewards": {"env": -0.1}}, {"rewards": {"env": 10.9, "success": 1.0}}]
+    totals, parts = step_rewards(trajectory("PAOA", steps, outcome=Outcome.ENDED), weights(env=0.5, success=2.0))
+    assert totals.tolist() == [-0.05, 7.45]
+    assert (parts["env"].tolist(), parts["success"].tolist()) == ([-0.1, 10.9], [0, 1])
+    answered = trajectory("PAOA", [{}, {"rewards": {"em": 1.0, "f1": 1.0}}], outcome=Outcome.ANSWERED)
+    assert step_rewards(answered, weights(success=1.0))[0].tolist() == [0, 1]

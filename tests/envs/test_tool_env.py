@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.envs.base import Env, Transition
+from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import (
     CLOSED_BOOK,
@@ -19,7 +20,6 @@ from agent_r1.envs.tool_env import (
     closed_book_attempts,
     gold_passages_attempts,
     naive_rag_attempts,
-    tool_attempts,
 )
 from agent_r1.params import load
 from agent_r1.records import CallStatus, Outcome, Passage, Question
@@ -256,7 +256,7 @@ def test_every_protocol_gives_the_configured_instructions(question: Question, in
     gold = {question.question_id: [Passage(passage_id="p", title="t", text="x")]}
     shared = Shared(limits, Cached(index, "", 0))
     attempts = [
-        *tool_attempts(questions, shared),
+        *attempts_at(questions, shared),
         asked_attempt("Who?", shared),
         *naive_rag_attempts(questions, shared),
         *closed_book_attempts(questions, shared),
@@ -270,3 +270,9 @@ def test_every_protocol_gives_the_configured_instructions(question: Question, in
         "Answer the question." + added,
         "Answer the question from the passages." + added,
     ]
+
+
+def test_a_question_of_an_environment_that_there_is_not_is_refused(index: Search) -> None:
+    shared = Shared(PARAMS, Cached(index, "", 0))
+    with pytest.raises(ValueError, match="question 'a': there is no env 'qaa'; did you mean 'qa'"):
+        attempts_at([Question(question_id="a", dataset="d", split="test", text="?", env="qaa", strata={})], shared)

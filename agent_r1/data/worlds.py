@@ -1,0 +1,116 @@
+"""Questions that are drawn by seeds: a game's board each, or a start of an environment that others wrote."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from agent_r1.games import bandit, lake, sokoban
+from agent_r1.params.worlds import BanditParams, LakeParams, OthersParams, SokobanParams, WorldParams
+from agent_r1.records import Question
+
+logger = logging.getLogger(__name__)
+
+_DRAWN_FIRST = ("test", "dev", "train")  # what is asked at the end comes in whole, and is not trained on
+_LENGTHS = ((3, "1-3"), (6, "4-6"))  # of the best solution, and what each is called; beyond them:
+_LONGER = "7+"
+
+
+class Drawn(NamedTuple):
+    """What one seed gives."""
+
+    setup: str
+    text: str  # as a person would call it
+    strata: dict[str, str]
+
+
+def draw(name: str, params: WorldParams) -> dict[str, list[Question]]:
+    """The questions of every split, in the order of their seeds.
+
+    No setup is in two splits: one that comes up again is left out of the split that is trained on rather than of that
+    which is tested on, and the log says how many are. Raises ValueError for rules by which no board can be drawn, and
+    if a split is left with none.
+    """
+    taken: set[str] = set()
+    found: dict[str, list[Question]] = {}
+    for split in _DRAWN_FIRST:
+        first, stop = params.seeds_of(split)
+        drawn = list(zip(range(first, stop), _draws(params, split, first, stop), strict=True))
+        kept = [(seed, each) for seed, each in drawn if each.setup not in taken]
+        taken |= {each.setup for _, each in kept}
+        if len(kept) < len(drawn):
+            logger.info("%s: %d of the %s boards are in another split too", name, len(drawn) - len(kept), split)
+        if drawn and not kept:
+            raise ValueError(
+                f"prepare.worlds.{name}.{split}: every board that its seeds draw is in another split too; make boards "
+                "larger"
+            )
+        found[split] = [
+            Question(
+                question_id=f"{name}-{split}-{seed}",
+                dataset=name,
+                split=split,
+                text=each.text,
+                env=params.env,
+                setup=each.setup,
+                strata=each.strata,
+            )
+            for seed, each in kept
+        ]
+    return found
+
+
+def _draws(params: WorldParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
+    match params:
+        case LakeParams():
+            return _lakes(params, first, stop)
+        case SokobanParams():
+            return _rooms(params, split, first, stop)
+        case BanditParams():
+            return _arms(split, first, stop)
+        case OthersParams():
+            return _starts(params, first, stop)
+
+
+def _lakes(params: LakeParams, first: int, stop: int) -> Iterator[Drawn]:
+    for seed in range(first, stop):
+        board = lake.Board.draw(seed, size=params.size, frozen=params.frozen, intended=params.intended)
+        way = len(board.way(board.start) or [])
+        yield Drawn(board.write(), f"FrozenLake, {params.size} by {params.size}, seed {seed}", _by_length(way))
+
+
+def _rooms(params: SokobanParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
+    if split == "test" and params.test_lengths:
+        boards = sokoban.Board.drawn_to(first, params.test_lengths, size=params.size, walls=params.walls)
+    else:
+        draw_board = partial(sokoban.Board.draw, size=params.size, walls=params.walls, most_moves=params.most_moves)
+        boards = [*map(draw_board, range(first, stop))]
+    for seed, board in enumerate(boards, start=first):
+        plan = board.solve(board.start, params.most_moves) or []
+        text = f"Sokoban, {params.size} by {params.size}, seed {seed}"
+        yield Drawn(board.write(), text, _by_length(len(plan)))
+
+
+def _arms(split: str, first: int, stop: int) -> Iterator[Drawn]:
+    pairs = bandit.TEST if split == "test" else bandit.TRAIN
+    for seed in range(first, stop):
+        board = bandit.Board.draw(seed, pairs)
+        yield Drawn(board.write(), f"Bandit, {' or '.join(board.arms)}, seed {seed}", {})
+
+
+def _starts(params: OthersParams, first: int, stop: int) -> Iterator[Drawn]:
+    for seed in range(first, stop):
+        begun: dict[str, dict[str, Any]] = {
+            "gymnasium": {"seed": seed},
+            "openenv": {"reset": {"seed": seed}},
+            "toolbox": {"row": {"seed": seed}},
+        }
+        yield Drawn(json.dumps({"name": params.name, **begun[params.env]}), f"{params.name}, seed {seed}", {})
+
+
+def _by_length(moves: int) -> dict[str, str]:
+    """By how many moves the best solution takes."""
+    return {"solution": next((words for most, words in _LENGTHS if moves <= most), _LONGER)}

@@ -1,0 +1,111 @@
+"""Boards and starts as rows of data: drawn by seeds, told apart by their solutions, in one split each."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.data.prepare import prepare
+from agent_r1.data.worlds import draw
+from agent_r1.games import lake, sokoban
+from agent_r1.params import load
+from agent_r1.params.sections import override, validated
+from agent_r1.params.stages import PrepareParams
+from agent_r1.params.worlds import BanditParams, LakeParams, OthersParams, SokobanParams
+from agent_r1.records import Passage, Question
+from agent_r1.tables import read_rows
+
+LAKE: dict[str, Any] = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intended": 1.0}
+ROOM: dict[str, Any] = {"env": "sokoban", "size": 6, "walls": 0.12, "most_moves": 10}
+
+
+def test_a_board_is_a_question_with_all_that_it_starts_from() -> None:
+    drawn = draw("ice", LakeParams(**LAKE, train=[5, 7], test=[123, 125]))
+    assert [each.question_id for each in drawn["test"]] == ["ice-test-123", "ice-test-124"]
+    [first, _] = drawn["test"]
+    board = lake.Board.read(first.setup)
+    assert board == lake.Board.draw(123)
+    assert (first.env, first.dataset, first.text, first.answers) == (
+        "frozen_lake", "ice", "FrozenLake, 4 by 4, seed 123", [],
+    )  # fmt: skip
+    assert len(board.way(board.start) or []) in (4, 5, 6)
+    assert first.strata == {"solution": "4-6"}
+
+
+def test_no_board_is_in_two_splits(caplog: pytest.LogCaptureFixture) -> None:
+    """Of 3 by 3 boards there are few enough that seeds draw the same ones again."""
+    with caplog.at_level(logging.INFO):
+        drawn = draw("ice", LakeParams(**LAKE | {"size": 3}, train=[0, 400], dev=[400, 500], test=[500, 600]))
+    splits = [{each.setup for each in drawn[split]} for split in ("train", "dev", "test")]
+    assert not splits[0] & splits[1]
+    assert not (splits[0] | splits[1]) & splits[2]
+    assert (len(drawn["test"]), len(drawn["train"]) < 400) == (100, True)
+    assert f"{400 - len(drawn['train'])} of the train boards are in another split too" in caplog.text
+    with pytest.raises(ValueError, match=r"prepare\.worlds\.ice\.train: every board .* make boards larger"):
+        draw("ice", LakeParams(**LAKE, train=[5, 6], test=[5, 6]))
+
+
+def test_rooms_of_the_test_have_solutions_of_the_lengths_that_are_asked_for() -> None:
+    drawn = draw("room", SokobanParams(**ROOM, train=[0, 3], test=[123, 129], test_lengths={1: 3, 4: 2, 7: 1}))
+    boards = [sokoban.Board.read(each.setup) for each in drawn["test"]]
+    assert Counter(len(board.solve(board.start, 10) or []) for board in boards) == {1: 3, 4: 2, 7: 1}
+    assert Counter(each.strata["solution"] for each in drawn["test"]) == {"1-3": 3, "4-6": 2, "7+": 1}
+
+
+def test_the_pairs_of_the_test_are_others_than_those_of_the_training() -> None:
+    drawn = draw("arms", BanditParams(env="bandit", train=[0, 50], test=[0, 50]))
+    names = [{name for each in drawn[split] for name in json.loads(each.setup)["arms"]} for split in ("train", "test")]
+    assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize(
+    ("env", "setup"),
+    [
+        ("gymnasium", {"name": "ice", "seed": 7}),
+        ("openenv", {"name": "ice", "reset": {"seed": 7}}),
+        ("toolbox", {"name": "ice", "row": {"seed": 7}}),
+    ],
+)
+def test_of_what_others_wrote_a_row_says_a_name_and_a_seed(env: Any, setup: dict[str, Any]) -> None:
+    [row] = draw("others", OthersParams(env=env, name="ice", test=[7, 8]))["test"]
+    assert (json.loads(row.setup), row.env, row.strata) == (setup, env, {})
+
+
+def test_worlds_are_prepared_beside_questions_and_alone(tmp_path: Path) -> None:
+    """Without a data set that asks there is nothing to search, and that is no fault."""
+    shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
+    alone = {"datasets": ["ice"], "worlds": {"ice": {**LAKE, "train": [0, 4], "test": [4, 6]}}}
+    prepare(validated(PrepareParams, override(shipped, alone), "prepare"), tmp_path)
+    found = read_rows(tmp_path / "questions.parquet", Question)
+    assert [each.split for each in found] == ["train"] * 4 + ["test"] * 2
+    assert read_rows(tmp_path / "passages.parquet", Passage) == []
+    beside = override(shipped, alone | {"datasets": ["atlas", "ice"]})
+    prepare(validated(PrepareParams, beside, "prepare"), tmp_path)
+    assert Counter(each.env for each in read_rows(tmp_path / "questions.parquet", Question)) == {
+        "qa": 6700,
+        "frozen_lake": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        ({**LAKE}, r"a world needs seeds: give it train, dev or test, such as"),
+        ({**LAKE, "test": [7, 7]}, r"test \[7, 7\] holds no seed"),
+        ({**LAKE, "test": [7]}, "test"),
+        ({**LAKE, "test": [0, 1], "frozen": 0.0}, "frozen"),
+        ({**LAKE, "env": "lava", "test": [0, 1]}, "lava"),
+        ({**ROOM, "test": [0, 1], "walls": 0.9}, r"walls 0.9 leaves no room to push; take at most .5"),
+        ({**ROOM, "test": [0, 9], "test_lengths": {3: 4}}, r"test_lengths are 4 boards and test \[0, 9\] holds 9"),
+        ({**ROOM, "test": [0, 4], "test_lengths": {11: 4}}, "test_lengths names 11 moves and most_moves is 10"),
+    ],
+)
+def test_rules_that_draw_nothing_are_refused(world: dict[str, Any], message: str) -> None:
+    shipped = load(Path(__file__).parents[2] / "params.yaml").prepare.model_dump(mode="json")
+    with pytest.raises(ValueError, match=message):
+        validated(PrepareParams, override(shipped, {"worlds": {"mine": world}}), "prepare")
