@@ -309,6 +309,21 @@ Order = Literal[
 ]
 
 
+class GamesParams(Section):
+    """How the games of `agent_r1.games` are played; see `agent_r1.envs.turns`."""
+
+    protocol: Literal["ragen_v1", "ragen_v2", "brief"]
+    moves_per_step: Count
+    moves: Count
+
+    def objections(self) -> Iterator[str]:
+        if self.moves_per_step > self.moves:
+            yield (
+                f"moves_per_step {self.moves_per_step} has no effect above moves {self.moves}, which an episode has in "
+                "all; lower it, or raise moves"
+            )
+
+
 class EnvParams(Section):
     instructions: str
     tools: ToolsParams
@@ -320,6 +335,7 @@ class EnvParams(Section):
     parallel_calls: Count
     aborted_share: Share
     order: Order
+    games: GamesParams
 
     def objections(self) -> Iterator[str]:
         if self.max_action_tokens >= self.max_tokens:

@@ -283,18 +283,24 @@ class _Episode:
 class ScriptedSampler:
     """Plays given action texts with logprobs of 0; one that is too long for its request is cut, as a policy's is."""
 
-    def __init__(self, scripts: Sequence[Sequence[str]], chat: Chat) -> None:
-        """`scripts[episode][step]` is an action's text, without the end token."""
+    def __init__(self, scripts: Sequence[Iterable[str]], chat: Chat) -> None:
+        """`scripts[episode]` are its actions' texts, without the end token; each is asked for when its turn has come.
+
+        An episode that is made again begins its script again.
+        """
         self._scripts, self._chat = scripts, chat
+        self._playing: dict[int, Iterator[str]] = {}
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
         """The next action of each request's script; a script must last as long as its episode."""
         actions = []
         for request in requests:
-            script = self._scripts[request.episode]
-            if request.step >= len(script):
+            if request.step == 0:
+                self._playing[request.episode] = iter(self._scripts[request.episode])
+            text = next(self._playing[request.episode], None)
+            if text is None:
                 raise ValueError(f"the script of episode {request.episode} ends before the episode does")
-            ids = self._chat.encode_action(script[request.step], request.context)[: request.max_tokens]
+            ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
             actions.append(Action.of(ids, [0.0] * len(ids), self._chat.end_id))
         return actions
 

@@ -99,8 +99,9 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
 def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
     tools = "tools {'search': {}, 'calculator': None, 'read': None, 'python': None, 'functions': {}, 'mcp': {}}"
     limits = "max_result_characters 4000, top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, parallel_calls 1"
+    games = "games {'protocol': 'ragen_v1', 'moves_per_step': 5, 'moves': 10}"
     found = content(evaluated, "ppo", "hashes.json")["limits"]
-    assert found == f"{tools}, {limits}, order rounds, dtype auto, engine transformers"
+    assert found == f"{tools}, {limits}, order rounds, {games}, dtype auto, engine transformers"
 
 
 def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
