@@ -102,9 +102,9 @@ def demonstrator(view: Callable[[Turns], View[Any]], habits: Habits) -> Script:
     """
 
     def play(env: Turns, rng: random.Random) -> Iterator[str]:
+        seen = view(env)
         while True:
-            seen, thoughts, moves = view(env), list[str](), list[str]()
-            state = seen.state()
+            state, thoughts, moves = seen.state(), list[str](), list[str]()
             needed = len(seen.plan(state)) or 1
             for _ in range(min(-(-needed // env.steps_left), env.moves_per_step, env.moves_left)):
                 if seen.over(state):
@@ -221,6 +221,7 @@ class Room:
     def __init__(self, env: Turns) -> None:
         self._game, self._most = _of(env, sokoban.Game), env.moves_left
         self._board, self._targets = self._game.board, self._game.board.targets
+        self._plans: dict[sokoban.State, list[str]] = {}
 
     def state(self) -> sokoban.State:
         return self._game.state
@@ -232,7 +233,9 @@ class Room:
         return f"box {_away(state.player, box)} target {_away(box, target)} . {push} . {around}"
 
     def plan(self, state: sokoban.State) -> list[str]:
-        return self._board.solve(state, self._most) or []
+        if state not in self._plans:
+            self._plans[state] = self._board.solve(state, self._most) or []
+        return self._plans[state]
 
     def habit(self, state: sokoban.State, rng: random.Random) -> str:
         return _straight(state.player, self._next(state)[0])
