@@ -59,6 +59,8 @@ PLACES = {
     "faiss": ("agent_r1.search.dense",),
     "mcp": ("agent_r1.tools.mcp",),
     "pydantic_monty": ("agent_r1.tools.python",),
+    "gymnasium": ("agent_r1.envs.gym_env",),
+    "websockets": ("agent_r1.envs.openenv",),
 }
 
 
