@@ -45,12 +45,17 @@ class Answer(NamedTuple):
 
     def parse(self, kind: type[Shape]) -> Shape:
         """The body, of the shape of a model; raises BadAnswerError, which names the first field that is not."""
-        try:
-            return kind.model_validate_json(self.body)
-        except ValidationError as fault:
-            problem = fault.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise BadAnswerError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+        return parsed(self.body, kind)
+
+
+def parsed(body: bytes, kind: type[Shape]) -> Shape:
+    """JSON of the shape of a model; raises BadAnswerError, which names the first field that is not."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as fault:
+        problem = fault.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise BadAnswerError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
 
 
 class Client:

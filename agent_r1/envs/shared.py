@@ -75,8 +75,8 @@ class Shared:
         return latencies(trajectories, self._toolbox.names) if self._toolbox else {}
 
     def sources(self) -> dict[str, str]:
-        """The sha256 of each tool of one's own, by its name."""
-        return own.sources(self.limits.tools)
+        """The sha256 of each tool and class of one's own, by its name."""
+        return own.sources(self.limits)
 
     def verify(self) -> None:
         """Raises ValueError if a server offers other tools than at first, and WorldFault if one is silent."""

@@ -206,7 +206,7 @@ def with_tools(question: Question | str, shared: Shared, seed: int) -> ToolEnv:
         shared.tools(seed),
         max_steps=limits.max_steps,
         parallel_calls=limits.parallel_calls,
-        system=_told(SYSTEM, limits),
+        system=told(SYSTEM, limits),
         journal=shared.journal,
         seed=seed,
     )
@@ -240,7 +240,7 @@ def _answer_attempts(
     questions: Sequence[Question], passages: Sequence[Sequence[Passage]], task: str, shared: Shared
 ) -> list[Attempt]:
     def answering(question: Question, shown: Sequence[Passage], _: int) -> AnswerEnv:
-        return AnswerEnv(question, shown, system=_told(task, shared.limits))
+        return AnswerEnv(question, shown, system=told(task, shared.limits))
 
     return [
         Attempt(question_id=question.question_id, group=group, sample=0, env=partial(answering, question, shown))
@@ -248,6 +248,6 @@ def _answer_attempts(
     ]
 
 
-def _told(task: str, limits: EnvParams) -> str:
+def told(task: str, limits: EnvParams) -> str:
     """The system message: the task, and the configured instructions."""
     return f"{task} {limits.instructions}" if limits.instructions else task

@@ -17,6 +17,7 @@ Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 def _off_or_above_one(multiple: float) -> float:
@@ -26,6 +27,24 @@ def _off_or_above_one(multiple: float) -> float:
 
 
 Multiple = Annotated[Weight, AfterValidator(_off_or_above_one)]
+
+
+def public(url: str) -> str:
+    """An address without a password; a ValueError says where to put that."""
+    if without_password(url) != url:
+        raise ValueError(
+            "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY, "
+            "AGENT_R1_ENGINE_KEY, AGENT_R1_MCP_KEY_<NAME> or AGENT_R1_OPENENV_KEY_<NAME>, which is sent to the server "
+            "as a bearer token"
+        )
+    return url
+
+
+def address(url: str) -> str:
+    """The address of a server, without a slash at its end; a ValueError says what is wrong with it."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("a server's address starts with http:// or https://")
+    return public(url).rstrip("/")
 
 
 class Section(BaseModel):

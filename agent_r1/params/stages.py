@@ -8,8 +8,19 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator
 
-from agent_r1.harmless import without_password
-from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, nearest
+from agent_r1.params.outside import OutsideParams
+from agent_r1.params.sections import (
+    Count,
+    Name,
+    Natural,
+    Positive,
+    Section,
+    Share,
+    Weight,
+    address,
+    nearest,
+    public,
+)
 from agent_r1.params.worlds import World
 
 BUILT_IN = "atlas"
@@ -152,23 +163,8 @@ class HybridParams(Section):
     candidates: Count
 
 
-def _public(url: str) -> str:
-    if without_password(url) != url:
-        raise ValueError(
-            "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY, "
-            "AGENT_R1_ENGINE_KEY or AGENT_R1_MCP_KEY_<NAME>, which is sent to the server as a bearer token"
-        )
-    return url
-
-
-def _address(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("a server's address starts with http:// or https://")
-    return _public(url).rstrip("/")
-
-
 class RemoteParams(Section):
-    url: Annotated[str, AfterValidator(_public)]
+    url: Annotated[str, AfterValidator(public)]
     timeout_s: Positive
     retries: Natural
     backoff_s: float = Field(ge=0, allow_inf_nan=False)
@@ -266,7 +262,7 @@ class McpParams(Section):
     """A server that speaks the Model Context Protocol: a command that is started, or an address."""
 
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    url: Annotated[str, AfterValidator(_address)] | None = None
+    url: Annotated[str, AfterValidator(address)] | None = None
     timeout_s: Positive  # of one call
     tools: Annotated[list[str], Field(min_length=1)] | None = None  # of those it has; all where left out
     environment: list[Variable] = Field(default=[])  # what a command is given of the stage's own
@@ -293,7 +289,7 @@ class ToolsParams(Section):
     read: ReadParams | None
     python: PythonParams | None
     functions: dict[str, FunctionParams]
-    mcp: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")], McpParams]
+    mcp: dict[Name, McpParams]
 
     def objections(self) -> Iterator[str]:
         built_in = (self.search, self.calculator, self.read, self.python)
@@ -324,7 +320,7 @@ class GamesParams(Section):
             )
 
 
-class EnvParams(Section):
+class EnvParams(OutsideParams):
     instructions: str
     tools: ToolsParams
     max_result_characters: Count
@@ -362,7 +358,7 @@ class TransformersParams(Section):
 
 
 class ServerParams(Section):
-    urls: list[Annotated[str, AfterValidator(_address)]]
+    urls: list[Annotated[str, AfterValidator(address)]]
     concurrency: Count
     timeout_s: Positive
     retries: Natural

@@ -116,8 +116,10 @@ class FunctionTool(Tool):
             raise ToolTimeout(f"{self.name} took longer than {self._timeout_s:g} s") from None
 
 
-def methods(box: object) -> list[Tool]:
+def methods(box: object, *, timeout_s: float | None = None) -> list[Tool]:
     """The public methods of an object of one episode as tools, in the order in which its class defines them.
+
+    Those that are `async def` have the limit of time.
 
     The contract of TRL's environments: every public method is typed and documented, `def` or `async def`; `reset` and
     `get_reward` are for the training and not for the policy.
@@ -128,7 +130,8 @@ def methods(box: object) -> list[Tool]:
         for name, member in vars(kind).items()
         if inspect.isfunction(member) and not name.startswith("_") and name not in _NOT_TOOLS
     }
-    return [FunctionTool(getattr(box, name)) for name in defined]
+    found = [getattr(box, name) for name in defined]
+    return [FunctionTool(each, timeout_s=timeout_s if inspect.iscoroutinefunction(each) else None) for each in found]
 
 
 class _UntitledSchema(GenerateJsonSchema):
