@@ -281,7 +281,7 @@ def test_rows_that_are_refused(setup: Any, message: str) -> None:
     ("changes", "message"),
     [
         ({"url": "ftp://a"}, "a server's address starts with http:// or https://"),
-        ({"url": "wss://me:k@a"}, "AGENT_R1_OPENENV_KEY_<NAME>, .*; got 'wss://a'"),
+        ({"url": "wss://me:k@a"}, "AGENT_R1_OPENENV_KEY_<NAME> or .*; got 'wss://a'"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"success_above": float("nan")}, "success_above"),
     ],

@@ -12,7 +12,7 @@ from agent_r1.params.sections import validated
 from agent_r1.params.stages import ToolsParams
 from agent_r1.tools.own import own_tools, sources
 
-SHIPPED = load(Path(__file__).parents[2] / "params.yaml").env.tools
+ENV = load(Path(__file__).parents[2] / "params.yaml").env
 SOURCE = '''
 import asyncio
 
@@ -41,7 +41,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def offering(**functions: dict[str, Any]) -> ToolsParams:
-    return validated(ToolsParams, SHIPPED.model_dump() | {"functions": functions}, "env.tools")
+    return validated(ToolsParams, ENV.tools.model_dump() | {"functions": functions}, "env.tools")
 
 
 def test_functions_are_found_by_module_and_name(module: Path) -> None:
@@ -49,7 +49,10 @@ def test_functions_are_found_by_module_and_name(module: Path) -> None:
     double, ask = own_tools(params)
     assert asyncio.run(double.call({"number": 21})).text == "42"
     assert asyncio.run(ask.call({"name": "x"})).text == "ask took longer than 0.01 s"
-    assert sources(params)["tool double"] == hashlib.sha256(module.read_bytes()).hexdigest()
+    assert (
+        sources(ENV.model_copy(update={"tools": params}))["tool double"]
+        == hashlib.sha256(module.read_bytes()).hexdigest()
+    )
 
 
 @pytest.mark.parametrize(
