@@ -15,12 +15,15 @@ import yaml
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
+from agent_r1.envs.gym_env import GymEnv, require_gymnasium
+from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.faults import WorldFault
 from agent_r1.params import Params, RunId, load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.tools.toolbox import Toolbox
+from tests.envs.outside import asked, play, shared
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,6 +82,26 @@ def test_the_environment(page: dict[str, Any]) -> None:
 
 def test_the_attempts_at_a_task_are_a_group(page: dict[str, Any]) -> None:
     assert [attempt.group for attempt in page["attempts"]] == [0] * 8 + [1] * 8
+
+
+def test_worlds_of_others_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (ROOT / "docs/extending.md").read_text().partition("## An environment that others wrote")[2]
+    lines, code = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)[:2]
+    (tmp_path / "my_worlds.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    declared = shared(**yaml.safe_load(lines)["env"])
+    taxi = asked("gymnasium", {"name": "taxi", "seed": 7})
+    wordle = asked("toolbox", {"name": "wordle", "row": {"word": "crane"}})
+    require_gymnasium([taxi], declared.limits)
+    require_toolbox([wordle], declared.limits)
+    assert declared.limits.openenv["echo"].url == "http://127.0.0.1:8000"
+    assert play(GymEnv(taxi, declared, 0), "north")[0].rewards["env"] == -1.0
+    guesses = [
+        f'<tool_call>{{"name": "guess", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in ("crate", "a")
+    ]
+    first, short, last = play(ToolboxEnv(wordle, declared, 0), *guesses, "done")
+    assert (first.observations, short.call_status) == (("cra.e",), CallStatus.FAILED)
+    assert (last.rewards["env"], last.rewards["success"]) == (0.8, 0.0)
 
 
 def test_the_reward_part(page: dict[str, Any]) -> None:
