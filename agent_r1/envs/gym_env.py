@@ -38,8 +38,8 @@ class GymEnv(TextEnv):
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
         """`seed` is of the chance after the beginning."""
-        super().__init__(question, shared.limits)
         self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
+        super().__init__(self._params.task or question.text, shared.limits)
         self._seed = seed
         self._world: World | None = None
 

@@ -97,8 +97,8 @@ class OpenEnv(TextEnv):
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
         """`seed` is sent where the row has none."""
-        super().__init__(question, shared.limits)
         setup, self._params = meant(question, OpenEnvSetup, shared.limits.openenv)
+        super().__init__(self._params.task or question.text, shared.limits)
         self._reset = {"seed": seed % _SEEDS} | setup.reset
         self._who, self._key = _who(setup.name, self._params), _key(setup.name)
         self._session: ClientConnection | None = None

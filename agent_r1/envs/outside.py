@@ -80,8 +80,8 @@ class TextEnv(Env):
     `success`, 1.0 or 0.0.
     """
 
-    def __init__(self, question: Question, limits: EnvParams) -> None:
-        self.system, self.user = told(SYSTEM, limits), question.text
+    def __init__(self, task: str, limits: EnvParams) -> None:
+        self.system, self.user = told(SYSTEM, limits), task
         self._limits, self._steps = limits, 0
 
     async def begin(self) -> str:

@@ -68,7 +68,8 @@ class ToolboxEnv(Env):
             parallel_calls=limits.parallel_calls,
             system=told(SYSTEM, limits),
         )
-        self.system, self.user, self.tools = self._episode.system, self._episode.user, self._episode.tools
+        self.system, self.tools = self._episode.system, self._episode.tools
+        self.user = self._params.task or question.text
         self._max_characters = limits.max_result_characters
 
     async def open(self) -> None:

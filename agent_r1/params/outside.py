@@ -20,7 +20,11 @@ def _web(url: str) -> str:
     return address(f"http{url[2:]}" if url.startswith(("ws://", "wss://")) else url).removesuffix("/ws")
 
 
-class GymnasiumParams(Section):
+class _WorldParams(Section):
+    task: str = ""  # what the policy is told to do, in place of the question's text
+
+
+class GymnasiumParams(_WorldParams):
     """An environment of gymnasium's, or one that is registered with it; see `agent_r1.envs.gym_env`."""
 
     id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
@@ -37,7 +41,7 @@ class GymnasiumParams(Section):
             yield f"actions names {name!r} {times} times, in whatever case; give every move a name of its own"
 
 
-class OpenEnvParams(Section):
+class OpenEnvParams(_WorldParams):
     """A server of OpenEnv's; see `agent_r1.envs.openenv`."""
 
     url: Annotated[str, AfterValidator(_web)]
@@ -47,7 +51,7 @@ class OpenEnvParams(Section):
     success_above: Reward = 0.0  # the reward of the last step, beyond which it is a success
 
 
-class ToolboxParams(Section):
+class ToolboxParams(_WorldParams):
     """A class whose public methods are tools, as TRL's environments are; see `agent_r1.envs.toolbox_env`."""
 
     model_config = ConfigDict(serialize_by_alias=True)

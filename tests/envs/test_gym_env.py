@@ -18,6 +18,7 @@ ICE = {
 }
 TAXI = {
     "id": "Taxi-v4",
+    "task": "Take them home.",
     "kwargs": {"render_mode": "ansi"},
     "actions": ["South", "North", "East", "West", "Pick up", "Drop off"],
 }
@@ -111,6 +112,7 @@ def test_a_row_decides_the_beginning_and_the_episode_the_rest() -> None:
     taxis = [made(TAXI, row=row) for row in (1, 2)]
     assert all("did" not in play(taxi, "South")[0].observations[0] for taxi in taxis)
     assert taxis[0].user != taxis[1].user
+    assert taxis[0].user.startswith("Take them home.\n\nActions: South, North, ")
 
 
 def test_text_is_taken_as_it_is() -> None:

@@ -108,9 +108,10 @@ def test_a_class_of_trl() -> None:
 
 
 def test_it_is_paid_however_it_ends_unless_the_world_ends_it() -> None:
-    env = made("Wordle", {"word": "crane"}, {"success_above": 0.6})
+    env = made("Wordle", {"word": "crane"}, {"success_above": 0.6, "task": "Guess."})
     last = play(env, "<answer>", "<answer>", call("guess", word="brine"))[-1]
     assert (last.outcome, last.rewards["env"], last.rewards["success"]) == (Outcome.TURN_LIMIT, 0.6, 0.0)
+    assert env.user == "Guess.\n\n5 letters"
     assert play(made("Wordle", {"word": "crane"}, {}), *["<answer>"] * 3)[-1].outcome is Outcome.MALFORMED
 
 
