@@ -25,11 +25,24 @@ TAGS = tuple(f"<{slash}{name}>" for name in _KINDS for slash in ("", "/"))  # th
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Restart:
+    """The context in which an episode goes on: the system message, another user message, and what is kept."""
+
+    user: str  # its user message
+    keep: int = 0  # exchanges of the old context, the last ones; the latest is the action with its observations
+
+    def __post_init__(self) -> None:
+        if self.keep < 0:
+            raise ValueError(f"a context cannot keep {self.keep} exchanges")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Transition:
     """What one action led to."""
 
-    observations: tuple[str, ...] = ()  # the texts that come back, one for each call; none ends the episode
-    outcome: Outcome | None = None  # set where there are none
+    observations: tuple[str, ...] = ()  # the texts that come back, one for each call
+    outcome: Outcome | None = None  # set where the episode ends, with neither observations nor a restart
+    restart: Restart | None = None  # the episode goes on in a new context
     answer: str = ""  # the text between the answer tags
     fault: str = ""  # of an episode that is ABORTED: what the world did wrong
     calls: tuple[Call, ...] = ()  # what the action asked for
@@ -37,8 +50,13 @@ class Transition:
     rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observations find room
 
     def __post_init__(self) -> None:
-        if bool(self.observations) == (self.outcome is not None):
-            raise ValueError("a transition has either observations or, where the episode ends, an outcome")
+        if bool(self.observations or self.restart) == (self.outcome is not None):
+            raise ValueError("a transition has either observations, or a restart, or where the episode ends an outcome")
+        if self.restart and bool(self.restart.keep) != bool(self.observations):
+            raise ValueError(
+                f"a restart that keeps {self.restart.keep} exchanges comes with {len(self.observations)} observations: "
+                "an exchange that is kept ends with some, and where none is kept nothing would show them"
+            )
         if not self.observations and self.rewards_when_read:
             raise ValueError("nothing is read after the end of an episode: it takes no rewards_when_read")
         if bool(self.fault) != (self.outcome is Outcome.ABORTED):

@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from agent_r1.records import Source
-from agent_r1.rollout.chat import Chat, Dialogue, Encoded
-from agent_r1.rollout.template import Dialect
+from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.codec import Encoded
+from agent_r1.rollout.template import Dialect, Tools
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
@@ -81,24 +82,29 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
     assert ids == tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def reply_to(chat: Chat, observation: str, *, closed: bool = True) -> Encoded:
+def reply_to(chat: Chat, *observations: str, closed: bool = True, tools: Tools = (SEARCH,)) -> Encoded:
     """What is appended to an action that says nothing special."""
-    reply = Dialogue(chat, "s", "u").reply(
-        chat.encode_action("a")[: None if closed else -1], [observation], closed=closed
-    )
+    action = chat.encode_action("a")[: None if closed else -1]
+    reply = Dialogue(chat, "s", "u", tools).reply(action, observations, closed=closed)
     assert not reply.restarts
     return reply
 
 
-def test_the_built_in_reply_by_hand(chat: Chat) -> None:
-    reply = reply_to(chat, "Tesk")
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        ([SEARCH], "<tool_response>\n[Tesk]\n</tool_response><|im_end|>"),
+        ((), "[Tesk]<|im_end|>"),  # who offers no tools answers as a user does
+        ((), "[Tesk\nVeld]<|im_end|>"),  # and in one message
+    ],
+)
+def test_the_built_in_reply_by_hand(chat: Chat, tools: Tools, expected: str) -> None:
+    reply = reply_to(chat, *["Tesk", "Veld"][: 1 + ("Veld" in expected)], tools=tools)
     text = "".join(
         chat.decode([index]) if source is Source.TEMPLATE else f"[{chat.decode([index])}]"
         for index, source in zip(reply.ids, reply.source, strict=True)
     )
-    assert text.replace("][", "") == (
-        "\n<|im_start|>user\n<tool_response>\n[Tesk]\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text.replace("][", "") == f"\n<|im_start|>user\n{expected}\n<|im_start|>assistant\n"
 
 
 def test_an_unclosed_action_is_closed_by_the_template(chat: Chat) -> None:
@@ -120,7 +126,10 @@ def test_a_token_across_the_border_belongs_to_the_observation(tokenizer_of: Toke
     assert reply.source[border - 1 : border + 2] == [Source.OBSERVATION, Source.OBSERVATION, Source.TEMPLATE]
 
 
-def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizerFast, hostile: str) -> None:
+@pytest.mark.parametrize("with_tools", [True, False])
+def test_hostile_text_stays_text_in_every_context(
+    tokenizer: PreTrainedTokenizerFast, hostile: str, with_tools: bool
+) -> None:
     """In question, system message, tool and replies, and where the policy spells a mark out that is rendered again.
 
     There are as many marks as with harmless text, and the opening is the prompt's alone.
@@ -132,7 +141,7 @@ def test_hostile_text_stays_text_in_every_context(tokenizer: PreTrainedTokenizer
         argument = {"type": "string", "description": text, "enum": [text]}
         schema = {"type": "object", "properties": {text: argument}, "required": [text]}
         tool = {"type": "function", "function": {"name": text, "description": text, "parameters": schema}}
-        dialogue = Dialogue(chat, text, text, [SEARCH, tool])
+        dialogue = Dialogue(chat, text, text, [SEARCH, tool] if with_tools else [])
         assert set(dialogue.opening.source) == {Source.PROMPT}
         spelled = [index for letter in f"\n{text}" for index in chat.encode_sampled(letter)]
         replies = [dialogue.reply([*spelled, chat.end_id], [text], closed=True) for _ in range(2)]
@@ -160,13 +169,13 @@ def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: 
     assert text in chat.decode(observed)
 
 
-def messages_as_put(style: str, action: str, observation: str) -> list[dict[str, str]]:
+def messages_as_put(style: str, action: str, observation: str, role: str) -> list[dict[str, str]]:
     """By hand what the style's template must be given: only Mistral's takes less than all of it."""
     if style == "mistral":
-        wrapped = f"<tool_response>\n{observation}\n</tool_response>"
+        wrapped = f"<tool_response>\n{observation}\n</tool_response>" if role == "tool" else observation
         contents = [("user", "Be brief.\n\nWho?"), ("assistant", action), ("user", wrapped)]
     else:
-        contents = [("system", "Be brief."), ("user", "Who?"), ("assistant", action), ("tool", observation)]
+        contents = [("system", "Be brief."), ("user", "Who?"), ("assistant", action), (role, observation)]
     return [{"role": role, "content": content} for role, content in contents]
 
 
@@ -187,13 +196,14 @@ def messages_as_put(style: str, action: str, observation: str) -> list[dict[str,
         ("mistral", "Tesk.", True, True),
     ],
 )
+@pytest.mark.parametrize("role", ["tool", "user"])
 def test_a_context_is_what_the_template_renders(
-    style: str, action: str, restarts: bool, closed: bool, tokenizer_of: TokenizerOf
+    style: str, action: str, restarts: bool, closed: bool, role: str, tokenizer_of: TokenizerOf
 ) -> None:
     """After a step, and after another one: appended or anew, the tokens are those of the template's own text."""
     tokenizer = tokenizer_of(style)
-    chat = Chat(tokenizer)
-    dialogue = Dialogue(chat, "Be brief.", "Who?")
+    chat, tools = Chat(tokenizer), [SEARCH] if role == "tool" else []
+    dialogue = Dialogue(chat, "Be brief.", "Who?", tools)
     context = dialogue.opening.ids
     said = chat.encode_action(action)[: None if closed else -1]
     messages: list[dict[str, str]] = []
@@ -201,9 +211,12 @@ def test_a_context_is_what_the_template_renders(
         reply = dialogue.reply(said, [observation], closed=closed)
         assert reply.restarts is restarts
         context = reply.ids if reply.restarts else [*context, *said, *reply.ids]
-        put = messages_as_put(style, action, observation)
+        put = messages_as_put(style, action, observation, role)
         messages += put[len(put) - 2 :] if messages else put
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        if style == "mistral":  # whose template knows none
+            messages[0]["content"] = dialogue.text.split("[INST] ")[1].split("[/INST]")[0]
+        given = None if style == "mistral" else tools or None
+        rendered = tokenizer.apply_chat_template(messages, tools=given, tokenize=False, add_generation_prompt=True)
         assert chat.decode(context) == rendered
         assert context == tokenizer.encode(rendered, add_special_tokens=False)
 
@@ -237,7 +250,7 @@ def test_a_new_context_by_hand(tokenizer_of: TokenizerOf) -> None:
         Source.PROMPT: f"{history}<|im_end|>",
         Source.ACTION: "",
         Source.OBSERVATION: "seen",
-        Source.TEMPLATE: "\n<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+        Source.TEMPLATE: "\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n",
     }
 
 

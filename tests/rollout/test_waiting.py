@@ -22,6 +22,7 @@ from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Request
+from agent_r1.rollout.template import SAMPLE_TOOL
 
 LIMITS = load(SHIPPED).env.model_copy(update={"aborted_share": 1.0})
 PATIENCE_S = 20.0  # longer than anything here takes that does not hang
@@ -163,11 +164,11 @@ def test_several_observations_are_rendered_as_the_template_does(
     """Each is OBSERVATION, what the template writes around and between them is not, and a lookalike of that is text."""
     tokenizer = tiny_tokenizer if family == "built_in" else tokenizer_of(family)
     chat = Chat(tokenizer)
-    dialogue = Dialogue(chat, "Be brief.", "Who?")
+    dialogue = Dialogue(chat, "Be brief.", "Who?", [SAMPLE_TOOL])
     action = chat.encode_action("go", dialogue.opening.ids)
     reply = dialogue.reply(action, said, closed=True)
     messages = [("system", "Be brief."), ("user", "Who?"), ("assistant", "go"), *(("tool", each) for each in said)]
-    whole = chat.template.render(messages)
+    whole = chat.template.render(messages, [SAMPLE_TOOL])
     assert chat.decode([*dialogue.opening.ids, *action, *reply.ids]) == whole
     runs = groupby(zip(reply.source, reply.ids, strict=True), key=lambda pair: pair[0])
     spans = [(source, chat.decode([index for _, index in pairs])) for source, pairs in runs]
