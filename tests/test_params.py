@@ -336,6 +336,20 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"ablations.seeds": [0, 1, 1]}, "seeds names 1 more than once"),
         ({"ablations.seeds": [-1]}, "greater than or equal to 0"),
         ({"ablations.seeds": ["1\n"]}, r"ablations\.seeds\.0: Input should be a valid integer; got '1\\n'"),
+        ({"env.context.every": 2}, r"env\.context: every 2 does not go with kind: append; it is 0 with append"),
+        ({"env.context.kind": "window"}, r"env\.context: every 0 does not go with kind: window"),
+        (
+            {"env.context": {"kind": "window", "every": 4}},
+            r"context\.every 4 has no effect with kind: window and max_st",
+        ),
+        (
+            {"env.context": {"kind": "summary", "every": 5}},
+            r"context\.every 5 has no effect with kind: summary and max",
+        ),
+        (
+            {"env.context": {"kind": "summary", "every": 4}},
+            r"demonstrations 6000 hold no summaries, .* runs\.NAME\.env",
+        ),
         (
             {"engine.kind": "transformers", "env.order": "arrival"},
             r"order: arrival needs an engine .* set env.order: rounds",
@@ -727,6 +741,14 @@ def test_the_fingerprint_follows_every_value_and_no_order(content: dict[str, Any
     assert fingerprint(params.train) != fingerprint(changed.train)
     assert fingerprint(params.env) == fingerprint(changed.env)
     assert fingerprint(params.train, "a") != fingerprint(params.train, "b")
+
+
+def test_a_run_may_have_its_contexts_rewritten(content: dict[str, Any]) -> None:
+    """A window of three exchanges slides once in an episode of five steps; demonstrations are not in its way."""
+    window, summary = ({"kind": kind, "every": every} for kind, every in (("window", 3), ("summary", 4)))
+    check(content, {"env.context": window})
+    params = check(content, {"runs.new": {"env": {"context": summary}}})
+    assert params.of(RunId("new")).env.context.model_dump() == summary
 
 
 def test_a_run_may_have_an_env_of_its_own(content: dict[str, Any]) -> None:

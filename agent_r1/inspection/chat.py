@@ -174,6 +174,9 @@ class Screen:
 
     def _action(self, view: StepView) -> None:
         parsed = parse_action(view.action, self._limits.parallel_calls)
+        if parsed.problem and not view.step.calls:  # nothing was asked for, such as in a summary
+            self._labelled("says", view.action.strip(), THOUGHT)
+            return
         if parsed.problem:
             self._labelled("says", f"{view.action.strip()} ({parsed.problem})", FAULT)
             return

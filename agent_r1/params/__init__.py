@@ -313,6 +313,11 @@ class Params(Section):
                 f"warm_start.demonstrations {self.warm_start.demonstrations} show how to search, and env.tools.search "
                 "is null; set it to {}, or demonstrations: 0"
             )
+        if self.warm_start.demonstrations and not passed_through and self.env.context.kind == "summary":
+            yield (
+                f"warm_start.demonstrations {self.warm_start.demonstrations} hold no summaries, and env.context.kind "
+                "is summary; set it for single runs, as runs.NAME.env.context, or set demonstrations: 0"
+            )
         if not (self.warm_start.teaches or passed_through):
             yield (
                 "warm_start has nothing to learn from: set demonstrations or naive_rag_demonstrations above 0, or "

@@ -320,6 +320,20 @@ class GamesParams(Section):
             )
 
 
+class ContextParams(Section):
+    """What the policy reads of an episode that goes on; see `agent_r1.envs.context`."""
+
+    kind: Literal["append", "window", "summary"]
+    every: Natural
+
+    def objections(self) -> Iterator[str]:
+        if (self.kind == "append") != (self.every == 0):
+            yield (
+                f"every {self.every} does not go with kind: {self.kind}; it is 0 with append, which keeps everything, "
+                "and with the others the exchanges of a window or the steps between two summaries"
+            )
+
+
 class EnvParams(OutsideParams):
     instructions: str
     tools: ToolsParams
@@ -328,6 +342,7 @@ class EnvParams(OutsideParams):
     max_steps: Count
     max_tokens: Count
     max_action_tokens: Count
+    context: ContextParams
     parallel_calls: Count
     aborted_share: Share
     order: Order
@@ -338,6 +353,12 @@ class EnvParams(OutsideParams):
             yield (
                 f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
                 f"max_tokens {self.max_tokens}; raise max_tokens"
+            )
+        steps = self.max_steps - (2 if self.context.kind == "window" else 1)  # the last of which a rewriting can follow
+        if self.context.every > steps:
+            yield (
+                f"context.every {self.context.every} has no effect with kind: {self.context.kind} and max_steps "
+                f"{self.max_steps}, which end an episode before its context is rewritten; lower it, or raise max_steps"
             )
         if self.tools.read and self.tools.read.part_characters >= self.max_result_characters:
             yield (

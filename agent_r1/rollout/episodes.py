@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition
+from agent_r1.envs.context import in_context
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.stages import EnvParams
@@ -54,8 +55,8 @@ def collect(
     so that a round waits for the slowest and not for their sum. By arrival no episode waits for another.
 
     An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
-    not appended, and earns nothing. Where the chat template renders the history in another way than it did, a new
-    context begins; see `Dialogue`.
+    not appended, and earns nothing. Where the environment or `shared.limits.context` rewrites the context, or the chat
+    template renders the history in another way than it did, a new context begins; see `Dialogue`.
 
     Episodes that the world cuts short are made again once, with the same seeds; those that it cuts short again are
     ABORTED. A TooManyAborted says that they are more than the share of `env.aborted_share`.
@@ -147,7 +148,7 @@ class _Episode:
         self._attempt, self._chat, self._limits = attempt, chat, limits
         self._iteration, self._policy_version = seed[1], policy_version
         self._seed_parts = (*seed, attempt.question_id, attempt.sample)
-        self._env = attempt.env(derive(*self._seed_parts, "env"))
+        self._env = in_context(attempt.env(derive(*self._seed_parts, "env")), limits.context)
         self._context_starts = [0]
         self._ids: list[int] = []
         self._source: list[int] = []
@@ -260,7 +261,7 @@ class _Episode:
         if transition.outcome is not None:
             self.outcome, self._answer, self.fault = transition.outcome, transition.answer, transition.fault
             return
-        reply = self._dialogue.reply(action, transition.observations, closed=closed)
+        reply = self._dialogue.reply(action, transition.observations, closed=closed, restart=transition.restart)
         if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):
             self.outcome = Outcome.TOKEN_LIMIT
             return

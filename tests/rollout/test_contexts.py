@@ -1,0 +1,163 @@
+"""Episodes that outlast their contexts: bounded, token for token what was sampled, and the learner's in every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from agent_r1.envs.base import Attempt, Env, Restart, Transition
+from agent_r1.envs.shared import Shared
+from agent_r1.params import SHIPPED, load
+from agent_r1.params.stages import ContextParams
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Outcome, Source, Trajectory
+from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
+from agent_r1.rollout.template import SAMPLE_TOOL
+from agent_r1.training.loop import Training
+from agent_r1.training.watch import StaleWeightsError
+
+SETTINGS = load(SHIPPED)
+MOST, STEPS, EPISODES = 400, 30, 2
+
+
+class Talking(Env):
+    """Says much, and ends after `STEPS` steps."""
+
+    system, user = "Be brief.", "Who?"
+
+    def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
+        self.tools, self._steps = tools, 0
+
+    async def step(self, action: str) -> Transition:
+        self._steps += 1
+        if self._steps == STEPS:
+            return Transition(outcome=Outcome.TURN_LIMIT)
+        said = f"{self._steps} " + "Mara Quill of Tesk " * 6
+        return Transition(observations=(said,), rewards_when_read={"progress": 1.0})
+
+
+class Noting:
+    """A sampler that keeps what went through it, by episode."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self.seen: dict[int, list[tuple[Request, Action]]] = {}
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        actions = self._sampler.sample(requests)
+        for request, action in zip(requests, actions, strict=True):
+            self.seen.setdefault(request.episode, []).append((request, action))
+        return actions
+
+
+Played = tuple[Noting, list[Trajectory]]
+
+
+def play(sampler: Sampler, chat: Chat, kind: str, every: int, *, tools: Any = (), **limits: int) -> Played:
+    context = ContextParams(kind=kind, every=every)
+    changes = {"max_tokens": MOST, "max_action_tokens": 16, "context": context, **limits}
+    attempts = [Attempt(question_id=f"q{n}", group=n, sample=0, env=lambda _: Talking(tools)) for n in range(EPISODES)]
+    noting = Noting(sampler)
+    with Shared(SETTINGS.env.model_copy(update=changes)) as shared:
+        return noting, collect(noting, chat, attempts, shared, seed=7)
+
+
+def test_appended_such_an_episode_ends_at_the_limit(engine: Engine, chat: Chat) -> None:
+    _, trajectories = play(engine, chat, "append", 0)
+    assert {each.outcome for each in trajectories} == {Outcome.TOKEN_LIMIT}
+
+
+@pytest.fixture(scope="module", params=[("window", True), ("window", False), ("summary", True), ("summary", False)])
+def rewritten(request: pytest.FixtureRequest, engine: Engine, chat: Chat) -> Played:
+    """Episodes of an untrained policy, with tools and without."""
+    kind, with_tools = request.param
+    return play(engine, chat, kind, 2, tools=[SAMPLE_TOOL] if with_tools else ())
+
+
+def test_an_episode_of_three_times_the_limit_finishes(rewritten: Played) -> None:
+    _, trajectories = rewritten
+    for each in trajectories:
+        summaries = len(each.steps) - STEPS
+        said = int(np.isin(each.source, (Source.ACTION, Source.OBSERVATION)).sum())
+        assert (each.outcome, said > 3 * MOST) == (Outcome.TURN_LIMIT, True)
+        assert summaries in (0, (STEPS - 1) // 2)
+        assert len(each.contexts) == (1 + summaries if summaries else STEPS - 2)
+        assert all(span.stop - span.start <= MOST for span in each.contexts)
+        assert sum(step.rewards.get("progress", 0) for step in each.steps) == STEPS - 1
+
+
+def test_every_context_is_what_was_asked_and_every_action_what_was_sampled(rewritten: Played) -> None:
+    """So what is sampled stands once in a trajectory, and a context grows by what follows alone."""
+    noting, trajectories = rewritten
+    for index, each in enumerate(trajectories):
+        for step, (request, action) in zip(each.steps, noting.seen[index], strict=True):
+            [context] = [span for span in each.contexts if span.start <= step.action_start < span.stop]
+            assert each.token_ids[context.start : step.action_start].tolist() == request.context
+            assert each.token_ids[step.action_start : step.action_stop].tolist() == action.token_ids
+        assert int(each.action_mask.sum()) == sum(len(action.token_ids) for _, action in noting.seen[index])
+
+
+def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_model: Path, tmp_path: Path) -> None:
+    """The proof of the weights looks at all of them: one logprob that is off in the last is found."""
+    _, trajectories = rewritten
+    update, folder = SETTINGS.train.update, SimpleNamespace(proof=lambda iteration: tmp_path / "proof.parquet")
+    learner = Learner(tiny_model, update, SETTINGS.model, with_critic=False, seed=0)
+    training = cast(Any, SimpleNamespace(learner=learner, folder=folder, config=SimpleNamespace(update=update)))
+    assert Training._prove(training, trajectories, 0) < update.canary_tolerance.float32
+    last = trajectories[-1]
+    off = last.logprobs.copy()
+    off[last.steps[-1].action_start] -= 0.1
+    with pytest.raises(StaleWeightsError, match=r"off by 0\.1 nats"):
+        Training._prove(training, [*trajectories[:-1], replace(last, logprobs=off)], 0)
+
+
+def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None:
+    """It spells marks out: where it was sampled they are what was sampled, afterwards text in a prompt."""
+    script = ScriptedSampler([["go", chat.escape(hostile), *["go"] * 2 * STEPS]] * EPISODES, chat)
+    _, [each, *_] = play(script, chat, "summary", 1, max_action_tokens=120, max_tokens=512)
+    second = each.contexts[1]
+    opening = each.source[second].tolist().index(Source.ACTION)
+    prompt = each.token_ids[second][:opening]
+    assert hostile in chat.decode(prompt.tolist())
+    assert set(each.source[second][:opening].tolist()) == {Source.PROMPT}
+    marks = np.isin(prompt, chat.encode_action("<|im_start|>"))
+    assert int(marks.sum()) == 3 + 2  # the beginnings of system, user and assistant, and two ends
+
+
+@pytest.mark.parametrize("style", ["built_in", "qwen2_5", "qwen3", "llama3", "mistral"])
+@pytest.mark.parametrize("keep", [0, 1, 2, 9])
+@pytest.mark.parametrize("with_tools", [True, False])
+def test_a_new_context_is_what_the_template_renders(
+    style: str,
+    keep: int,
+    with_tools: bool,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tokenizer_of: Callable[..., PreTrainedTokenizerFast],
+) -> None:
+    """Of the new opening and the kept exchanges: history is PROMPT, and of observations the latest is one."""
+    chat = Chat(tiny_tokenizer if style == "built_in" else tokenizer_of(style))
+    tools = [SAMPLE_TOOL] if with_tools else []
+    dialogue = Dialogue(chat, "Be brief.", "Who?", tools)
+    for said in ("a", "b"):
+        dialogue.reply(chat.encode_action(said), [f"{said} seen"], closed=True)
+    said = ["c seen"] if keep else []
+    reply = dialogue.reply(chat.encode_action("c"), said, closed=True, restart=Restart(user="Anew?", keep=keep))
+    exchanges = [[("assistant", each), ("tool" if with_tools else "user", f"{each} seen")] for each in "abc"]
+    kept = [message for exchange in exchanges[-keep:] * bool(keep) for message in exchange]
+    whole = chat.template.render([("system", "Be brief."), ("user", "Anew?"), *kept], tools)
+    assert (reply.restarts, reply.ids) == (True, chat.encode_sampled(whole))
+    spans = [(source, len(list(run))) for source, run in groupby(reply.source)]
+    expected = [Source.PROMPT, Source.TEMPLATE, Source.OBSERVATION, Source.TEMPLATE] if keep else [Source.PROMPT]
+    assert [source for source, _ in spans] == expected
+    observed = [index for index, source in zip(reply.ids, reply.source, strict=True) if source == Source.OBSERVATION]
+    assert chat.decode(observed).strip('"') == "".join(said)
