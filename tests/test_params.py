@@ -219,6 +219,8 @@ IVF = {"search.dense.faiss": "ivf", "search.dense.nlist": 8}
 UNTAUGHT = {"warm_start.demonstrations": 0, "warm_start.naive_rag_demonstrations": 0}
 STOP = {"train.iterations": 20, "train.monitor.on_collapse": "stop"}
 ROLL_BACK = {"train.monitor.on_collapse": "rollback", "train.monitor.max_rollbacks": 1}
+STABILISE = {**ONLY_PPO, "train.rollout.samples": 4, "train.monitor.on_collapse": "stabilise"}
+STARPO_S = {"rollout": {"samples": 4}, "credit": {"filter": {"kind": "top_fraction", "share": 0.25}}}
 SERVER = {"engine.kind": "server"}
 OWN = {"function": "package.module:name", "weight": 0.5}
 GIGPO = {"train.credit.estimator": "gigpo"}
@@ -312,6 +314,26 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"train.monitor.max_rollbacks": 2}, "monitor: max_rollbacks 2 does not go with on_collapse: warn"),
         ({**STOP, "train.monitor.max_rollbacks": 2}, "max_rollbacks 2 does not go with on_collapse: stop"),
         ({**ROLL_BACK, "train.checkpoint.every": 3}, r"train: checkpoint\.every 3 with monitor\.on_collapse: rollback"),
+        (
+            {**STABILISE, "train.monitor.stabilise.rollback": True, "train.checkpoint.every": 3},
+            r"checkpoint\.every 3 with monitor\.on_collapse: stabilise: a run goes back",
+        ),
+        (
+            {**STABILISE, "train.monitor.stabilise.filter": {"kind": "none", "share": 1.0, "refill": 0}},
+            r"train: monitor\.on_collapse: stabilise changes nothing: the run has the filter and the clip_high of",
+        ),
+        (
+            {**STABILISE, "train.rollout.samples": 1},
+            r"train: once monitor\.stabilise holds: credit\.filter top_fraction looks at .* set it to 2 or more",
+        ),
+        (
+            {"runs.new": {"monitor": {"stabilise": {"clip_high": 0.3}}}},
+            r"runs\.new: monitor\.stabilise would change nothing with on_collapse: warn; leave that out, or set",
+        ),
+        (
+            {"runs.new": {**STARPO_S, "monitor": {"on_collapse": "stabilise"}}},
+            r"runs\.new: .*stabilise changes nothing",
+        ),
         ({"train.monitor.on_collapse": "rollback"}, "max_rollbacks 0 does not go with on_collapse: rollback"),
         ({**STOP, "train.monitor.patience": 20}, "train: monitor.on_collapse: stop has no effect: with monitor.pat"),
         ({"warm_start.fine_tune": True}, r"warm_start\.fine_tune: true has no effect .* set model\.path"),

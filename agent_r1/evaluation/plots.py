@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 EXPLAINED = "value/explained_variance"  # logged where there is a critic
 SAMPLED, VALIDATED = "rollout/success", "validation/success"
+STABILISED = "monitor/stabilised"  # logged where an alarm may change how a run trains
 LEAST_EXPLAINED = -0.25  # drawn; a critic that errs by more is off the paper
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
@@ -31,6 +32,7 @@ VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 
 # How the marks of the final scores are drawn.
 INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
 MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
+CHANGE: dict[str, Any] = {"linewidth": 1.6, "linestyle": (0, (1, 1))}
 SEED: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5, "fillstyle": "none"}
 
 Curve = Sequence[Mapping[str, float]]  # one mapping of metrics per iteration
@@ -67,6 +69,7 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
             x, y = _points(rows, metric)
             axes.plot(x, y, color=colour[run], linewidth=1, alpha=0.22)
             axes.plot(x, smoothed(y), color=colour[run], linewidth=2.8)
+            _mark_change(axes, rows, colour[run])
     for run, rows in curves.items():
         left.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
     validated = any(VALIDATED in metrics for rows in curves.values() for metrics in rows)
@@ -82,7 +85,7 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
     ]
     if validated:
         meaning.append(Line2D([], [], color=INK, label="validation: dev questions, greedy", **VALIDATION))
-    _legend(figure, [*lines, *meaning])
+    _legend(figure, [*lines, *meaning, *_change_marks(curves.values())])
     _save(figure, path)
 
 
@@ -91,9 +94,9 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
 
     The reference's mean is drawn in grey in every other panel.
     """
-    rows = -(-len(curves) // PANELS_PER_ROW)
-    figure = Figure((13, 1.1 + 2.6 * rows), **PAPER)
-    panels = figure.subplots(rows, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
+    lines = -(-len(curves) // PANELS_PER_ROW)
+    figure = Figure((13, 1.1 + 2.6 * lines), **PAPER)
+    panels = figure.subplots(lines, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
@@ -106,6 +109,8 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
         x, mean, low, high = _band(seeds, metric)
         panel.fill_between(x, low, high, color=colour[run], alpha=0.22, linewidth=0)
         panel.plot(x, mean, color=colour[run], linewidth=2.6)
+        for rows in seeds:
+            _mark_change(panel, rows, colour[run])
         _clear(panel)
         panel.set_title(run, loc="left", fontsize=12.5, color=colour[run], fontweight="bold")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
@@ -114,7 +119,8 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
             panel.set_xlabel("iteration", color=MUTED)
     band = Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed")
     mean_line = Line2D([], [], color=INK, linewidth=2.6, label="mean of the seeds")
-    _legend(figure, [mean_line, band, Line2D([], [], label=f"mean of {reference}", **dashed)])
+    changes = _change_marks(rows for seeds in curves.values() for rows in seeds)
+    _legend(figure, [mean_line, band, Line2D([], [], label=f"mean of {reference}", **dashed), *changes])
     _save(figure, path)
 
 
@@ -151,6 +157,22 @@ def final_scores(
     ]
     _legend(figure, marks if seeds else marks[:2])
     _save(figure, path)
+
+
+def change(rows: Curve) -> float | None:
+    """Between which iterations a run began to train as `monitor.stabilise` says; None where it never did."""
+    return next((row["iteration"] - 0.5 for row in rows if row.get(STABILISED)), None)
+
+
+def _mark_change(axes: Axes, rows: Curve, colour: str) -> None:
+    if (at := change(rows)) is not None:
+        axes.axvline(at, color=colour, zorder=1, **CHANGE)
+
+
+def _change_marks(curves: Iterable[Curve]) -> list[Artist]:
+    """What the legend says of changes; nothing without one."""
+    changed = any(change(rows) is not None for rows in curves)
+    return [Line2D([], [], color=INK, label="from here on as monitor.stabilise says", **CHANGE)] * changed
 
 
 def _points(rows: Curve, metric: str) -> NDArray[np.float64]:

@@ -164,18 +164,24 @@ class Replayer:
         """One iteration under every configuration."""
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
-        assigned = [self._assign(trajectories, stored, each) for each in self.compared]
+        under = [self._own(number), *self.compared[1:]]
+        assigned = [self._assign(trajectories, stored, each) for each in under]
         self._compare_with_stored(number, assigned[0][0], stored)
         replays, own = [], None
-        for each, (credits_, metrics) in zip(self.compared, assigned, strict=True):
+        for each, (credits_, metrics) in zip(under, assigned, strict=True):
             gradient = self._gradient(number, policy, trajectories, credits_, each.train)
             own = own or gradient
             compared = advantage_comparison(trajectories, credits_, assigned[0][0])
             angles = gradient.compared_with(own) if gradient and own else {}
             replays.append(Replay(each, metrics | compared | angles))
-        credit = self.compared[0].train.credit
+        credit = under[0].train.credit
         values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
         return Replayed(number, policy, replays, values)
+
+    def _own(self, number: int) -> Configuration:
+        """The run's own, as it trained that iteration."""
+        own = self.compared[0]
+        return own._replace(train=own.train.stabilised) if self.stored.was_stabilised(number) else own
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration

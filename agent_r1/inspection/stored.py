@@ -66,6 +66,11 @@ class StoredRun:
         path = self._rows("proof", iteration)
         return read_rows(path, Proof) if path.exists() else []
 
+    def was_stabilised(self, iteration: int) -> bool:
+        """Whether one iteration trained as `train.monitor.stabilise` says."""
+        metrics = json.loads((self.folder / "metrics.jsonl").read_text().splitlines()[iteration])
+        return bool(metrics.get("monitor/stabilised"))
+
     def choose(self, wanted: Sequence[str]) -> list[int]:
         """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.
 

@@ -388,12 +388,26 @@ class MonitorThresholds(Section):
     thought_repetition: Share
 
 
+class StabiliseParams(Section):
+    """What becomes of a run with `on_collapse: stabilise` from its first alarm on; see `TrainParams.stabilised`."""
+
+    rollback: bool  # whether it goes back to the last good checkpoint as well
+    filter: FilterParams
+    clip_high: Positive
+
+
 class MonitorParams(Section):
-    on_collapse: Literal["warn", "stop", "rollback"]
+    on_collapse: Literal["warn", "stop", "rollback", "stabilise"]
     max_rollbacks: Natural
+    stabilise: StabiliseParams
     patience: Count
     first_iterations: Count
     thresholds: MonitorThresholds
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether an alarm may take the run back to a checkpoint."""
+        return self.on_collapse == "rollback" or (self.on_collapse == "stabilise" and self.stabilise.rollback)
 
     def objections(self) -> Iterator[str]:
         if (self.on_collapse == "rollback") != (self.max_rollbacks > 0):
@@ -474,15 +488,36 @@ class TrainParams(Section):
         """Whether the policy is held near the model it started from."""
         return self.credit.kl_reward > 0 or self.update.kl_loss > 0
 
+    @property
+    def stabilised(self) -> TrainParams:
+        """The same once `monitor.stabilise` holds: as StarPO-S trains, whose later alarms are warnings.
+
+        Source: RAGEN (arXiv 2504.20073), §4.2: groups whose returns differ most, no KL, clip-higher.
+        """
+        stabilise = self.monitor.stabilise
+        changes = {
+            "credit": {"filter": stabilise.filter, "kl_reward": 0.0},
+            "update": {"clip_high": stabilise.clip_high, "kl_loss": 0.0},
+            "monitor": {"on_collapse": "warn"},
+        }
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=change) for name, change in changes.items()}
+        )
+
     def require_read(self, overrides: dict[str, Any], where: str) -> None:
         """Refuses overrides that change nothing; what they are laid over serves other estimators too.
 
-        A ValueError names, after `where`, those that the estimator does not read.
+        A ValueError names, after `where`, those that the estimator or the monitor does not read.
         """
         never = {
             "credit": frozenset[str]().union(*READS.values()) - self.credit.read,
             "update": frozenset[str]() if self.credit.needs_critic else frozenset({"critic"}),
         }
+        if self.monitor.on_collapse != "stabilise" and "stabilise" in overrides.get("monitor", {}):
+            raise ValueError(
+                f"{where}: monitor.stabilise would change nothing with on_collapse: {self.monitor.on_collapse}; leave "
+                "that out, or set on_collapse: stabilise"
+            )
         unread = [f"{part}.{key}" for part, keys in never.items() for key in overrides.get(part, {}) if key in keys]
         if unread:
             raise ValueError(
@@ -532,15 +567,16 @@ class TrainParams(Section):
                 f"update.critic.warmup may train the critic alone for {warmup} iterations, which are all "
                 f"{self.iterations}, and the policy never; shorten it or raise iterations"
             )
-        if self.validation.keep_best and self.monitor.on_collapse == "rollback":
+        if self.validation.keep_best and self.monitor.goes_back:
             yield (
-                "validation.keep_best: true with monitor.on_collapse: rollback: the best policy may be of an iteration "
-                "that the run went back from; choose one of them"
+                f"validation.keep_best: true with monitor.on_collapse: {self.monitor.on_collapse}: the best policy may "
+                "be of an iteration that the run went back from; choose one of them"
             )
-        if self.checkpoint.every > 1 and self.monitor.on_collapse == "rollback":
+        if self.checkpoint.every > 1 and self.monitor.goes_back:
             yield (
-                f"checkpoint.every {self.checkpoint.every} with monitor.on_collapse: rollback: a run goes back to the "
-                "checkpoint that an iteration began with, and most would have none; set every: 1, or on_collapse: stop"
+                f"checkpoint.every {self.checkpoint.every} with monitor.on_collapse: {self.monitor.on_collapse}: a run "
+                "goes back to the checkpoint that an iteration began with, and most would have none; set every: 1, or "
+                "on_collapse: stop"
             )
         if self.validation.keep_best and self.keep.learner:
             yield (
@@ -552,3 +588,17 @@ class TrainParams(Section):
                 f"monitor.on_collapse: {self.monitor.on_collapse} has no effect: with monitor.patience "
                 f"{self.monitor.patience} no alarm is possible in {self.iterations} iterations; lower the patience"
             )
+        yield from self._objections_to_stabilising()
+
+    def _objections_to_stabilising(self) -> Iterator[str]:
+        """What is wrong with the run as it would be after an alarm."""
+        if self.monitor.on_collapse != "stabilise":
+            return
+        later = self.stabilised
+        if (later.credit, later.update) == (self.credit, self.update):
+            yield (
+                "monitor.on_collapse: stabilise changes nothing: the run has the filter and the clip_high of "
+                "monitor.stabilise from its start, and no KL; set on_collapse: warn, or other settings there"
+            )
+        for part in (later, later.credit, later.update):
+            yield from (f"once monitor.stabilise holds: {objection}" for objection in part.objections())

@@ -17,7 +17,8 @@ from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
-from agent_r1.rollout.chat import Chat, Dialogue, Encoded
+from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.codec import Encoded
 from agent_r1.rollout.order import Arrivals, Rounds, compare, order_of
 from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
 from agent_r1.seeds import derive

@@ -39,6 +39,7 @@ from agent_r1.training.watch import (
     Unrecorded,
     Verdict,
     announce,
+    as_it_trains,
     judge,
     prove,
     require_own,
@@ -175,7 +176,7 @@ class Training:
         credits_, metrics = assign(
             trajectories,
             values,
-            self.config.credit,
+            self.current.credit,
             reference=reference,
             questions=questions,
             max_tokens=self.env.max_tokens,
@@ -187,7 +188,7 @@ class Training:
         """Improves the policy and the critic."""
         trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
         credits_ = read_rows(self.folder.credit(iteration), Credit)
-        rate = self.config.rate(iteration)
+        rate, self.learner.params = self.config.rate(iteration), self.current.update
         explained = value_metrics(credits_).get("value/explained_variance", 0.0)
         return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
 
@@ -217,13 +218,18 @@ class Training:
         return scores
 
     @property
+    def current(self) -> TrainParams:
+        """The run's configuration as it trains now."""
+        return as_it_trains(self.config, self.folder.history(), self.folder.rollbacks)
+
+    @property
     def seed(self) -> int:
         """Of every draw: another one after each rollback."""
         return reseeded(self.config.seed, self.folder.rollbacks)
 
     @property
     def _may_roll_back(self) -> bool:
-        return self.config.monitor.on_collapse == "rollback"
+        return self.current.monitor.goes_back
 
     def _collected(self, iteration: int) -> Metrics:
         """What was measured of an iteration that an earlier process collected; nothing where it is to be collected.
@@ -274,10 +280,11 @@ class Training:
 
     def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:
         """Adds the trajectories of further questions in place of those whose returns are all equal."""
-        rounds, added = self.config.credit.filter.refill, 0
+        credit, added = self.current.credit, 0
+        rounds = credit.filter.refill
         for refill in range(rounds):
             wanted = self.config.rollout.questions
-            missing = groups_to_refill(trajectories, wanted, self.config.credit, self.env.max_tokens)
+            missing = groups_to_refill(trajectories, wanted, credit, self.env.max_tokens)
             asked = {trajectory.question_id for trajectory in trajectories}
             further = draw_further(
                 self.questions, missing, besides=asked, iteration=iteration, refill=refill, seed=self.seed
@@ -289,7 +296,7 @@ class Training:
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
         """What the warm-started model thinks of the tokens that were sampled; None without a KL."""
-        if self.reference is None:
+        if self.reference is None or not self.current.needs_reference:
             return None
         return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
 

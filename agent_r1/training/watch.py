@@ -104,24 +104,47 @@ class Verdict:
     clean: bool  # no sign has even begun to show: the weights that the iteration began with are good
     decision: Decision
     rollbacks: int  # before this verdict
+    stabilised: bool | None = None  # whether it was trained as `monitor.stabilise` says; None where a run never is
 
     @property
     def metrics(self) -> dict[str, float]:
-        return {"monitor/alarms": len(self.alarms), "monitor/rollbacks": self.rollbacks}
+        stabilised = {} if self.stabilised is None else {"monitor/stabilised": float(self.stabilised)}
+        return {"monitor/alarms": len(self.alarms), "monitor/rollbacks": self.rollbacks, **stabilised}
 
 
 def judge(history: Sequence[Mapping[str, float]], config: TrainParams, rollbacks: int) -> Verdict:
     """What becomes of a run whose iterations so far have these metrics.
 
-    With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run.
+    With `on_collapse: rollback` an alarm after the last of `max_rollbacks` rollbacks stops the run. With `stabilise`
+    the first one changes how it trains, see `as_it_trains`, and takes it back where `monitor.stabilise` says so.
     """
     samples, monitor = config.rollout.samples, config.monitor
     seen = alarms(history, monitor, samples=samples)
+    trained = as_it_trains(config, history[:-1], rollbacks)
     decision = Decision.GO_ON
-    if seen and monitor.on_collapse != "warn":
-        decision = Decision.ROLL_BACK if rollbacks < monitor.max_rollbacks else Decision.STOP
-    clean = is_clean(history, monitor, samples=samples)
-    return Verdict(alarms=seen, clean=clean, decision=decision, rollbacks=rollbacks)
+    if seen and trained.monitor.goes_back:
+        last = monitor.on_collapse == "rollback" and rollbacks >= monitor.max_rollbacks
+        decision = Decision.STOP if last else Decision.ROLL_BACK
+    elif seen and monitor.on_collapse == "stop":
+        decision = Decision.STOP
+    return Verdict(
+        alarms=seen,
+        clean=is_clean(history, monitor, samples=samples),
+        decision=decision,
+        rollbacks=rollbacks,
+        stabilised=trained is not config if monitor.on_collapse == "stabilise" else None,
+    )
+
+
+def as_it_trains(config: TrainParams, history: Sequence[Mapping[str, float]], rollbacks: int) -> TrainParams:
+    """The configuration of the iteration after those of the history, of a run that went back so often.
+
+    It is `config.stabilised` where `on_collapse: stabilise` has met an alarm, which is in the history unless the run
+    went back from it, and is `config` itself elsewhere.
+    """
+    if config.monitor.on_collapse != "stabilise":
+        return config
+    return config.stabilised if rollbacks or any(each["monitor/alarms"] for each in history) else config
 
 
 def announce(verdict: Verdict, record: Record, iteration: int) -> None:
@@ -129,9 +152,10 @@ def announce(verdict: Verdict, record: Record, iteration: int) -> None:
     if not verdict.alarms:
         return
     seen = "; ".join(map(str, verdict.alarms))
-    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, verdict.decision, seen)
+    done = f"{verdict.decision} as monitor.stabilise says" if verdict.stabilised is False else verdict.decision
+    logger.warning("iteration %d shows signs of collapse, the run %s: %s", iteration, done, seen)
     record.tag("monitor/signs", ", ".join(alarm.sign for alarm in verdict.alarms))
-    record.tag("monitor/last_alarm", f"iteration {iteration}, {verdict.decision}: {seen}")
+    record.tag("monitor/last_alarm", f"iteration {iteration}, {done}: {seen}")
     if verdict.decision is Decision.ROLL_BACK:
         record.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
         record.rewind()

@@ -10,7 +10,9 @@ from matplotlib.image import imread
 
 from agent_r1.evaluation.plots import (
     PALETTE,
+    STABILISED,
     _band,
+    change,
     colours,
     final_scores,
     learning_curves,
@@ -18,6 +20,8 @@ from agent_r1.evaluation.plots import (
     smoothed,
 )
 from agent_r1.evaluation.statistics import Interval
+
+NAMES = ("calm", "changed")
 
 
 def test_smoothed_by_hand() -> None:
@@ -44,6 +48,20 @@ def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> No
     assert drawn_in(tmp_path / "curves.png", PALETTE[0]) > 1000
     assert drawn_in(tmp_path / "curves.png", PALETTE[1]) > 500
     assert drawn_in(tmp_path / "curves.png", PALETTE[2]) == 0
+
+
+def test_a_line_says_where_a_run_began_to_train_in_another_way(tmp_path: Path) -> None:
+    """Between iterations 3 and 4, in every panel of the run and of no other."""
+    calm = [{"iteration": i, "rollout/em": 0.5, "reward/total": 0.5} for i in range(10)]
+    changed = [{**row, STABILISED: float(row["iteration"] > 3)} for row in calm]
+    assert (change(calm), change(changed), change(changed[:4])) == (None, 3.5, None)
+    for name, rows in (("calm", calm), ("changed", changed)):
+        learning_curves(tmp_path / f"{name}.png", {"ppo": calm, "grpo": rows}, {})
+        seed_curves(tmp_path / f"{name}_seeds.png", {"ppo": [calm], "grpo": [calm, rows]}, "ppo", "rollout/em", "")
+    for kind, more in (("", 500), ("_seeds", 100)):
+        ink = [[drawn_in(tmp_path / f"{name}{kind}.png", colour) for colour in PALETTE[:2]] for name in NAMES]
+        assert ink[1][1] > ink[0][1] + more
+        assert abs(ink[1][0] - ink[0][0]) < more / 2
 
 
 def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:

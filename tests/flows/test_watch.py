@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.inspection.replay import replay
 from agent_r1.params import RunId, load
 from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
@@ -77,13 +78,14 @@ def touchy(
     """A project with a touchy monitor and two runs alike, `ppo` and `twin`; gives the first one's folder."""
     shutil.copytree(untrained, tmp_path, dirs_exist_ok=True)
 
-    def write(**monitor: Any) -> Path:
+    def write(train: Any = None, max_action_tokens: int = 8, **monitor: Any) -> Path:
         small = {
             "iterations": 3,
             "monitor": {**TOUCHY, **monitor},
             "update": {"critic": {"warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}},
+            **(train or {}),
         }
-        limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": 8}
+        limits = {"max_steps": 1, "max_tokens": MAX_TOKENS, "max_action_tokens": max_action_tokens}
         write_params(tmp_path, {"env": limits, "train": small, "runs": {"ppo": {}, "twin": {}}})
         return tmp_path / PLACES.training(RunId("ppo"))
 
@@ -166,6 +168,59 @@ def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
     assert [point.step for point in history] == [0, 1, 0, 1]
 
 
+# Groups whose returns differ by how long an action is before it happens to end.
+GROUPS = {
+    "iterations": 4,
+    "rollout": {"questions": 4, "samples": 4},
+    "credit": {"kl_reward": 0.01, "rewards": {"length": 0.01}},
+    "checkpoint": {"every": 1},
+}
+
+
+def stabilising(touchy: Callable[..., Path], *, rollback: bool = False, every: int = 1) -> Path:
+    """A run whose iteration 1 alarms, so that it trains as StarPO-S from then on, or from iteration 0 on."""
+    train = {**GROUPS, "checkpoint": {"every": every}}
+    return touchy(train, 64, on_collapse="stabilise", stabilise={"rollback": rollback, "clip_high": 0.3})
+
+
+@pytest.mark.parametrize("rollback", [False, True])
+def test_a_stabilised_run_trains_in_another_way_from_the_next_iteration_on(
+    tmp_path: Path, touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, rollback: bool
+) -> None:
+    """The filter, the clipping and the price of a KL are those of its configuration, then those of StarPO-S."""
+    run, clipped = stabilising(touchy, rollback=rollback), []
+    update = Learner.update
+
+    def watched(learner: Learner, *arguments: Any, **named: Any) -> Any:
+        clipped.append(learner.params.clip_high)
+        return update(learner, *arguments, **named)
+
+    monkeypatch.setattr(Learner, "update", watched)
+    train("ppo")
+    plain = 0 if rollback else 2
+    assert clipped == [0.28] * 2 + [0.3] * (4 - plain)
+    found = rows(run)
+    assert [row["monitor/stabilised"] for row in found] == [0.0] * plain + [1.0] * (4 - plain)
+    assert [row.get("filter/kept_share") for row in found] == [None] * plain + [0.25] * (4 - plain)
+    assert ["reward/kl" in row for row in found] == [True] * plain + [False] * (4 - plain)
+    assert (progress(run)["rollbacks"], progress(run)["stopped"]) == (int(rollback), False)
+    client = MlflowClient(f"sqlite:///{tmp_path}/.tracking/mlflow.db")
+    history = client.get_metric_history(shown(tmp_path).info.run_id, "monitor/stabilised")
+    stated = [0.0, 0.0, *[1.0] * 4] if rollback else [0.0, 0.0, 1.0, 1.0]
+    assert [point.value for point in history] == stated
+
+
+def test_a_replay_credits_every_iteration_as_it_was_trained(
+    touchy: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    stabilising(touchy)
+    train("ppo")
+    changes = ["credit.filter.kind=top_fraction", "credit.filter.share=0.25"]  # values of the others are not stored
+    found = replay(load(), RunId("ppo"), [], changes, folder=None, iterations=["all"], with_gradient=False)
+    assert "has changed since" not in caplog.text
+    assert ["filter/kept_share" in each.replays[0].metrics for each in found] == [False, False, True, True]
+
+
 class Killed(BaseException):
     """What a process that is killed does not live to see."""
 
@@ -185,6 +240,12 @@ def test_killed_around_its_rollback_a_run_ends_with_the_same_bits(
 ) -> None:
     run = touchy(on_collapse="rollback", max_rollbacks=1)
     train("ppo")
+    twin = killed_twin(run, monkeypatch, call, when)
+    assert [seeds(twin, iteration) for iteration in (0, 1)] == [seeds(run, iteration) for iteration in (0, 1)]
+
+
+def killed_twin(run: Path, monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]) -> Path:
+    """The folder of the other run, killed once and started again; it is what the first one is."""
     original = getattr(RunFolder, call)
 
     def killed(folder: RunFolder, *arguments: Any, **named: Any) -> Any:
@@ -202,4 +263,28 @@ def test_killed_around_its_rollback_a_run_ends_with_the_same_bits(
     assert (twin / weights).read_bytes() == (run / weights).read_bytes()
     assert progress(twin) == progress(run)
     assert rows(twin) == rows(run)
-    assert [seeds(twin, iteration) for iteration in (0, 1)] == [seeds(run, iteration) for iteration in (0, 1)]
+    return twin
+
+
+# While the alarm's iteration is concluded, the first one after it, without a checkpoint since the start; going back.
+CHANGES: list[tuple[str, Callable[[RunFolder], bool], dict[str, Any]]] = [
+    ("save", lambda folder: folder.finished == 1, {}),
+    ("save", lambda folder: folder.finished == 2, {}),
+    ("finish", lambda folder: folder.finished == 2, {"every": 4}),
+    ("save", lambda folder: folder.rollbacks == 1, {"rollback": True}),
+    ("history", lambda folder: folder.rollbacks == 1, {"rollback": True}),
+]
+
+
+@pytest.mark.parametrize(("call", "when", "changes"), CHANGES)
+def test_killed_around_its_change_a_run_ends_with_the_same_bits(
+    touchy: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
+    when: Callable[[RunFolder], bool],
+    changes: dict[str, Any],
+) -> None:
+    run = stabilising(touchy, **changes)
+    train("ppo")
+    twin = killed_twin(run, monkeypatch, call, when)
+    assert [seeds(twin, iteration) for iteration in range(4)] == [seeds(run, iteration) for iteration in range(4)]
