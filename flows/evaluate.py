@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.protocols import answer_greedily, attempts_under, conditions, open_shared
+from agent_r1.envs.kinds import require_playable
+from agent_r1.evaluation.protocols import (
+    SCRIPTED,
+    answer_greedily,
+    attempts_under,
+    conditions,
+    open_shared,
+    play_by_script,
+    questions_under,
+)
 from agent_r1.evaluation.scores import (
     BASELINES,
     asked_questions,
@@ -95,23 +104,28 @@ def _ask(
     """Asks, grades, and writes what came of it to the folder and to MLflow."""
     policy = subject.policy
     prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
-    questions = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    asked = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    questions = questions_under(subject.protocol, asked)
+    require_playable(questions, settings.env)
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
     with open_shared(subject.protocol, settings) as shared:
         attempts = attempts_under(subject.protocol, questions, settings, shared)
-        measured = conditions(subject.protocol, attempts, chat, settings, shared, rounded=rounded)
-        with accelerator():
-            trajectories = answer_greedily(
-                policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
-            )
+        measured = conditions(subject.protocol, attempts, questions, chat, settings, shared, rounded=rounded)
+        if subject.protocol in SCRIPTED:
+            trajectories = play_by_script(subject.protocol, attempts, questions, chat, settings, shared)
+        else:
+            with accelerator():
+                trajectories = answer_greedily(
+                    policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
+                )
         of_tools = shared.use_of_tools(trajectories)
     version, policy_hash = policy.version, model_hash(policy.path)
     if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
         raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
-    hashes = {**measured, "policy": policy_hash}
+    hashes = {**measured, "policy": subject.protocol if subject.protocol in SCRIPTED else policy_hash}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions) | of_tools)

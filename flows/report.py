@@ -54,7 +54,7 @@ def _report_sweep(settings: Params, sweep: str) -> list[Path]:
     folders = {each: places.evaluation(each.label, sweep) for ids in members.values() for each in ids}
     render_sweep(
         {run: [read_evaluation(each.label, folders[each]) for each in ids] for run, ids in members.items()},
-        [read_evaluation(baseline, places.evaluation(baseline)) for baseline in OF_A_SWEEP],
+        [read_evaluation(each, places.evaluation(each)) for each in settings.repro_baselines if each in OF_A_SWEEP],
         {run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()},
         read_rows(places.questions, Question),
         places.report(sweep),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
+from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.files import load_pretrained, sha256, write_text
 from agent_r1.params import Params, RunId
 from agent_r1.params.train import TrainParams
@@ -40,13 +40,14 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     config, places = settings.run(meant), settings.places
     questions = read_rows(places.questions, Question)
     require_gold_titles(questions, config.credit)
+    require_playable(questions, settings.env)
     with accelerator():  # before the folder is looked at: the process that holds it may be training this run
         # before the folder is taken up: what cannot run replaces nothing
         memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [meant])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
         with Shared(settings.env, index) as shared:
-            identity = Identity.of(settings, config, inputs_of(settings, config, shared), code_of("train"))
+            identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code_of("train"))
             folder = RunFolder(places.training(meant), identity)
             with (
                 folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
@@ -92,16 +93,16 @@ def _merging(settings: Params) -> Callable[[Path], None]:
     return lambda policy: adapter.merge(policy, settings.places.warm_start, dtype)
 
 
-def inputs_of(settings: Params, config: TrainParams, shared: Shared) -> dict[str, str]:
+def inputs_of(settings: Params, config: TrainParams, questions: Sequence[Question], shared: Shared) -> dict[str, str]:
     """What the run is trained on, as hashes."""
     places = settings.places
-    env = asked_attempt("", shared).env(0)
+    opened = openings(attempts_at(questions, shared), questions, shared)
     return {
         "questions": sha256(places.questions),
         "passages": sha256(places.passages),
         "index": shared.index.index_hash,
         "warm_start": sha256(places.warm_start),
-        "prompt": Chat(load_tokenizer(places.warm_start)).prompt_hash(env.system, env.tools),
+        "prompt": Chat(load_tokenizer(places.warm_start)).prompts_hash(opened),
         **own_rewards.sources(config.credit.rewards),
         **shared.sources(),
     }

@@ -94,6 +94,15 @@ class Env:
         """Gives back what the episode holds, however it ended."""
 
 
+async def opened(env: Env) -> Env:
+    """The environment as it opens, and closed again: what an episode in it begins with."""
+    try:
+        await env.open()
+        return env
+    finally:
+        await env.close()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """An episode to be run, as often as its environment is made."""

@@ -2,20 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from agent_r1.envs.base import Attempt, Env
+from agent_r1.envs.base import Attempt, Env, opened
+from agent_r1.envs.gym_env import GymEnv, require_gymnasium
+from agent_r1.envs.openenv import OpenEnv, require_openenv
+from agent_r1.envs.scripts import SCRIPTS, Script, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
+from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
+from agent_r1.envs.turns import GAMES, Turns
 from agent_r1.params.sections import nearest
+from agent_r1.params.stages import EnvParams
 from agent_r1.records import QA, Question
 
-Kind = Callable[[Question, Shared, int], Env]  # made for one episode, by the seed of its own chance
+
+class Kind(NamedTuple):
+    """One environment, and who plays it without a model."""
+
+    env: Callable[[Question, Shared, int], Env]  # made for one episode, by the seed of its own chance
+    # Raises ValueError for questions that it cannot play, and WorldFault where it does not answer.
+    require: Callable[[Sequence[Question], EnvParams], None] = lambda questions, limits: None
+    scripts: Mapping[str, Script] = {}
+
+
+def _game(question: Question, shared: Shared, seed: int) -> Turns:
+    return Turns(question.env, question.setup, shared.limits, seed)
+
+
+def _require_boards(questions: Sequence[Question], limits: EnvParams) -> None:
+    for question in questions:
+        try:
+            Turns(question.env, question.setup, limits)
+        except ValueError as fault:
+            raise ValueError(f"question {question.question_id!r}: {fault}") from None
+
 
 KINDS: dict[str, Kind] = {
-    QA: with_tools,
+    QA: Kind(with_tools),
+    **{name: Kind(_game, _require_boards, SCRIPTS[name]) for name in GAMES},
+    "gymnasium": Kind(GymEnv, require_gymnasium),
+    "openenv": Kind(OpenEnv, require_openenv),
+    "toolbox": Kind(ToolboxEnv, require_toolbox),
 }
+
+
+def require_playable(questions: Sequence[Question], limits: EnvParams) -> None:
+    """Refuses questions that no episode could be made of, before a model is loaded.
+
+    Raises ValueError for an environment that there is not, or that cannot be made of a question's setup, and WorldFault
+    for one that does not answer.
+    """
+    by_env: dict[str, list[Question]] = {}
+    for question in questions:
+        by_env.setdefault(question.env, []).append(question)
+    for env, those in by_env.items():
+        if env not in KINDS:
+            raise ValueError(f"question {those[0].question_id!r}: there is no env {env!r}{nearest(env, KINDS)}")
+        KINDS[env].require(those, limits)
 
 
 def attempts_at(
@@ -23,24 +69,44 @@ def attempts_at(
 ) -> list[Attempt]:
     """`samples` attempts at each question in its own environment; the attempts of a question are a group.
 
-    Groups are numbered from `first_group`. Raises ValueError for a question whose environment there is not, or cannot
-    be made of its setup.
+    Groups are numbered from `first_group`.
     """
     return [
         Attempt(
             question_id=question.question_id,
             group=group,
             sample=sample,
-            env=partial(_kind(question), question, shared),
+            env=partial(KINDS[question.env].env, question, shared),
         )
         for group, question in enumerate(questions, start=first_group)
         for sample in range(samples)
     ]
 
 
-def _kind(question: Question) -> Kind:
-    if question.env not in KINDS:
-        raise ValueError(
-            f"question {question.question_id!r}: there is no env {question.env!r}{nearest(question.env, KINDS)}"
-        )
-    return KINDS[question.env]
+def openings(attempts: Sequence[Attempt], questions: Sequence[Question], shared: Shared) -> list[Env]:
+    """What the first attempt at each data set opens with: environments that are closed again."""
+    dataset = {question.question_id: question.dataset for question in questions}
+    firsts: dict[str, Attempt] = {}
+    for attempt in attempts:
+        firsts.setdefault(dataset[attempt.question_id], attempt)
+    return [shared.run(opened(attempt.env(0))) for attempt in firsts.values()]
+
+
+def played_by(
+    name: str, attempts: Sequence[Attempt], questions: Sequence[Question], seed: int
+) -> tuple[list[Attempt], list[Iterable[str]]]:
+    """The attempts with a script for each that plays in its environment: `random`, `oracle` or `demonstrator`.
+
+    Raises ValueError for an environment that nobody plays so.
+    """
+    env = {question.question_id: question.env for question in questions}
+    played, scripts = list[Attempt](), list[Iterable[str]]()
+    for attempt in attempts:
+        script = KINDS[env[attempt.question_id]].scripts.get(name)
+        if script is None:
+            games = ", ".join(kind for kind in KINDS if name in KINDS[kind].scripts)
+            raise ValueError(f"nobody plays {env[attempt.question_id]!r} as {name!r} does, only {games}")
+        [one], [player] = scripted([attempt], script, seed)
+        played.append(one)
+        scripts.append(player)
+    return played, scripts

@@ -60,6 +60,19 @@ class _Player:
         return self._script(self._env, random.Random(self._seed))
 
 
+async def told(env: Env, script: Iterable[str]) -> list[str]:
+    """All texts of an episode that is played by a script, in their order: what is read and what is written."""
+    await env.open()
+    texts, actions = [env.system, env.user], iter(script)
+    while True:
+        texts.append(next(actions))
+        transition = await env.step(texts[-1])
+        if transition.outcome is not None:
+            await env.close()
+            return texts
+        texts += transition.observations
+
+
 def said(moves: Sequence[str], thought: str = "") -> str:
     """An action's text. Spaces within the tags give a move the same token wherever it stands."""
     answer = f"<answer> {f' {SEPARATOR} '.join(moves)} </answer>"

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_r1.envs.base import Attempt
-from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params
 from agent_r1.params.stages import Protocol
-from agent_r1.records import Question, Trajectory
+from agent_r1.records import QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import collect
+from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Actor, Beneath
 from agent_r1.search.index import describe, open_index
+
+SCRIPTED = ("random", "oracle")  # protocols under which no policy acts, in the environment of the runs
 
 
 def open_shared(protocol: Protocol, settings: Params) -> Shared:
@@ -31,7 +33,7 @@ def attempts_under(
 ) -> list[Attempt]:
     """One attempt at each question."""
     match protocol:
-        case "tool_call":
+        case "tool_call" | "random" | "oracle":
             return attempts_at(questions, shared)
         case "naive_rag":
             return naive_rag_attempts(questions, shared)
@@ -39,6 +41,32 @@ def attempts_under(
             return closed_book_attempts(questions, shared)
         case "gold_passages":
             return gold_passages_attempts(questions, gold_passages(questions, settings.places.passages), shared)
+
+
+def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Question]:
+    """Those that can be put so: in any way but with tools only questions that ask for an answer, or only games.
+
+    Raises ValueError if none can.
+    """
+    if protocol in SCRIPTED:
+        found = [question for question in questions if protocol in KINDS[question.env].scripts]
+    else:
+        found = [question for question in questions if protocol == "tool_call" or question.env == QA]
+    if not found:
+        envs = ", ".join(sorted({question.env for question in questions}))
+        raise ValueError(
+            f"protocol {protocol} has no question to put, the environments of prepare.datasets are {envs}; leave it "
+            "out (of repro_baselines, too)"
+        )
+    return found
+
+
+def play_by_script(
+    name: str, attempts: Sequence[Attempt], questions: Sequence[Question], chat: Chat, settings: Params, shared: Shared
+) -> list[Trajectory]:
+    """The trajectories of an agent without a model, in the chat's tokens."""
+    played, scripts = played_by(name, attempts, questions, settings.evaluate.seed)
+    return collect(ScriptedSampler(scripts, chat), chat, played, shared, seed=settings.evaluate.seed)
 
 
 def answer_greedily(
@@ -70,6 +98,7 @@ def answer_greedily(
 def conditions(
     protocol: Protocol,
     attempts: Sequence[Attempt],
+    questions: Sequence[Question],
     chat: Chat,
     settings: Params,
     shared: Shared,
@@ -80,7 +109,7 @@ def conditions(
 
     `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath.
     """
-    places, env = settings.places, attempts[0].env(0)
+    places = settings.places
     limits = settings.env.model_dump(exclude={"instructions", "aborted_share"})  # the prompt's hash has the one
     limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
     limits |= {"adapters": "merged and rounded"} if rounded else {}
@@ -88,8 +117,10 @@ def conditions(
         "questions": sha256(places.questions),
         "passages": sha256(places.passages),
         "index": describe(places.index).index_hash,
-        "prompt": chat.prompt_hash(env.system, env.tools),
-        "protocol": protocol,  # naive RAG and gold passages have the same prompt around other passages
+        "prompt": chat.prompts_hash(openings(attempts, questions, shared)),
+        "protocol": "tool_call"
+        if protocol in SCRIPTED
+        else protocol,  # naive RAG and gold passages have the same prompt around other passages
         "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
         **(shared.sources() if protocol == "tool_call" else {}),
     }

@@ -25,8 +25,10 @@ BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
     NAIVE_RAG: "naive_rag",
     "closed_book": "closed_book",
     "gold_passages": "gold_passages",
+    "random": "random",
+    "oracle": "oracle",
 }
-OF_A_SWEEP = (BASE_TOOL_CALL, NAIVE_RAG)  # those in the report of a sweep
+OF_A_SWEEP: tuple[Baseline, ...] = (BASE_TOOL_CALL, NAIVE_RAG, "random", "oracle")  # those in the report of a sweep
 
 SUCCESS, COUNTS = "success", ("tool_calls", "tokens_read", "tokens_sampled")
 

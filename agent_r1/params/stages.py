@@ -417,10 +417,12 @@ Protocol = Literal[
     "naive_rag",  # the passages that the question itself finds are in the prompt, and it answers once
     "closed_book",  # it answers once, with nothing to read
     "gold_passages",  # the gold passages are in the prompt, and it answers once: no search could serve it better
+    "random",  # not the policy but chance plays, with the same budget: the floor of a game
+    "oracle",  # not the policy but a solver plays, by the same rules: the ceiling of a game
 ]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
-Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages"]
+Baseline = Literal["base_tool_call", "naive_rag", "closed_book", "gold_passages", "random", "oracle"]
 
 
 class EvaluateParams(Section):

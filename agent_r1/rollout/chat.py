@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import TAGS, Restart
+from agent_r1.envs.base import TAGS, Env, Restart
 from agent_r1.records import Source
 from agent_r1.rollout.codec import Codec, Encoded, Piece
 from agent_r1.rollout.template import ACTION, OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
@@ -111,6 +111,11 @@ class Chat(Codec):
         """Identifies everything in a prompt but the user's message: system message, tools and template."""
         content = [system, self.template.render(OPENING, tools), *self.frames(1, answering(tools))]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def prompts_hash(self, envs: Sequence[Env]) -> str:
+        """The same of all that opened environments begin with; of one kind of prompt its own."""
+        first, *others = dict.fromkeys(self.prompt_hash(env.system, env.tools) for env in envs)
+        return hashlib.sha256("".join([first, *others]).encode()).hexdigest() if others else first
 
     def _check_sample(self, tools: Tools) -> Iterator[str]:
         """Compares the contexts of a conversation of two steps with the template's own, id for id.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.envs.base import Attempt, Transition
+from agent_r1.envs.base import Attempt, Transition, opened
 from agent_r1.envs.context import in_context
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
@@ -108,7 +108,7 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
     """What `compare` finds of the episodes' first contexts; nothing in rounds, where the company is always the same."""
     if shared.limits.order == "rounds":
         return {}
-    envs = [attempt.env(0) for attempt in attempts]
+    envs = [shared.run(opened(attempt.env(0))) for attempt in attempts]
     contexts = [Dialogue(chat, env.system, env.user, env.tools).opening.ids for env in envs]
     return shared.run(compare(sampler, contexts, shared.limits))
 

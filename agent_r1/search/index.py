@@ -116,6 +116,13 @@ class Index(Search):
         return [self.passages.at(self.ranker.rank(query, k)) for query in queries]
 
 
+class _Nothing:
+    """Of no passages."""
+
+    def rank(self, query: str, k: int) -> Positions:
+        return np.empty(0, np.int64)
+
+
 def build(params: SearchParams, passages: Path, folder: Path) -> None:
     """Writes the configured index of a Parquet file of passages, whole or not at all; an older one is replaced.
 
@@ -189,6 +196,8 @@ def _read_meta(folder: Path) -> Meta:
 def _build_local(params: SearchParams, passages: Path, folder: Path, vectors: Path) -> Meta:
     encoder = model_hash(params.dense.encoder) if params.kind in ("dense", "hybrid") else ""
     meta = _meta(params, store(passages, folder / PASSAGES), sha256(passages), encoder=encoder)
+    if not meta.size:  # worlds are not searched
+        return meta
     if meta.bm25:
         bm25.build(passages, folder / BM25_FOLDER, meta.bm25)
     if meta.dense:
@@ -199,6 +208,8 @@ def _build_local(params: SearchParams, passages: Path, folder: Path, vectors: Pa
 
 
 def _ranker(meta: Meta, folder: Path) -> Ranker:
+    if not meta.size:
+        return _Nothing()
     rankers: list[Ranker] = []
     if meta.bm25:
         rankers.append(BM25(folder / BM25_FOLDER, meta.size))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
-from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.base import Attempt
+from agent_r1.envs.kinds import attempts_at, played_by
+from agent_r1.envs.scripts import told
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts
 from agent_r1.params import Params
-from agent_r1.params.stages import WarmStartParams
+from agent_r1.params.stages import EnvParams, WarmStartParams
 from agent_r1.policy import adapter, builtin
 from agent_r1.policy.batching import pack_by_length, pad
 from agent_r1.policy.model import (
@@ -37,7 +39,7 @@ from agent_r1.policy.model import (
     recompute_activations,
     token_logprobs,
 )
-from agent_r1.records import Passage, Question, Source, Trajectory
+from agent_r1.records import QA, Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
@@ -47,6 +49,7 @@ from agent_r1.training.conversations import read_conversations, retell
 logger = logging.getLogger(__name__)
 
 BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
+SHOWN_GAMES = 500  # whose texts a tokenizer learns its words from
 
 
 def train_on_demonstrations(
@@ -61,16 +64,20 @@ def train_on_demonstrations(
     device, dtype = default_device(), torch.float32
     path = settings.warm_start.conversations
     conversations = read_conversations(Path(path)) if path else []
-    plan_of, facts = make_plans(settings.prepare, questions)
+    asked, played = [each for each in questions if each.env == QA], [each for each in questions if each.env != QA]
+    plan_of, facts = make_plans(settings.prepare, asked)
     calculator = settings.env.tools.calculator is not None
-    searching = with_tools(questions, plan_of, facts, settings.warm_start, calculator=calculator)
-    answering = without_tools(questions, plan_of, index, settings.env.top_k, settings.warm_start)
+    searching, answering = list[Demonstration](), list[Demonstration]()
+    if asked or not played:
+        searching = with_tools(asked, plan_of, facts, settings.warm_start, calculator=calculator)
+        answering = without_tools(asked, plan_of, index, settings.env.top_k, settings.warm_start)
     if settings.model.path:
         dtype = compute_dtype(settings.model.dtype, device)
         tokenizer, model = load_tokenizer(settings.model.path), _to_fine_tune(settings, dtype)
     else:
         shape = settings.warm_start
-        texts = chain(_texts(passages, [*searching, *answering]), (each.text for each in conversations))
+        shown = _games_as_text(played, settings)
+        texts = chain(_texts(passages, [*searching, *answering]), shown, (each.text for each in conversations))
         tokenizer = builtin.train_tokenizer(texts, shape.vocab_size)
         model = builtin.new_model(
             tokenizer,
@@ -81,7 +88,7 @@ def train_on_demonstrations(
             seed=shape.seed,
         )
     chat = Chat(tokenizer)
-    demonstrations = _act_out(searching, answering, chat, index, settings)
+    demonstrations = [*_act_out(searching, answering, chat, index, settings), *_play_out(played, chat, settings)]
     retold = retell(conversations, chat, index, settings) if conversations else []
     torch.nn.Module.to(model, device)
     fit(model, demonstrations, settings.warm_start, conversations=retold, dtype=dtype)
@@ -116,9 +123,7 @@ def _act_out(
     settings: Params,
 ) -> list[Trajectory]:
     """The demonstrations as trajectories, made by the loop and the renderer that make the policy's own."""
-    env, trajectories = settings.env, list[Trajectory]()
-    # The demonstrator finishes what it writes, and a demonstration that the world cut short shows nothing.
-    limits = env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})
+    limits, trajectories = _unhurried(settings.env), list[Trajectory]()
     bare = limits.model_copy(update={"tools": limits.tools.model_copy(update={"calculator": None})})
     with Shared(limits, index) as shared, Shared(bare, index) as without_calculator:
         for demonstrations, make_attempts, tools in (
@@ -133,6 +138,36 @@ def _act_out(
             sampler = ScriptedSampler(scripts, chat)
             trajectories += collect(sampler, chat, attempts, tools, seed=settings.warm_start.seed)
     return trajectories
+
+
+def _play_out(questions: Sequence[Question], chat: Chat, settings: Params) -> list[Trajectory]:
+    """`warm_start.demonstrations` games as their demonstrator plays them; boards repeat where there are fewer."""
+    with Shared(_unhurried(settings.env)) as shared:
+        attempts, scripts = _demonstrated(questions, settings, shared)
+        if not attempts:
+            return []
+        return collect(ScriptedSampler(scripts, chat), chat, attempts, shared, seed=settings.warm_start.seed)
+
+
+def _demonstrated(
+    questions: Sequence[Question], settings: Params, shared: Shared
+) -> tuple[list[Attempt], list[Iterable[str]]]:
+    count = settings.warm_start.demonstrations if questions else 0
+    each = attempts_at(questions, shared, samples=-(-count // max(1, len(questions))))
+    attempts = sorted(each, key=lambda attempt: attempt.sample)[:count]
+    return played_by("demonstrator", attempts, questions, settings.warm_start.seed)
+
+
+def _games_as_text(questions: Sequence[Question], settings: Params) -> Iterator[str]:
+    """What is read and written in some of the demonstrated games, for a tokenizer that is yet to be made."""
+    with Shared(_unhurried(settings.env)) as shared:
+        for attempt, script in list(zip(*_demonstrated(questions, settings, shared), strict=True))[:SHOWN_GAMES]:
+            yield "\n".join(shared.run(told(attempt.env(attempt.sample), script)))
+
+
+def _unhurried(env: EnvParams) -> EnvParams:
+    """The demonstrator finishes what it writes, and a demonstration that the world cut short shows nothing."""
+    return env.model_copy(update={"max_action_tokens": env.max_tokens, "aborted_share": 0.0})
 
 
 def fit(
