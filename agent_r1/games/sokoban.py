@@ -16,6 +16,7 @@ from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target
 _TARGETS, _BOXES, _PLAYERS = "O√S", "X√", "PS"
+_MOST_IN_VAIN = 3000  # boards in a row, of which none is wanted
 _MOVE, _ON, _OFF, _SOLVED = -0.1, 1.0, -1.0, 10.0  # rewards
 
 # How many of RAGEN's 256 validation levels (arXiv 2504.20073, seeds 123 to 378) need so many moves at best.
@@ -70,14 +71,20 @@ class Board:
 
     @classmethod
     def drawn_to(cls, seed: int, lengths: Mapping[int, int], *, size: int = 6, walls: float = 0.12) -> list[Self]:
-        """Different boards, so many of them for each length of the best solution, in the order in which they came."""
-        missing, boards = Counter(lengths), dict[Self, None]()
-        for board, length in cls.drawn(random.Random(seed), size=size, walls=walls, most_moves=max(lengths)):
-            if missing[length] > 0 and board not in boards:
+        """Different boards, so many of them for each length of the best solution, in the order in which they came.
+
+        A ValueError says of which length there are too few.
+        """
+        missing, boards, in_vain = Counter(lengths), dict[Self, None](), 0
+        drawn = cls.drawn(random.Random(seed), size=size, walls=walls, most_moves=max(lengths))
+        while +missing:
+            board, length = next(drawn)
+            if wanted := missing[length] > 0 and board not in boards:
                 missing[length] -= 1
                 boards[board] = None
-            if not +missing:
-                break
+            in_vain = 0 if wanted else in_vain + 1
+            if in_vain == _MOST_IN_VAIN:
+                raise ValueError(f"no further boards are found that take {', '.join(map(str, +missing))} moves")
         return list(boards)
 
     @classmethod

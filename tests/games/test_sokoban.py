@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from agent_r1.games import sokoban
 from agent_r1.games.sokoban import MOVES, RAGEN_LENGTHS, Board, Game, State
 
 LINE = Board(rows=("######", "#PX_O#", "######"))
@@ -62,6 +63,14 @@ def test_what_chance_reaches_on_boards_drawn_to_lengths() -> None:
     assert Counter(len(board.solve(board.start, 10) or ()) for board in boards) == RAGEN_LENGTHS
     assert len({*boards}) == sum(RAGEN_LENGTHS.values()) == 256
     assert round(sum(map(_uniformly, boards)) / len(boards), 3) == 0.142
+
+
+def test_boards_that_there_are_not_are_not_looked_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On three by three cells one push solves twelve: three rows and columns, both ways."""
+    assert len({*Board.drawn_to(0, {1: 12}, size=5, walls=0.0)}) == 12
+    monkeypatch.setattr(sokoban, "_MOST_IN_VAIN", 100)
+    with pytest.raises(ValueError, match="no further boards are found that take 1 moves"):
+        Board.drawn_to(0, {1: 13}, size=5, walls=0.0)
 
 
 def _uniformly(board: Board, moves: int = 10) -> float:
