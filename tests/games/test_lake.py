@@ -73,6 +73,13 @@ def test_what_chance_and_the_best_play_reach_on_the_validation_boards() -> None:
     assert (_mean([_uniformly(board, 10) for board in boards]), _mean(sighted)) == (0.212, 0.483)
 
 
+def test_chance_slips_no_worse_on_slippery_ice() -> None:
+    """A uniform move that goes astray is a uniform move: a floor knows no ice."""
+    for seed in range(123, 131):
+        sure, slippery = (_uniformly(Board.draw(seed, intended=each), 6) for each in (1.0, 1 / 3))
+        assert sure == pytest.approx(slippery, abs=1e-12)
+
+
 def test_the_best_plans_under_the_protocol_of_five_turns() -> None:
     """Of five moves each and ten in all."""
     boards = [Board.draw(seed, intended=1 / 3) for seed in VALIDATION]
