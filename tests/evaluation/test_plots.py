@@ -52,12 +52,12 @@ def test_curves_draw_every_run_and_survive_missing_metrics(tmp_path: Path) -> No
 
 def test_a_line_says_where_a_run_began_to_train_in_another_way(tmp_path: Path) -> None:
     """Between iterations 3 and 4, in every panel of the run and of no other."""
-    calm = [{"iteration": i, "rollout/em": 0.5, "reward/total": 0.5} for i in range(10)]
+    calm = [{"iteration": i, "rollout/success": 0.5, "reward/total": 0.5} for i in range(10)]
     changed = [{**row, STABILISED: float(row["iteration"] > 3)} for row in calm]
     assert (change(calm), change(changed), change(changed[:4])) == (None, 3.5, None)
     for name, rows in (("calm", calm), ("changed", changed)):
-        learning_curves(tmp_path / f"{name}.png", {"ppo": calm, "grpo": rows}, {})
-        seed_curves(tmp_path / f"{name}_seeds.png", {"ppo": [calm], "grpo": [calm, rows]}, "ppo", "rollout/em", "")
+        learning_curves(tmp_path / f"{name}.png", {"ppo": calm, "grpo": rows}, {}, "success")
+        seed_curves(tmp_path / f"{name}_seeds.png", {"ppo": [calm], "grpo": [calm, rows]}, "ppo", "rollout/success", "")
     for kind, more in (("", 500), ("_seeds", 100)):
         ink = [[drawn_in(tmp_path / f"{name}{kind}.png", colour) for colour in PALETTE[:2]] for name in NAMES]
         assert ink[1][1] > ink[0][1] + more
