@@ -69,6 +69,11 @@ class Summary(_Around):
 
     _said: Transition | None = None  # what the environment answered, while a summary is asked for
 
+    @property
+    def asks(self) -> bool:
+        """Whether a summary is asked for, and no action."""
+        return self._said is not None
+
     async def step(self, action: str) -> Transition:
         """The environment's answer, or after a summary the new context; see `Env.step`."""
         if self._said:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Transition, opened
-from agent_r1.envs.context import in_context
+from agent_r1.envs.context import Summary, in_context
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.stages import EnvParams
@@ -185,6 +185,7 @@ class _Episode:
             seed=derive(*self._seed_parts, len(self._steps)),
             max_tokens=min(self._limits.max_action_tokens, self._room()),
             greedy=greedy,
+            summary=isinstance(self._env, Summary) and self._env.asks,
         )
 
     async def advance(self, request: Request, action: Action) -> StepView:
@@ -288,7 +289,7 @@ class ScriptedSampler:
     def __init__(self, scripts: Sequence[Iterable[str]], chat: Chat) -> None:
         """`scripts[episode]` are its actions' texts, without the end token; each is asked for when its turn has come.
 
-        An episode that is made again begins its script again.
+        An episode that is made again begins its script again. A summary that is asked for between is empty.
         """
         self._scripts, self._chat = scripts, chat
         self._playing: dict[int, Iterator[str]] = {}
@@ -299,7 +300,7 @@ class ScriptedSampler:
         for request in requests:
             if request.step == 0:
                 self._playing[request.episode] = iter(self._scripts[request.episode])
-            text = next(self._playing[request.episode], None)
+            text = "" if request.summary else next(self._playing[request.episode], None)
             if text is None:
                 raise ValueError(f"the script of episode {request.episode} ends before the episode does")
             ids = self._chat.encode_action(text, request.context)[: request.max_tokens]

@@ -23,6 +23,7 @@ class Request:
     seed: int  # derived from (seed, iteration, question, sample, step)
     max_tokens: int  # at least 1
     greedy: bool = False  # takes the likeliest token, whatever the temperature; the requests of one call are alike
+    summary: bool = False  # what is asked for is no action in the environment; a policy reads so, a script does not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

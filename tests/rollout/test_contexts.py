@@ -62,6 +62,18 @@ class Noting:
         return actions
 
 
+class Summing(ScriptedSampler):
+    """Goes on and on, and sums up in these words; marks in them are spelled out."""
+
+    def __init__(self, words: str, chat: Chat) -> None:
+        super().__init__([["go"] * STEPS] * EPISODES, chat)
+        self._summary = chat.encode_action(chat.escape(words))
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        summed = Action.of(self._summary, [0.0] * len(self._summary), self._summary[-1])
+        return [summed if each.summary else super(Summing, self).sample([each])[0] for each in requests]
+
+
 Played = tuple[Noting, list[Trajectory]]
 
 
@@ -146,8 +158,7 @@ def test_every_estimator_credits_every_action_once(rewritten: Played, tiny_model
 
 def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None:
     """It spells marks out: where it was sampled they are what was sampled, afterwards text in a prompt."""
-    script = ScriptedSampler([["go", chat.escape(hostile), *["go"] * 2 * STEPS]] * EPISODES, chat)
-    _, [each, *_] = play(script, chat, "summary", 1, max_action_tokens=120, max_tokens=512)
+    _, [each, *_] = play(Summing(hostile, chat), chat, "summary", 1, max_action_tokens=120, max_tokens=512)
     second = each.contexts[1]
     opening = each.source[second].tolist().index(Source.ACTION)
     prompt = each.token_ids[second][:opening]
@@ -155,6 +166,14 @@ def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None
     assert set(each.source[second][:opening].tolist()) == {Source.PROMPT}
     marks = np.isin(prompt, chat.encode_action("<|im_start|>"))
     assert int(marks.sum()) == 3 + 2  # the beginnings of system, user and assistant, and two ends
+
+
+def test_a_script_is_not_asked_for_summaries(chat: Chat) -> None:
+    """Every text of it reaches the environment, and what it says between is the end token alone."""
+    noting, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
+    said = [chat.decode(action.token_ids[:-1]) for _, action in noting.seen[0]]
+    assert said == [text for step in range(1, STEPS + 1) for text in ["go", *[""] * (step % 4 == 0)]]
+    assert each.outcome is Outcome.TURN_LIMIT
 
 
 @pytest.mark.parametrize("style", ["built_in", "qwen2_5", "qwen3", "llama3", "mistral"])
