@@ -50,12 +50,19 @@ class Drawn(Said):
     def reset(self, *, seed=None, options=None):
         return f"secret {id(self)}", {}
 
+class Counted(Said):
+    action_space = spaces.Discrete(2, start=5)
+
+    def step(self, action):
+        return "", action, False, False, {}
+
 class Boxed(Said):
     action_space = spaces.Box(0, 1)
 
 gymnasium.register("Said-v0", Said)
 gymnasium.register("Drawn-v0", Drawn)
 gymnasium.register("Boxed-v0", Boxed)
+gymnasium.register("Counted-v0", Counted)
 """
 
 
@@ -125,6 +132,11 @@ def test_text_is_taken_as_it_is() -> None:
         play(made({"id": "some_worlds:Said-v0"}), "a!")
 
 
+def test_moves_are_counted_from_the_first_of_their_space() -> None:
+    world = {"id": "some_worlds:Counted-v0", "actions": ["a", "b"]}
+    assert [step.rewards["env"] for step in play(made(world), "b", "a")] == [6.0, 5.0]
+
+
 def test_what_is_shown_has_a_limit() -> None:
     env = made(TAXI, max_result_characters=30)
     play(env)
@@ -149,6 +161,7 @@ def test_colours_become_brackets(drawn: str, shown: str) -> None:
         ("nonsense", "question 'q1': setup is not JSON"),
         ('{"seed": NaN, "name": "w"}', "setup is not JSON"),
         ("[" * 100_000, "setup is not JSON"),
+        (" " * 100_001, "setup takes 100,001 characters; at most 100,000 are read"),
         ([], "setup is no JSON object"),
         ({"name": "w"}, "setup: key 'seed' is missing"),
         ({"name": "w", "seed": -1}, "setup: seed"),
