@@ -9,7 +9,8 @@ import pytest
 
 from agent_r1.envs.gym_env import GymEnv, plain, require_gymnasium
 from agent_r1.records import CallStatus, Outcome
-from tests.envs.outside import asked, limits, play, shared
+from agent_r1.rollout.chat import Chat
+from tests.envs.outside import asked, collected, limits, play, shared
 
 ICE = {
     "id": "FrozenLake-v1",
@@ -85,6 +86,18 @@ def test_frozen_lake_is_walked_to_its_goal() -> None:
     assert [step.rewards["think"] for step in before] == [0, 0, 0, 0, 1]
     assert [(call.tool, call.arguments, call.status) for call in last.calls] == [("move", '"Right"', CallStatus.OK)]
     assert (last.outcome, last.rewards) == (Outcome.ENDED, {"think": 0.0, "env": 1.0, "success": 1.0})
+
+
+def test_the_loop_plays_it(chat: Chat) -> None:
+    """Two episodes from one row: one walks to the goal, one into a hole."""
+    known = shared(gymnasium={"w": ICE}, max_steps=6, max_tokens=2000)
+    row = asked("gymnasium", {"name": "w", "seed": 7})
+    found = collected(GymEnv, row, known, chat, "Down Down Right Right Down Right", "Right Down")
+    assert [(each.outcome, each.success, len(each.steps)) for each in found] == [
+        (Outcome.ENDED, 1.0, 6),
+        (Outcome.ENDED, 0.0, 2),
+    ]
+    assert [step.rewards["env"] for step in found[0].steps] == [0, 0, 0, 0, 0, 1]
 
 
 def test_a_hole_is_an_end_without_success() -> None:

@@ -18,7 +18,8 @@ from websockets.datastructures import Headers
 from agent_r1.envs.openenv import OpenEnv, require_openenv
 from agent_r1.faults import WorldFault
 from agent_r1.records import CallStatus, Outcome
-from tests.envs.outside import asked, limits, play, played, shared
+from agent_r1.rollout.chat import Chat
+from tests.envs.outside import asked, collected, limits, play, played, shared
 
 FIELDS = {"observation": "prompt", "action": "message", "timeout_s": 5}
 SCHEMA = {
@@ -196,6 +197,23 @@ def test_a_server_that_says_that_it_is_full_before_it_is_asked_is_heard() -> Non
 
     with serving(full) as url, pytest.raises(WorldFault, match="CAPACITY_REACHED: 1/1"):
         play(Late(asked("openenv", NAMED), shared(openenv={"w": FIELDS | {"url": url}}), 0))
+
+
+def test_an_episode_that_a_server_leaves_is_aborted(chat: Chat) -> None:
+    """The first session ends after one step, whenever it is begun; the other episode is none the worse."""
+
+    async def leaving(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(frame("begun"))
+        guess = json.loads(await socket.recv())["data"]["message"]
+        if guess != "leave":
+            await socket.send(frame(reward=1.0, done=True))
+
+    with serving(leaving) as url:
+        known = shared(openenv={"w": FIELDS | {"url": url}}, max_tokens=2000, aborted_share=0.5)
+        found = collected(OpenEnv, asked("openenv", NAMED), known, chat, "leave", "stay")
+    assert [each.outcome for each in found] == [Outcome.ABORTED, Outcome.ENDED]
+    assert [each.success for each in found] == [0.0, 1.0]
 
 
 def test_an_end_needs_no_observation_and_a_text_need_not_be_one() -> None:

@@ -16,6 +16,7 @@ from tests.envs.outside import asked, limits, play, shared
 
 SOURCE = '''
 import asyncio
+from agent_r1.faults import WorldFault
 
 class Wordle:
     def reset(self, word: str, tries: int = 3) -> str | None:
@@ -47,6 +48,10 @@ class Slow(Quiet):
         """Waits."""
         await asyncio.sleep(seconds)
         return "waited"
+
+    def fail(self) -> str:
+        """Fails."""
+        raise WorldFault("no dictionary")
 
     async def get_reward(self):
         await asyncio.sleep(0)
@@ -113,6 +118,8 @@ def test_it_is_paid_however_it_ends_unless_the_world_ends_it() -> None:
     assert (last.outcome, last.rewards["env"], last.rewards["success"]) == (Outcome.TURN_LIMIT, 0.6, 0.0)
     assert env.user == "Guess.\n\n5 letters"
     assert play(made("Wordle", {"word": "crane"}, {}), *["<answer>"] * 3)[-1].outcome is Outcome.MALFORMED
+    [failed] = play(made("Slow", {}, {"timeout_s": 5}), call("fail"))
+    assert (failed.outcome, failed.fault, failed.rewards) == (Outcome.ABORTED, "no dictionary", {})
 
 
 def test_each_episode_has_an_object_of_its_own() -> None:
