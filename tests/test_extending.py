@@ -15,7 +15,9 @@ import yaml
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
+from agent_r1.data.worlds import draw
 from agent_r1.envs.gym_env import GymEnv, require_gymnasium
+from agent_r1.envs.shared import Shared
 from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.faults import WorldFault
 from agent_r1.params import Params, RunId, load
@@ -23,7 +25,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.params.train import CreditParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.tools.toolbox import Toolbox
-from tests.envs.outside import asked, play, shared
+from tests.envs.outside import play
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,13 +53,18 @@ def act(env: Any, action: str) -> Any:
     return asyncio.run(env.step(action))
 
 
+def changed(changes: dict[str, Any]) -> Params:
+    """The project's own params.yaml with some lines of the page."""
+    shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
+    return validated(Params, override(shipped, changes), "the page")
+
+
 def test_tools_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs/extending.md").read_text()
     code, lines = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)[:2]
     (tmp_path / "my_tools.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
-    env = validated(Params, override(shipped, yaml.safe_load(lines)), "the page").env
+    env = changed(yaml.safe_load(lines)).env
     assert [*env.tools.mcp] == ["files", "weather"]
 
     async def offered() -> list[str]:
@@ -89,18 +96,18 @@ def test_worlds_of_others_are_a_line_each(tmp_path: Path, monkeypatch: pytest.Mo
     lines, code = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)[:2]
     (tmp_path / "my_worlds.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
-    declared = shared(**yaml.safe_load(lines)["env"])
-    taxi = asked("gymnasium", {"name": "taxi", "seed": 7})
-    wordle = asked("toolbox", {"name": "wordle", "row": {"word": "crane"}})
+    params = changed(yaml.safe_load(lines))
+    taxi, wordle = (draw(name, world)["test"][0] for name, world in params.prepare.worlds.items())
+    declared = Shared(params.env)
     require_gymnasium([taxi], declared.limits)
     require_toolbox([wordle], declared.limits)
     assert declared.limits.openenv["echo"].url == "http://127.0.0.1:8000"
     assert play(GymEnv(taxi, declared, 0), "north")[0].rewards["env"] == -1.0
     guesses = [
-        f'<tool_call>{{"name": "guess", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in ("crate", "a")
+        f'<tool_call>{{"name": "guess", "arguments": {{"word": "{word}"}}}}</tool_call>' for word in ("ghast", "a")
     ]
     first, short, last = play(ToolboxEnv(wordle, declared, 0), *guesses, "done")
-    assert (first.observations, short.call_status) == (("cra.e",), CallStatus.FAILED)
+    assert (first.observations, short.call_status) == (("gh.st",), CallStatus.FAILED)
     assert (last.rewards["env"], last.rewards["success"]) == (0.8, 0.0)
 
 

@@ -17,6 +17,7 @@ from agent_r1.params.train import WITH_GROUPS, Estimator
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 INF, NAN = float("inf"), float("nan")
+OTHERS = {"env": "gymnasium", "name": "lake", "test": [0, 2]}
 LAKE = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intended": 1.0, "test": [0, 9]}
 MUSIQUE = {"format": "musique", "test": {"file": "x", "questions": 0}}
 GENERIC = {"format": "generic", "test": {"file": "x.jsonl", "questions": 0}}
@@ -234,6 +235,18 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"prepare.datasets": ["musique", "musique"]}, "names 'musique' twice"),
         ({"prepare.files.own": {"format": "hotpotqa"}}, r"prepare\.files\.own: a data set needs a file of questions"),
         ({"prepare.files.own": GENERIC}, r"files\.own: rows of format generic bring no passages along; name a corpus"),
+        (
+            {"prepare.worlds.ice": OTHERS, "prepare.datasets": ["atlas", "ice"]},
+            r"prepare\.worlds\.ice\.name is 'lake', which env\.gymnasium does not define; declare it there",
+        ),
+        (
+            {
+                "prepare.worlds.ice": OTHERS,
+                "prepare.datasets": ["atlas", "ice"],
+                "env.gymnasium": {"laki": {"id": "FrozenLake-v1"}},
+            },
+            r"which env\.gymnasium does not define; did you mean 'laki'",
+        ),
         ({"prepare.worlds.musique": LAKE}, "'musique' stands under files and under worlds; name one"),
         ({"prepare.worlds.atlas": LAKE}, r"prepare\.worlds: 'atlas' is the built-in data set"),
         (

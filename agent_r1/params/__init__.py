@@ -32,6 +32,7 @@ from agent_r1.params.stages import (
     WarmStartParams,
 )
 from agent_r1.params.train import OF_ANSWERS, RewardWeights, TrainParams
+from agent_r1.params.worlds import OthersParams
 
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
@@ -303,6 +304,11 @@ class Params(Section):
                 f"warm_start.conversations {self.warm_start.conversations!r} has no effect on the model of model.path, "
                 'which is passed through; set warm_start.fine_tune: true, or conversations: ""'
             )
+        for name in self.prepare.datasets:
+            match self.prepare.worlds.get(name):
+                case OthersParams(env=env, name=meant) if meant not in (known := self.env.declared[env]):
+                    close = nearest(meant, known) if known else "; declare it there"
+                    yield f"prepare.worlds.{name}.name is {meant!r}, which env.{env} does not define{close}"
         if self.engine.kind == "transformers" and self.env.order != "rounds":
             yield (
                 f"env.order: {self.env.order} needs an engine that takes requests in while it samples, and "

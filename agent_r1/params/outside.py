@@ -67,3 +67,8 @@ class OutsideParams(Section):
     gymnasium: dict[Name, GymnasiumParams]
     openenv: dict[Name, OpenEnvParams]
     toolbox: dict[Name, ToolboxParams]
+
+    @property
+    def declared(self) -> dict[str, list[str]]:
+        """The names under each."""
+        return {"gymnasium": [*self.gymnasium], "openenv": [*self.openenv], "toolbox": [*self.toolbox]}
