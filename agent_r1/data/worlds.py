@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 _DRAWN_FIRST = ("test", "dev", "train")  # what is asked at the end comes in whole, and is not trained on
 _LENGTHS = ((3, "1-3"), (6, "4-6"))  # of the best solution, and what each is called; beyond them:
-_LONGER = "7+"
+_LONGER = "7 or more"
 
 
 class Drawn(NamedTuple):
