@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from agent_r1.envs.base import split_action
 from agent_r1.evaluation.scores import BASE_TOOL_CALL, words_of
 from agent_r1.harmless import harmless_lines
-from agent_r1.records import CallStatus, Question, Source, Step, Trajectory
+from agent_r1.records import QA, CallStatus, Question, Source, Step, Trajectory
 
 PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
 
@@ -32,7 +32,7 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
     for number, (step, following) in enumerate(zip(trajectory.steps, [*starts[1:], None], strict=True), start=1):
         action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
         observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
-        label = "passages" if step.call_status is CallStatus.OK else "reply"
+        label = "passages" if question.env == QA and step.call_status is CallStatus.OK else "reply"
         lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
     verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]
@@ -56,8 +56,10 @@ def _action(text: str, step: Step) -> list[str]:
 
 
 def shown_arguments(arguments: str) -> str:
-    """The one argument's value, or all of them by name."""
+    """The one argument's value, or all of them by name; of a move, which has no names, itself."""
     values = json.loads(arguments)
+    if not isinstance(values, dict):
+        return str(values)
     named = [f"{name} = {value}" for name, value in values.items()]
     return ", ".join(named if len(values) != 1 else map(str, values.values()))
 

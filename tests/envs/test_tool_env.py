@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_r1.envs.base import Env, Transition
-from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.kinds import attempts_at, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import (
     CLOSED_BOOK,
@@ -272,7 +272,6 @@ def test_every_protocol_gives_the_configured_instructions(question: Question, in
     ]
 
 
-def test_a_question_of_an_environment_that_there_is_not_is_refused(index: Search) -> None:
-    shared = Shared(PARAMS, Cached(index, "", 0))
+def test_a_question_of_an_environment_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="question 'a': there is no env 'qaa'; did you mean 'qa'"):
-        attempts_at([Question(question_id="a", dataset="d", split="test", text="?", env="qaa", strata={})], shared)
+        require_playable([Question(question_id="a", dataset="d", split="test", text="?", env="qaa", strata={})], PARAMS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_r1.evaluation.transcript import WIDTH, examples, transcript, worth_reading
+import pytest
+
+from agent_r1.evaluation.transcript import WIDTH, examples, shown_arguments, transcript, worth_reading
 
 
 def test_golden(make_question: Any, make_trajectory: Any, decode: Any) -> None:
@@ -76,3 +78,11 @@ def test_a_fence_in_the_text_gets_a_longer_one(make_question: Any, make_trajecto
     section = examples({"ppo": [episode]}, ["ppo"], [make_question("a")], decode)[-1]
     assert section.startswith("````text\n")
     assert section.endswith("\n````")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [('{"query": "Veld"}', "Veld"), ('{"a": 1, "b": "x"}', "a = 1, b = x"), ("{}", ""), ('"Up"', "Up")],
+)
+def test_arguments_as_a_person_reads_them(arguments: str, shown: str) -> None:
+    assert shown_arguments(arguments) == shown

@@ -187,8 +187,12 @@ def inside(lay_store: Callable[[Path], None]) -> Inside:
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The changes over the base; `runs` and `files` as a whole, because their keys are what there is."""
-    nested = {key: value for key, value in changes.items() if isinstance(value, dict) and key not in ("runs", "files")}
+    """The changes over the base; `runs`, `files` and `worlds` as a whole, because their keys are what there is."""
+    nested = {
+        key: value
+        for key, value in changes.items()
+        if isinstance(value, dict) and key not in ("runs", "files", "worlds")
+    }
     return {**base, **changes, **{key: _merged(base[key], value) for key, value in nested.items()}}
 
 

@@ -1,0 +1,123 @@
+"""A world from its boards to its report: a small model is shown how, trained, and stands between floor and ceiling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.records import Outcome, Prediction, Question, Trajectory
+from agent_r1.tables import read_rows
+from flows.evaluate import evaluate
+from flows.index import index
+from flows.prepare import prepare
+from flows.report import report
+from flows.train import train
+from flows.view import view
+from flows.warm_start import warm_start
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+ICE: dict[str, Any] = {
+    "prepare": {
+        "datasets": ["ice"],
+        "worlds": {
+            "ice": {
+                "env": "frozen_lake",
+                "size": 4,
+                "frozen": 0.8,
+                "intended": 1.0,
+                "train": [0, 40],
+                "test": [123, 147],
+            }
+        },
+    },
+    "warm_start": {"demonstrations": 200, "naive_rag_demonstrations": 0, "steps": 60},
+    "env": {"max_steps": 5, "max_action_tokens": 128, "games": {"protocol": "brief"}},
+    "train": {"credit": {"rewards": {"agent_r1": 0.0, "env": 1.0, "failed_call": 0.1}}},
+    "runs": {"grpo": {"iterations": 2, "rollout": {"questions": 4, "samples": 4}, "credit": {"estimator": "grpo"}}},
+    "repro_runs": ["grpo"],
+    "repro_baselines": ["base_tool_call", "random", "oracle"],
+    "evaluate": {"questions": 0},
+    "ablations": {"runs": ["grpo"]},
+}
+
+
+@pytest.fixture(scope="module")
+def ice(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], inside: Inside) -> Path:
+    """The project with everything done that `dvc repro` does."""
+    folder = tmp_path_factory.mktemp("ice")
+    write_params(folder, ICE)
+    with inside(folder):
+        prepare()
+        index()
+        warm_start()
+        train("grpo")
+        evaluate("grpo")
+        for baseline in ("base_tool_call", "random", "oracle"):
+            evaluate(baseline=baseline)
+        report()
+    return folder
+
+
+def predictions(project: Path, label: str) -> list[Prediction]:
+    return read_rows(project / "outputs/evaluate" / label / "predictions.parquet", Prediction)
+
+
+def test_chance_is_the_floor_and_the_solver_the_ceiling(ice: Path) -> None:
+    assert {row.success for row in predictions(ice, "oracle")} == {1.0}
+    assert 0 <= np.mean([row.success for row in predictions(ice, "random")]) < 0.6
+    scores = json.loads((ice / "outputs/evaluate/oracle/scores.json").read_text())
+    assert (scores["success"], scores["return"], scores["outcome/ended"]) == (1.0, 1.0, 1.0)
+    assert scores["success/solution_4-6"] == 1.0
+
+
+def test_everybody_plays_under_the_same_circumstances(ice: Path) -> None:
+    names = ("grpo", "base_tool_call", "random", "oracle")
+    found = [json.loads((ice / "outputs/evaluate" / name / "hashes.json").read_text()) for name in names]
+    assert len({each.pop("policy") for each in found}) == 4
+    assert found == found[:1] * 4
+
+
+def test_the_world_is_trained_in(ice: Path) -> None:
+    rows = read_rows(ice / "outputs/train/grpo/trajectories/001.parquet", Trajectory)
+    assert {row.outcome for row in rows} <= {*Outcome} - {Outcome.ANSWERED, Outcome.ABORTED}
+    assert all("env" in step.rewards for row in rows for step in row.steps)
+    metrics = [json.loads(line) for line in (ice / "outputs/train/grpo/metrics.jsonl").read_text().splitlines()]
+    assert metrics[1]["rollout/success"] == np.mean([row.success for row in rows])
+    assert metrics[1]["reward/env"] == pytest.approx(metrics[1]["rollout/success"])
+    assert "rollout/em" not in metrics[1]
+
+
+def test_the_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
+    page = (ice / "outputs/report/report.md").read_text()
+    assert "Highest goal reached: `grpo`" in page
+    assert "## Scores by solution" in page
+    assert page.count("| `oracle` | 1.000 [1.00, 1.00] |") >= 1
+    assert "Not measured alike" not in page
+    assert "hop" not in page
+    with inside(ice):
+        view("grpo")
+    assert "goal not reached" in (ice / "outputs/view/grpo.html").read_text()
+
+
+def test_what_asks_for_an_answer_has_no_question_here_and_chance_none_elsewhere(
+    ice: Path, small_project: Path, inside: Inside
+) -> None:
+    with inside(ice), pytest.raises(ValueError, match=r"naive_rag has no question to put, .* are frozen_lake; leave"):
+        evaluate(baseline="naive_rag")
+    with inside(small_project), pytest.raises(ValueError, match=r"random has no question to put, .* are qa; leave it"):
+        evaluate(baseline="random")
+
+
+def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(
+    ice: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Question(question_id="q", dataset="ice", split="train", text="?", env="frozen_lake", setup="{", strata={})]
+    monkeypatch.setattr("flows.train.read_rows", lambda *_: rows)
+    with inside(ice), pytest.raises(ValueError, match=r"question 'q': a setup that is not JSON: '\{'"):
+        train("grpo", fresh=True)
