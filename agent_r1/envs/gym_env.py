@@ -40,6 +40,7 @@ class GymEnv(TextEnv):
         """`seed` is of the chance after the beginning."""
         self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
         super().__init__(self._params.task or question.text, shared.limits)
+        self.moves = self._params.actions or ()
         self._seed = seed
         self._world: World | None = None
 
@@ -47,13 +48,13 @@ class GymEnv(TextEnv):
         self._world = _make(self._setup.name, self._params)
         observed, _ = self._world.reset(seed=self._setup.seed)
         self._world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
-        actions = f"Actions: {', '.join(self._params.actions)}.\n\n" if self._params.actions else ""
+        actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
         return actions + _seen(self._world, observed)
 
     async def move(self, text: str) -> Reply:
         if self._world is None:
             raise RuntimeError("the environment was not opened")
-        action = _action(text, self._params, self._world.action_space)
+        action = _action(text, self.moves, self._world.action_space)
         observed, reward, terminated, truncated, info = self._world.step(action)
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
         success = bool(info["success"]) if "success" in info else bool(terminated) and earned > 0
@@ -108,13 +109,12 @@ def _require_playable(space: spaces.Space[Any], actions: list[str] | None) -> No
         raise ValueError("it takes text, and actions has no effect; leave it out")
 
 
-def _action(text: str, params: GymnasiumParams, space: spaces.Space[Any]) -> int | str:
+def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | str:
     """What the environment takes for a text; raises ToolError."""
     if isinstance(space, spaces.Discrete):
-        actions = params.actions or []
-        names = [action.casefold() for action in actions]
+        names = [move.casefold() for move in moves]
         if text.casefold() not in names:
-            raise ToolError(f"there is no action {text!r}, only {', '.join(actions)}")
+            raise ToolError(f"there is no action {text!r}, only {', '.join(moves)}")
         return int(space.start) + names.index(text.casefold())
     if not space.contains(text):
         raise ToolError(f"it takes no such text as {text!r}, only {space}")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from agent_r1.envs.base import Attempt, Env, opened
 from agent_r1.envs.gym_env import GymEnv, require_gymnasium
 from agent_r1.envs.openenv import OpenEnv, require_openenv
-from agent_r1.envs.scripts import SCRIPTS, Script, scripted
+from agent_r1.envs.scripts import SCRIPTS, Script, any_move, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
 from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
@@ -43,7 +43,7 @@ def _require_boards(questions: Sequence[Question], limits: EnvParams) -> None:
 KINDS: dict[str, Kind] = {
     QA: Kind(with_tools),
     **{name: Kind(_game, _require_boards, SCRIPTS[name]) for name in GAMES},
-    "gymnasium": Kind(GymEnv, require_gymnasium),
+    "gymnasium": Kind(GymEnv, require_gymnasium, {"random": any_move}),
     "openenv": Kind(OpenEnv, require_openenv),
     "toolbox": Kind(ToolboxEnv, require_toolbox),
 }

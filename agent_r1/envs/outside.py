@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 from pydantic import Field
@@ -79,6 +79,8 @@ class TextEnv(Env):
     Rewards, unweighted: on every step `think`, and `env`, the world's own, 0.0 for what was no move; on the last one
     `success`, 1.0 or 0.0.
     """
+
+    moves: Sequence[str] = ()  # all that there are, where they have names
 
     def __init__(self, task: str, limits: EnvParams) -> None:
         self.system, self.user = told(SYSTEM, limits), task

@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from agent_r1.envs.base import Attempt, Env
+from agent_r1.envs.outside import TextEnv
 from agent_r1.envs.turns import SEPARATOR, Turns
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.games.setup import Cell
 from agent_r1.seeds import derive
 
-Script = Callable[[Turns, random.Random], Iterator[str]]  # next() is the text of the next action, without its end
+# Plays in the environment that it is for; next() is the text of the next action, without its end.
+Script = Callable[[Any, random.Random], Iterator[str]]
 
 G = TypeVar("G")
 
@@ -36,7 +38,7 @@ ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.4, 0.33), Habits(0.5, 0.15)
 def scripted(attempts: Sequence[Attempt], script: Script, seed: int) -> tuple[list[Attempt], list[Iterable[str]]]:
     """The attempts with a script for each, which plays in the environment that the attempt makes.
 
-    Raises TypeError, when it is to play, in an environment that is no game.
+    Raises TypeError, when it is to play, in an environment that is neither a game nor one of moves that others wrote.
     """
     players = [_Player(attempt, script, seed) for attempt in attempts]
     return [replace(each.attempt, env=each.open) for each in players], list(players)
@@ -55,7 +57,7 @@ class _Player:
         return self._env
 
     def __iter__(self) -> Iterator[str]:
-        if not isinstance(self._env, Turns):
+        if not isinstance(self._env, Turns | TextEnv):
             raise TypeError(f"a script plays games alone, and not in {type(self._env).__name__}")
         return self._script(self._env, random.Random(self._seed))
 
@@ -83,6 +85,14 @@ def at_random(env: Turns, rng: random.Random) -> Iterator[str]:
     """Uniform moves, as many at a time as are allowed: the floor."""
     while True:
         yield said(rng.choices(env.game.moves, k=min(env.moves_per_step, env.moves_left)))
+
+
+def any_move(env: TextEnv, rng: random.Random) -> Iterator[str]:
+    """A uniform move, one at a time, where they have names: the floor of a world that others wrote."""
+    if not env.moves:
+        raise ValueError("chance has no move in a world that takes text; leave random out of repro_baselines")
+    while True:
+        yield said([rng.choice(env.moves)])
 
 
 def best_arm(env: Turns, rng: random.Random) -> Iterator[str]:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from agent_r1.envs.gym_env import GymEnv, plain, require_gymnasium
+from agent_r1.envs.kinds import attempts_at, played_by
 from agent_r1.records import CallStatus, Outcome
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episodes import ScriptedSampler, collect
 from tests.envs.outside import asked, collected, limits, play, shared
 
 ICE = {
@@ -98,6 +100,23 @@ def test_the_loop_plays_it(chat: Chat) -> None:
         (Outcome.ENDED, 0.0, 2),
     ]
     assert [step.rewards["env"] for step in found[0].steps] == [0, 0, 0, 0, 0, 1]
+
+
+def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
+    """Of 40 walks on the ice without slips, drawn by their seeds, none is the same as all others, and most are lost."""
+    known = shared(gymnasium={"w": ICE, "said": {"id": "some_worlds:Said-v0"}}, max_steps=20, max_tokens=4000)
+    row = asked("gymnasium", {"name": "w", "seed": 7})
+    with known:
+        attempts, scripts = played_by("random", attempts_at([row], known, samples=40), [row], seed=0)
+        found = collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
+        moves = {call.arguments for each in found for step in each.steps for call in step.calls}
+        assert moves == {'"Left"', '"Down"', '"Right"', '"Up"'}
+        assert len({len(each.steps) for each in found}) > 5
+        assert sum(each.success for each in found) < 10
+        text = asked("gymnasium", {"name": "said", "seed": 7})
+        attempts, scripts = played_by("random", attempts_at([text], known), [text], seed=0)
+        with pytest.raises(ValueError, match="chance has no move in a world that takes text"):
+            collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
 
 
 def test_a_hole_is_an_end_without_success() -> None:
