@@ -78,7 +78,7 @@ def evaluate(
     as it was trained, else to one of their own.
 
     Args:
-        run, seed, sweep: a training; or else `baseline`, or else `model`.
+        run, seed, sweep: a training; or else `baseline`, which a sweep may have for its own, or else `model`.
         protocol, dataset: in place of `tool_call` and of all prepared data sets.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
         into: the folder that is written; in MLflow such an evaluation stays beside those that it repeats.
@@ -88,7 +88,7 @@ def evaluate(
         raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
     _require_known("there is no protocol", protocol, PROTOCOLS)
     _require_known("no data set is prepared called", dataset, settings.prepare.datasets)
-    if run is None and (seed is not None or sweep):
+    if run is None and (seed is not None or (sweep and model is not None)):
         raise ValueError("--seed and --sweep choose a training; leave them out with --baseline and --model")
     changes = [change for change in (protocol, dataset, as_label) if change]
     of_run = RunId(run, seed, sweep) if run is not None else None

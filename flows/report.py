@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import read_curve, read_evaluation
 from agent_r1.evaluation.report import render, render_sweep
-from agent_r1.evaluation.scores import OF_A_SWEEP
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.files import load_pretrained
 from agent_r1.params import SWEEP, Params, RunId
@@ -48,19 +47,20 @@ def _report_runs(settings: Params) -> list[Path]:
 
 
 def _report_sweep(settings: Params, sweep: str) -> list[Path]:
-    """Writes the report of a sweep; returns the folders of the evaluations of its members."""
+    """Writes the report of a sweep; returns the folders of the evaluations in it."""
     places, swept = settings.places, settings.ablations
     members = {run: [RunId(run, seed, sweep) for seed in swept.seeds_of(run)] for run in swept.runs}
     folders = {each: places.evaluation(each.label, sweep) for ids in members.values() for each in ids}
+    baselines = {name: places.evaluation(name, sweep) for name in swept.baselines}
     render_sweep(
         {run: [read_evaluation(each.label, folders[each]) for each in ids] for run, ids in members.items()},
-        [read_evaluation(each, places.evaluation(each)) for each in settings.repro_baselines if each in OF_A_SWEEP],
+        [read_evaluation(name, folder) for name, folder in baselines.items()],
         {run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()},
         read_rows(places.questions, Question),
         places.report(sweep),
         settings.evaluate,
     )
-    return list(folders.values())
+    return [*folders.values(), *baselines.values()]
 
 
 def main() -> None:

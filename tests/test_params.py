@@ -369,6 +369,7 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"ablations.runs": ["ppo", "grpo", "ppo"]}, "runs names 'ppo' more than once"),
         ({"ablations.runs": []}, "at least 1 item"),
         ({"ablations.seeds": [0, 1, 1]}, "seeds names 1 more than once"),
+        ({"ablations.baselines": ["random", "random"]}, "baselines names 'random' more than once"),
         ({"ablations.seeds": [-1]}, "greater than or equal to 0"),
         ({"ablations.seeds": ["1\n"]}, r"ablations\.seeds\.0: Input should be a valid integer; got '1\\n'"),
         ({"env.context.every": 2}, r"env\.context: every 2 does not go with kind: append; it is 0 with append"),

@@ -28,7 +28,6 @@ BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
     "random": "random",
     "oracle": "oracle",
 }
-OF_A_SWEEP: tuple[Baseline, ...] = (BASE_TOOL_CALL, NAIVE_RAG, "random", "oracle")  # those in the report of a sweep
 
 SUCCESS, COUNTS = "success", ("tool_calls", "tokens_read", "tokens_sampled")
 

@@ -194,10 +194,11 @@ class CloserParams(Section):
 
 
 class AblationsParams(Section):
-    """The sweep: every run with every seed, and some with further ones."""
+    """The sweep: every run with every seed, some with further ones, and what all are compared with."""
 
     runs: Annotated[list[str], Field(min_length=1)]
     seeds: Annotated[Seeds, Field(min_length=1)]
+    baselines: Annotated[list[Baseline], Field(min_length=1)]
     closer: CloserParams
     train: dict[str, Any]  # over the `train` section of every run
 
@@ -206,7 +207,7 @@ class AblationsParams(Section):
         return self.seeds + (self.closer.seeds if run in self.closer.runs else [])
 
     def objections(self) -> Iterator[str]:
-        yield from _repeated(runs=self.runs, seeds=self.seeds)
+        yield from _repeated(runs=self.runs, seeds=self.seeds, baselines=list(self.baselines))
         for run in self.closer.runs:
             if run not in self.runs:
                 yield f"closer.runs names {run!r}, which runs does not{nearest(run, self.runs)}"

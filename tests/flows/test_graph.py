@@ -113,7 +113,7 @@ def test_the_stages_come_in_the_order_of_the_pipeline(monkeypatch: pytest.Monkey
     assert all(order.index(f"train@{run}") < order.index(f"evaluate@{run}") for run in runs)
 
 
-@pytest.mark.parametrize("stage", ["train", "evaluate", "report"])
+@pytest.mark.parametrize("stage", ["train", "evaluate", "baseline", "report"])
 def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None:
     ours, theirs = definitions()[stage], definitions()[f"ablations/{stage}"]
     code = [
@@ -145,6 +145,7 @@ def test_the_sweep_has_a_stage_per_run_and_seed(monkeypatch: pytest.MonkeyPatch)
             for suffix, some in members.items()
             for member in some
         ),
+        *(f"baseline@{baseline}" for baseline in ablations["baselines"]),
         "report",
     }
 

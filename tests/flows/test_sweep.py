@@ -25,7 +25,7 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(baseline=baseline)
+            evaluate(baseline=baseline, sweep="ablations")
         for seed in SEEDS:
             train("ppo", seed, "ablations")
             evaluate("ppo", seed, "ablations")
@@ -55,6 +55,8 @@ def test_members_are_flat_runs_tagged_with_their_sweep(swept: Path, inside: Insi
         assert {(run.info.run_name, run.data.params["variant"], run.data.params["seed"]) for run in found} == {
             ("ppo-seed0", "ppo", "0"),
             ("ppo-seed1", "ppo", "1"),
+            ("base_tool_call", "base_tool_call", "0"),
+            ("naive_rag", "naive_rag", "0"),
         }
         for run in found:
             assert "final/em" in run.data.metrics
