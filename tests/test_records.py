@@ -19,8 +19,7 @@ def question(**changes: Any) -> Question:
         "text": "Where was Mara Quill born?",
         "answers": ["Tesk"],
         "gold_titles": ["Mara Quill"],
-        "hops": 1,
-        "kind": "lookup",
+        "strata": {"hops": "1", "kind": "lookup"},
     }
     return Question(**{**fields, **changes})
 
@@ -159,4 +158,4 @@ def test_stored_numbers_and_names_do_not_move() -> None:
         "TEMPLATE": 3,
     }
     assert " ".join(CallStatus) == "ok malformed unknown_tool bad_arguments failed timeout none"
-    assert " ".join(Outcome) == "answered turn_limit token_limit malformed aborted"
+    assert " ".join(Outcome) == "answered ended turn_limit token_limit malformed aborted"

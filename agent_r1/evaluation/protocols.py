@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import Any
 
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
+from agent_r1.envs.turns import GAMES
 from agent_r1.evaluation.scores import gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params
-from agent_r1.params.stages import Protocol
+from agent_r1.params.stages import EnvParams, Protocol
 from agent_r1.records import QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
@@ -110,7 +112,7 @@ def conditions(
     `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath.
     """
     places = settings.places
-    limits = settings.env.model_dump(exclude={"instructions", "aborted_share"})  # the prompt's hash has the one
+    limits = _bounds(settings.env, {question.env for question in questions})
     limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
     limits |= {"adapters": "merged and rounded"} if rounded else {}
     return {
@@ -118,9 +120,14 @@ def conditions(
         "passages": sha256(places.passages),
         "index": describe(places.index).index_hash,
         "prompt": chat.prompts_hash(openings(attempts, questions, shared)),
-        "protocol": "tool_call"
-        if protocol in SCRIPTED
-        else protocol,  # naive RAG and gold passages have the same prompt around other passages
+        # naive RAG and gold passages have the same prompt around other passages
+        "protocol": "tool_call" if protocol in SCRIPTED else protocol,
         "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
         **(shared.sources() if protocol == "tool_call" else {}),
     }
+
+
+def _bounds(env: EnvParams, played: Set[str]) -> dict[str, Any]:
+    """What of `env` an episode in these environments may be bound by; the prompt's hash has the instructions."""
+    others = {name for name in env.declared if name not in played} | (set() if played & GAMES.keys() else {"games"})
+    return env.model_dump(exclude={"instructions", "aborted_share", *others})

@@ -103,7 +103,7 @@ def prepare(given: Given, target: Path) -> None:
     files = {"own": FilesParams.model_validate({"format": given.form, "test": split, "corpus": given.corpus})}
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    write(PrepareParams(datasets=["own"], seed=0, atlas=_ATLAS, files=files), target)
+    write(PrepareParams(datasets=["own"], seed=0, atlas=_ATLAS, files=files, worlds={}), target)
     try:
         questions, passages = read_rows(target / QUESTIONS, Question), read_rows(target / PASSAGES, Passage)
     except Exception as fault:

@@ -98,10 +98,10 @@ def test_agents_are_asked_the_same_and_differ_in_what_they_should(evaluated: Pat
 
 def test_an_episodes_limits_are_written_down(evaluated: Path) -> None:
     tools = "tools {'search': {}, 'calculator': None, 'read': None, 'python': None, 'functions': {}, 'mcp': {}}"
-    limits = "max_result_characters 4000, top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64, parallel_calls 1"
-    games = "games {'protocol': 'ragen_v1', 'moves_per_step': 5, 'moves': 10}"
+    limits = "max_result_characters 4000, top_k 2, max_steps 4, max_tokens 448, max_action_tokens 64"
+    context = "context {'kind': 'append', 'every': 0}, parallel_calls 1, order rounds"
     found = content(evaluated, "ppo", "hashes.json")["limits"]
-    assert found == f"{tools}, {limits}, order rounds, {games}, dtype auto, engine transformers"
+    assert found == f"{tools}, {limits}, {context}, dtype auto, engine transformers"
 
 
 def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
@@ -118,9 +118,10 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
         def told(protocol: Protocol) -> tuple[dict[str, str], dict[str, str]]:
             chat = Chat(load_tokenizer(settings.places.warm_start))
             with open_shared(protocol, settings) as shared:
-                attempts = attempts_under(protocol, read_rows(PLACES.questions, Question)[:1], settings, shared)
-                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), shared)
-                return conditions(protocol, attempts, chat, settings, shared), of_a_training
+                asked = read_rows(PLACES.questions, Question)[:1]
+                attempts = attempts_under(protocol, asked, settings, shared)
+                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), asked, shared)
+                return conditions(protocol, attempts, asked, chat, settings, shared), of_a_training
 
         file.write_text('def double(number: int) -> str:\n    """Doubles."""\n    return str(2 * number)\n')
         before, rag = told("tool_call"), told("naive_rag")

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from agent_r1.evaluation.protocols import SCRIPTED
 from agent_r1.inspection.side_by_side import compared, rendered
 from agent_r1.params import RunId, load
 from agent_r1.params.stages import PROTOCOLS
@@ -28,6 +29,7 @@ PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
+ASKING = [each for each in PROTOCOLS if each not in SCRIPTED]  # questions that are answered
 CHANGES: dict[str, Any] = {
     "prepare": {
         "datasets": ["atlas", "other"],
@@ -62,11 +64,11 @@ def project(
 def evaluated(project: Path, inside: Inside) -> dict[str, list[Trajectory]]:
     """The episodes of the warm start under each protocol."""
     with inside(project):
-        for protocol in PROTOCOLS:
+        for protocol in ASKING:
             evaluate(model=str(PLACES.warm_start), protocol=protocol, as_label=f"of_{protocol}")
         return {
             protocol: read_rows(PLACES.evaluation(f"of_{protocol}") / "trajectories.parquet", Trajectory)
-            for protocol in PROTOCOLS
+            for protocol in ASKING
         }
 
 
@@ -88,8 +90,8 @@ def test_every_protocol_asks_the_same_questions_and_is_told_apart(
     asked = [[row.question_id for row in rows] for rows in evaluated.values()]
     assert asked[0] == asked[1] == asked[2] == asked[3]
     assert len(asked[0]) == 12  # six of each data set
-    hashes = [read_json(project, f"of_{protocol}", "hashes.json") for protocol in PROTOCOLS]
-    assert [each["protocol"] for each in hashes] == list(PROTOCOLS)
+    hashes = [read_json(project, f"of_{protocol}", "hashes.json") for protocol in ASKING]
+    assert [each["protocol"] for each in hashes] == list(ASKING)
     assert len({each["policy"] for each in hashes}) == 1
 
 
@@ -102,7 +104,7 @@ def test_a_closed_book_shows_no_passage_and_gold_passages_show_all(
     for question_id, prompt in prompts(project, evaluated["gold_passages"]).items():
         assert all(f"{title}: " in prompt for title in questions[question_id].gold_titles)
         assert prompt.count(": ") >= len(questions[question_id].gold_titles)
-    recall = {name: read_json(project, f"of_{name}", "scores.json")["gold_recall"] for name in PROTOCOLS}
+    recall = {name: read_json(project, f"of_{name}", "scores.json")["gold_recall"] for name in ASKING}
     assert (recall["closed_book"], recall["gold_passages"]) == (0.0, 1.0)
     assert 0 < recall["naive_rag"] < 1
     for name in ("naive_rag", "closed_book", "gold_passages"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -102,7 +105,9 @@ def test_the_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
     assert "hop" not in page
     with inside(ice):
         view("grpo")
-    assert "goal not reached" in (ice / "outputs/view/grpo.html").read_text()
+    data = re.search(r'id="data">([^<]*)', (ice / "outputs/view/grpo.html").read_text())
+    assert data
+    assert b'"goal not reached"' in gzip.decompress(base64.b64decode(data[1]))
 
 
 def test_what_asks_for_an_answer_has_no_question_here_and_chance_none_elsewhere(
