@@ -52,6 +52,11 @@ def _stated(trajectory: Trajectory, fact: str) -> Floats:
     return np.array([step.rewards.get(fact, 0.0) for step in trajectory.steps], np.float64)
 
 
+def _is_world(trajectory: Trajectory) -> bool:
+    """Whether it was played in a world, which states what it gives itself and asks for no answer."""
+    return any("env" in step.rewards for step in trajectory.steps)
+
+
 def _on_last_step(trajectory: Trajectory, value: float) -> Floats:
     rewards = np.zeros(len(trajectory.steps))
     rewards[-1] = value
@@ -62,8 +67,11 @@ def agent_r1(trajectory: Trajectory) -> Floats:
     """On the last step: EM where the format is perfect, else format - 1 (Agent-R1, arXiv 2511.14460, Eq. 6).
 
     `format` is the mean of two facts, each 0 or 1: the answer block is well formed (the episode ended in an
-    answer), and every tool call is (none is malformed; a call that parses and then fails is well formed).
+    answer), and every tool call is (none is malformed; a call that parses and then fails is well formed). A world that
+    asks for no answer gives 0.
     """
+    if _is_world(trajectory):
+        return np.zeros(len(trajectory.steps))
     answered = trajectory.outcome is Outcome.ANSWERED
     well_formed_calls = all(step.call_status is not CallStatus.MALFORMED for step in trajectory.steps)
     if answered and well_formed_calls:
@@ -109,8 +117,9 @@ def repeat_call(trajectory: Trajectory) -> Floats:
 
 
 def no_answer(trajectory: Trajectory) -> Floats:
-    """-1 on the last step of an episode that did not end in an answer."""
-    return _on_last_step(trajectory, 0.0 if trajectory.outcome is Outcome.ANSWERED else -1.0)
+    """-1 on the last step of an episode that was to end in an answer and did not."""
+    owed = trajectory.outcome is not Outcome.ANSWERED and not _is_world(trajectory)
+    return _on_last_step(trajectory, -1.0 if owed else 0.0)
 
 
 def overlong(trajectory: Trajectory, *, max_tokens: int | None, buffer: int) -> Floats:

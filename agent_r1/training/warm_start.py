@@ -22,7 +22,7 @@ from agent_r1.data.demonstrations import Demonstration, with_tools, without_tool
 from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt
-from agent_r1.envs.kinds import attempts_at, played_by
+from agent_r1.envs.kinds import KINDS, attempts_at, played_by
 from agent_r1.envs.scripts import told
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts
@@ -64,7 +64,8 @@ def train_on_demonstrations(
     device, dtype = default_device(), torch.float32
     path = settings.warm_start.conversations
     conversations = read_conversations(Path(path)) if path else []
-    asked, played = [each for each in questions if each.env == QA], [each for each in questions if each.env != QA]
+    asked = [each for each in questions if each.env == QA]
+    played = [each for each in questions if "demonstrator" in KINDS[each.env].scripts]
     plan_of, facts = make_plans(settings.prepare, asked)
     calculator = settings.env.tools.calculator is not None
     searching, answering = list[Demonstration](), list[Demonstration]()

@@ -233,5 +233,6 @@ def test_what_the_environment_gives_and_what_it_calls_right(trajectory: MakeTraj
     totals, parts = step_rewards(trajectory("PAOA", steps, outcome=Outcome.ENDED), weights(env=0.5, success=2.0))
     assert totals.tolist() == [-0.05, 7.45]
     assert (parts["env"].tolist(), parts["success"].tolist()) == ([-0.1, 10.9], [0, 1])
+    assert (parts["agent_r1"].tolist(), parts["no_answer"].tolist()) == ([0, 0], [0, 0]), "nobody asked for an answer"
     answered = trajectory("PAOA", [{}, {"rewards": {"em": 1.0, "f1": 1.0}}], outcome=Outcome.ANSWERED)
     assert step_rewards(answered, weights(success=1.0))[0].tolist() == [0, 1]
