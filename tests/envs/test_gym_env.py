@@ -26,8 +26,12 @@ TAXI = {
     "actions": ["South", "North", "East", "West", "Pick up", "Drop off"],
 }
 SOURCE = """
+import itertools
+
 import gymnasium
 from gymnasium import spaces
+
+SECRETS = itertools.count()
 
 class Said(gymnasium.Env):
     action_space = spaces.Text(20, charset="abc! ")
@@ -51,7 +55,7 @@ class Said(gymnasium.Env):
 
 class Drawn(Said):
     def reset(self, *, seed=None, options=None):
-        return f"secret {id(self)}", {}
+        return f"secret {next(SECRETS)}", {}
 
 class Counted(Said):
     action_space = spaces.Discrete(2, start=5)
