@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from agent_r1.records import Call, CallStatus, Outcome, status_of
 
@@ -159,7 +159,7 @@ def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
 def _parse_call(body: str) -> ParsedCall:
     """What stands between a call's tags; a ValueError says what is wrong with it."""
     try:
-        call = json.loads(body, parse_constant=_refuse)
+        call = json.loads(body, parse_constant=refuse_constant)
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # what it refuses, no file could keep
     except (ValueError, RecursionError):
         raise ValueError("the tool call is not valid JSON") from None
@@ -169,7 +169,8 @@ def _parse_call(body: str) -> ParsedCall:
     raise ValueError('a tool call is {"name": ..., "arguments": {...}}')
 
 
-def _refuse(constant: str) -> None:
+def refuse_constant(constant: str) -> NoReturn:
+    """What JSON does not have, and json.loads would take: NaN and the infinities."""
     raise ValueError(f"{constant} is not JSON")
 
 

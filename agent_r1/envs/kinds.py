@@ -106,7 +106,7 @@ def played_by(
         if script is None:
             games = ", ".join(kind for kind in KINDS if name in KINDS[kind].scripts)
             raise ValueError(f"nobody plays {env[attempt.question_id]!r} as {name!r} does, only {games}")
-        [one], [player] = scripted([attempt], script, seed)
+        one, player = scripted(attempt, script, seed)
         played.append(one)
         scripts.append(player)
     return played, scripts

@@ -9,11 +9,11 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from agent_r1.envs.base import Env, ParsedAction, Transition, parse_action
+from agent_r1.envs.base import Env, ParsedAction, Transition, parse_action, refuse_constant
 from agent_r1.envs.tool_env import canonical, think, told
 from agent_r1.params.sections import Section, nearest, validated
 from agent_r1.params.stages import EnvParams
@@ -49,7 +49,7 @@ def meant(question: Question, kind: type[S], declared: Mapping[str, P]) -> tuple
     if len(question.setup) > MOST_CHARACTERS:
         raise ValueError(f"{where} takes {len(question.setup):,} characters; at most {MOST_CHARACTERS:,} are read")
     try:
-        content = json.loads(question.setup, parse_constant=_refuse)
+        content = json.loads(question.setup, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         raise ValueError(f"{where} is not JSON") from None
     if not isinstance(content, dict):
@@ -147,7 +147,3 @@ def _without_move(parsed: ParsedAction) -> Call:
     for call in parsed.calls:
         return Call(tool=call.tool, arguments=canonical(call.arguments), status=CallStatus.UNKNOWN_TOOL)
     return Call(status=CallStatus.MALFORMED)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")

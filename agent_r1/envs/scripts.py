@@ -35,25 +35,25 @@ class Habits(NamedTuple):
 ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.4, 0.33), Habits(0.5, 0.15)
 
 
-def scripted(attempts: Sequence[Attempt], script: Script, seed: int) -> tuple[list[Attempt], list[Iterable[str]]]:
-    """The attempts with a script for each, which plays in the environment that the attempt makes.
+def scripted(attempt: Attempt, script: Script, seed: int) -> tuple[Attempt, Iterable[str]]:
+    """The attempt, and the script as it plays in the environment that the attempt makes.
 
     Raises TypeError, when it is to play, in an environment that is neither a game nor one of moves that others wrote.
     """
-    players = [_Player(attempt, script, seed) for attempt in attempts]
-    return [replace(each.attempt, env=each.open) for each in players], list(players)
+    player = _Player(attempt, script, seed)
+    return replace(attempt, env=player.open), player
 
 
 class _Player:
     """A script beside its environment; asked for again, it plays in the one that was made last."""
 
     def __init__(self, attempt: Attempt, script: Script, seed: int) -> None:
-        self.attempt, self._script = attempt, script
+        self._make, self._script = attempt.env, script
         self._seed = derive(seed, "script", attempt.question_id, attempt.sample)
         self._env: Env | None = None
 
     def open(self, seed: int) -> Env:
-        self._env = self.attempt.env(seed)
+        self._env = self._make(seed)
         return self._env
 
     def __iter__(self) -> Iterator[str]:
@@ -62,7 +62,7 @@ class _Player:
         return self._script(self._env, random.Random(self._seed))
 
 
-async def told(env: Env, script: Iterable[str]) -> list[str]:
+async def texts_of(env: Env, script: Iterable[str]) -> list[str]:
     """All texts of an episode that is played by a script, in their order: what is read and what is written."""
     await env.open()
     texts, actions = [env.system, env.user], iter(script)

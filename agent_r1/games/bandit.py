@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from agent_r1.games.rules import require_move
 from agent_r1.games.setup import Cell, read, write
 
 _SAFE_PAYS, _RISKY_PAYS, _RISKY_CHANCE = 0.1, 1.0, 0.25
@@ -104,8 +105,7 @@ class Game:
 
     def play(self, move: str) -> float:
         """Pulls an arm, and returns what it pays. A ValueError says that there is no such arm now."""
-        if move not in self.board.arms or self.done:
-            raise ValueError(f"no move {move!r} of {', '.join(self.moves)}{' after the end' if self.done else ''}")
+        require_move(move, self.moves, done=self.done)
         self.pulled = move
         if not self.won:
             return _SAFE_PAYS

@@ -7,7 +7,6 @@ where it was meant to with the chance `intended`, and else to one of its two sid
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple, Self
@@ -15,6 +14,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.games.rules import fewest_moves, require_move
 from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
 
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in a circle: a move's sides are beside it
@@ -83,17 +83,13 @@ class Board:
 
     def way(self, place: Cell) -> list[str] | None:
         """The fewest moves past the holes to the goal, if none goes astray; None where there is no way."""
-        ways, waiting = {place: list[str]()}, deque([place])
-        while waiting:
-            here = waiting.popleft()
-            if here == self.goal:
-                return ways[here]
-            for move in MOVES:
-                there = self.after(here, move)
-                if there not in ways and self.cell(there) != _HOLE:
-                    ways[there] = [*ways[here], move]
-                    waiting.append(there)
-        return None
+        goal = self.goal
+
+        def past_holes(here: Cell, move: str) -> Cell | None:
+            there = self.after(here, move)
+            return None if self.cell(there) == _HOLE else there
+
+        return fewest_moves(place, lambda here: here == goal, past_holes, MOVES)
 
 
 class Game:
@@ -115,8 +111,7 @@ class Game:
 
     def play(self, move: str) -> float:
         """Makes a move, and returns its reward: 1 at the goal. A ValueError says that there is no such move now."""
-        if move not in MOVES or self.done:
-            raise ValueError(f"no move {move!r} of {', '.join(MOVES)}{' after the end' if self.done else ''}")
+        require_move(move, self.moves, done=self.done)
         self.player = self.board.after(self.player, self._turned(move))
         return float(self.won)
 

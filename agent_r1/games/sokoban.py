@@ -6,11 +6,12 @@ Rewards are those of gym-sokoban. The boards are our own: walls at random within
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
+from agent_r1.games.rules import fewest_moves, require_move
 from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
@@ -123,19 +124,8 @@ class Board:
 
     def solve(self, state: State, most_moves: int) -> list[str] | None:
         """The fewest moves that solve it, in breadth-first order; None where that takes more than so many."""
-        targets, plans, waiting = self.targets, {state: list[str]()}, deque([state])
-        while waiting:
-            here = waiting.popleft()
-            if here.boxes == targets:
-                return plans[here]
-            if len(plans[here]) == most_moves:
-                continue
-            for move in MOVES:
-                there = self.after(here, move)
-                if there not in plans:
-                    plans[there] = [*plans[here], move]
-                    waiting.append(there)
-        return None
+        targets = self.targets
+        return fewest_moves(state, lambda here: here.boxes == targets, self.after, MOVES, most_moves)
 
 
 class Game:
@@ -157,8 +147,7 @@ class Game:
 
     def play(self, move: str) -> float:
         """Makes a move, and returns its reward. A ValueError says that there is no such move now."""
-        if move not in MOVES or self.done:
-            raise ValueError(f"no move {move!r} of {', '.join(MOVES)}{' after the end' if self.done else ''}")
+        require_move(move, self.moves, done=self.done)
         before = len(self.state.boxes & self._targets)
         self.state = self.board.after(self.state, move)
         gained = len(self.state.boxes & self._targets) - before

@@ -23,7 +23,7 @@ from agent_r1.data.questions import make_plans
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import KINDS, attempts_at, played_by
-from agent_r1.envs.scripts import told
+from agent_r1.envs.scripts import texts_of
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts
 from agent_r1.params import Params
@@ -163,7 +163,7 @@ def _games_as_text(questions: Sequence[Question], settings: Params) -> Iterator[
     """What is read and written in some of the demonstrated games, for a tokenizer that is yet to be made."""
     with Shared(_unhurried(settings.env)) as shared:
         for attempt, script in list(zip(*_demonstrated(questions, settings, shared), strict=True))[:SHOWN_GAMES]:
-            yield "\n".join(shared.run(told(attempt.env(attempt.sample), script)))
+            yield "\n".join(shared.run(texts_of(attempt.env(attempt.sample), script)))
 
 
 def _unhurried(env: EnvParams) -> EnvParams:

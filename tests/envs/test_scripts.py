@@ -44,7 +44,7 @@ def play(chat: Chat) -> Play:
             Attempt(question_id=str(i), group=i, sample=0, env=partial(turns, name, setup))
             for i, setup in enumerate(setups)
         ]
-        played, scripts = scripted(attempts, script, seed)
+        played, scripts = zip(*(scripted(attempt, script, seed) for attempt in attempts), strict=True)
         with Shared(LIMITS) as shared:
             return collect(ScriptedSampler(scripts, chat), chat, played, shared, seed=seed)
 
@@ -157,12 +157,12 @@ def test_a_script_starts_again_with_its_episode_and_plays_games_alone(chat: Chat
     [calm] = play("frozen_lake", SCRIPTS["frozen_lake"]["random"], [board])
     failing = Attempt(question_id="0", group=0, sample=0, env=lambda seed: Failing("frozen_lake", board, LIMITS, seed))
     with Shared(LIMITS) as shared:
-        attempts, scripts = scripted([failing], SCRIPTS["frozen_lake"]["random"], 0)
-        [again] = collect(ScriptedSampler(scripts, chat), chat, attempts, shared, seed=0)
+        attempt, player = scripted(failing, SCRIPTS["frozen_lake"]["random"], 0)
+        [again] = collect(ScriptedSampler([player], chat), chat, [attempt], shared, seed=0)
         assert repr(again) == repr(calm)
         other = replace(failing, env=lambda _: NoGame())
-        attempts, scripts = scripted([other], SCRIPTS["frozen_lake"]["random"], 0)
+        attempt, player = scripted(other, SCRIPTS["frozen_lake"]["random"], 0)
         with pytest.raises(TypeError, match="a script plays games alone, and not in NoGame"):
-            collect(ScriptedSampler(scripts, chat), chat, attempts, shared, seed=0)
+            collect(ScriptedSampler([player], chat), chat, [attempt], shared, seed=0)
     with pytest.raises(TypeError, match=r"another game than agent_r1\.games\.lake"):
         first_action("frozen_lake", board, SCRIPTS["sokoban"]["oracle"])
