@@ -1,0 +1,298 @@
+"""What a CUDA device makes of learner and samplers: `python -m benchmarks.gpu --out FOLDER`, in at most 8 minutes.
+
+Models in the shapes of Qwen2.5 with random weights; nothing is downloaded, and no stage, store or server is needed. By
+size, with all weights and with adapters: what a sampler samples a second, how far it and the learner are apart before
+and after an update (the canary), what an update learns a second and which share of the device's own rate of matrix
+products that is, and what memory it took beside what was estimated. Writes gpu.json after every part, and prints a
+table at the end; a part that does not fit, fails or comes too late is left out, and the table says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.evaluation.comparison import markdown_table
+from agent_r1.params import SHIPPED, Params, load
+from agent_r1.params.sections import override, validated
+from agent_r1.policy import builtin, memory
+from agent_r1.policy.learner import Learner
+from agent_r1.policy.model import compute_dtype, default_device
+from agent_r1.policy.peak import measure
+from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.sampling import Action, Actor, Request
+from agent_r1.training.watch import prove
+
+SHAPES = {  # hidden size, layers, heads, heads of keys and values, width of the MLP, words, tokens of a micro-batch
+    "tiny": (64, 2, 2, 2, 128, 512, 256),
+    "0.5B": (896, 24, 14, 2, 4864, 151936, 4096),
+    "1.5B": (1536, 28, 12, 2, 8960, 151936, 4096),
+    "3B": (2048, 36, 16, 2, 11008, 151936, 2048),
+}
+RANK = 64
+MATRIX = 8192  # rows and columns of the products by which the device's own rate is measured
+
+Row = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What is sampled and learned from."""
+
+    episodes: int
+    prompt: int  # tokens
+    action: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.action
+
+
+def rate_of_products(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """FLOP/s of matrix products in the dtype, the best of five runs."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = min(_seconds(lambda: left @ right, device) for _ in range(5))
+    return 2 * size**3 / seconds
+
+
+def make_model(folder: Path, shape: str, tokens: int) -> None:
+    """Writes a model of random weights, with a tokenizer of a few hundred words."""
+    hidden, layers, heads, key_heads, width, words, _ = SHAPES[shape]
+    tokenizer = builtin.train_tokenizer(["a question and an answer"], 400)
+    config = Qwen2Config(
+        vocab_size=words,
+        hidden_size=hidden,
+        intermediate_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        max_position_embeddings=max(tokens, 1024),
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(0)
+    with default_device():
+        Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def settings_of(shape: str, engine: str, *, adapters: bool, work: Work) -> Params:
+    """params.yaml for one size."""
+    changes = {
+        "model": {"lora": {"rank": RANK if adapters else 0}, "gradient_checkpointing": shape == "3B"},
+        "engine": {"kind": engine, "transformers": {"batch_size": work.episodes}},
+        "env": {"max_tokens": work.tokens, "max_action_tokens": work.action},
+        "train": {"update": {"max_tokens_per_microbatch": SHAPES[shape][-1], "minibatches": 2, "epochs": 1}},
+    }
+    return validated(Params, override(load(SHIPPED).model_dump(by_alias=True), changes), "benchmarks.gpu")
+
+
+def measure_one(shape: str, engine: str, *, adapters: bool, work: Work, rate: float, folder: Path) -> Row:
+    """One size with one sampler: sampling, canary, update, canary of the updated weights, memory."""
+    settings, device = settings_of(shape, engine, adapters=adapters, work=work), default_device()
+    demand = memory.Demand(
+        model=Qwen2Config.from_pretrained(folder),
+        tokens=max(SHAPES[shape][-1], work.tokens),
+        dtype=compute_dtype(settings.model.dtype, device),
+        adapter=settings.model.adapter,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+    )
+    parts = memory.estimate(demand)
+    memory.require_fit(parts, memory.available_gib(device))
+    weights = memory.count_parameters(demand.model, None).policy
+    learner = Learner(folder, settings.train.update, settings.model, with_critic=False, seed=0, merges=False)
+    actor = Actor(
+        model=str(folder),
+        end_id=learner.tokenizer.eos_token_id,
+        max_tokens=work.tokens,
+        temperature=1.0,
+        dtype=settings.model.dtype,
+        adapter_rank=settings.model.lora.rank,
+    )
+    with open_engine(settings.engine, actor) as sampler, tempfile.TemporaryDirectory() as scratch:
+        before, after = Path(scratch) / "before", Path(scratch) / "after"
+        learner.save_policy(before)
+        sampler.load_weights(before, 0)
+        requests = list(_requests(work, SHAPES[shape][5]))
+        sampler.sample(requests[:1])
+        started = time.perf_counter()
+        actions = sampler.sample(requests)
+        sampled_s = time.perf_counter() - started
+        trajectories = [_trajectory(*pair) for pair in zip(requests, actions, strict=True)]
+        gap = _gap(learner, trajectories, settings)
+        peak = measure(learner, settings.env)
+        credits_ = [_credit(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
+        updated_s = _seconds(lambda: learner.update(trajectories, credits_, 0), device)
+        learner.save_policy(after)
+        sampler.load_weights(after, 1)
+        again = [_trajectory(*pair) for pair in zip(requests, sampler.sample(requests), strict=True)]
+        gap_after = _gap(learner, again, settings)
+    sampled = sum(len(each.token_ids) for each in actions)
+    learned = sum(len(each.token_ids) for each in trajectories)
+    products = 2 if adapters else 3  # forward and what flows back, and the gradient of the weights where they train
+    flops = 2 * products * weights * learned
+    return {
+        "weights": weights,
+        "sampled tokens/s": sampled / sampled_s,
+        "canary": gap,
+        "canary after an update": gap_after,
+        "updated tokens/s": learned / updated_s,
+        "share of the products' rate": flops / updated_s / rate,
+        "memory GiB": peak,
+        "estimated GiB": sum(parts.values()) - parts["libraries"],
+    }
+
+
+def _requests(work: Work, words: int) -> Iterator[Request]:
+    draws = np.random.default_rng(0)
+    for episode in range(work.episodes):
+        context = draws.integers(0, words, work.prompt).tolist()
+        yield Request(episode=episode, step=0, context=context, seed=episode, max_tokens=work.action)
+
+
+def _trajectory(request: Request, action: Action) -> Trajectory:
+    """An episode of one action."""
+    prompt, sampled = len(request.context), len(action.token_ids)
+    step = Step(action_start=prompt, action_stop=prompt + sampled, stop_reason=StopReason.LENGTH, calls=[], rewards={})
+    return Trajectory(
+        trajectory_id=str(request.episode),
+        question_id=str(request.episode),
+        group=request.episode,
+        sample=0,
+        seed=request.seed,
+        policy_version=0,
+        iteration=0,
+        token_ids=np.array([*request.context, *action.token_ids], np.int32),
+        source=np.array([Source.PROMPT] * prompt + [Source.ACTION] * sampled, np.uint8),
+        logprobs=np.concatenate([np.zeros(prompt, np.float32), action.logprobs]),
+        context_starts=[0],
+        steps=[step],
+        outcome=Outcome.TURN_LIMIT,
+        answer="",
+    )
+
+
+def _credit(trajectory: Trajectory, sign: int) -> Credit:
+    acted, zeros = trajectory.action_mask, np.zeros(len(trajectory.token_ids), np.float32)
+    return Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=float(sign),
+        advantages=np.where(acted, sign, 0).astype(np.float32),
+        values=zeros,
+        value_targets=zeros,
+        reference_logprobs=zeros,
+        loss_mask=acted,
+        critic_mask=zeros > 0,
+        kept=True,
+    )
+
+
+def _gap(learner: Learner, trajectories: Sequence[Trajectory], settings: Params) -> float:
+    """The canary in nats; see `prove`, which raises where the sampler runs other weights."""
+    chosen = trajectories[: settings.train.update.proved_trajectories]
+    own = learner.logprobs(chosen)
+    return prove(
+        [each.logprobs[each.action_mask] for each in chosen],
+        [logprobs[each.action_mask] for logprobs, each in zip(own, chosen, strict=True)],
+        dtype=learner.compute.dtype,
+        tolerance=settings.train.update.canary_tolerance,
+    )
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def campaign(shapes: Sequence[str], samplers: Sequence[str], work: Work, budget_s: float, out: Path) -> list[Row]:
+    """Every part that the budget has room for; gpu.json grows with each."""
+    device, ends, rows = default_device(), time.monotonic() + budget_s, list[Row]()
+    dtype = compute_dtype("auto", device)
+    rate = rate_of_products(device, dtype, MATRIX if device.type == "cuda" else MATRIX // 32)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    about = {"device": name, "torch": torch.__version__, "dtype": str(dtype), "TFLOP/s of products": rate / 1e12}
+    out.mkdir(parents=True, exist_ok=True)
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(Path(folder), shape, work.tokens)
+            for sampler, adapters in product(samplers, (False, True)):
+                part = partial(
+                    measure_one, shape, sampler, adapters=adapters, work=work, rate=rate, folder=Path(folder)
+                )
+                named = {"size": shape, "sampler": sampler, "trains": "adapters" if adapters else "all weights"}
+                rows.append(named | _tried(part, _left_out(sampler, ends)))
+                (out / "gpu.json").write_text(json.dumps(about | {"parts": rows}, indent=2) + "\n")
+    return rows
+
+
+def _left_out(sampler: str, ends: float) -> str:
+    """Why a part is not even tried; "" where it is."""
+    if sampler == "vllm" and not find_spec("vllm"):
+        return "vLLM is not installed"
+    return "" if time.monotonic() < ends else "out of time"
+
+
+def _tried(part: Callable[[], Row], left_out: str) -> Row:
+    """What a part measured, or why there is nothing."""
+    if left_out:
+        return {"left out": left_out}
+    try:
+        return part()
+    except (RuntimeError, ValueError, OSError, ImportError) as fault:  # the table names it, and other parts go on
+        logger.warning("left out", exc_info=True)
+        return {"left out": f"{type(fault).__name__}: {str(fault).splitlines()[0]}"}
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The parts in Markdown, numbers with three digits."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return markdown_table(columns, [[_cell(row.get(name, "")) for name in columns] for row in rows])
+
+
+def _cell(value: object) -> str:
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures learner and samplers on a CUDA device, in random weights.")
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=["0.5B", "1.5B", "3B"])
+    parser.add_argument("--samplers", nargs="+", choices=["transformers", "vllm"], default=["transformers", "vllm"])
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--tokens", type=int, nargs=2, default=[512, 256], metavar=("PROMPT", "ACTION"))
+    parser.add_argument("--budget", type=float, default=420.0, metavar="SECONDS", help="no part begins after it")
+    parser.add_argument("--out", type=Path, default=Path(), help="the folder of gpu.json")
+    given = parser.parse_args()
+    work = Work(episodes=given.episodes, prompt=given.tokens[0], action=given.tokens[1])
+    print(table(campaign(given.sizes, given.samplers, work, given.budget, given.out)))
+
+
+if __name__ == "__main__":
+    main()
