@@ -1,7 +1,8 @@
 """Another scale: `python -m flows overlay NAME` lays overlays/NAME.yaml over params.yaml, `overlay base` goes back.
 
-DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. An
-overlay holds what differs: mappings are merged key by key, everything else is replaced.
+DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. With
+`--into` it goes into a folder instead, and this project stays as it is. An overlay holds what differs: mappings are
+merged key by key, everything else is replaced.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,17 @@ import yaml
 from ruamel.yaml import YAML
 
 from agent_r1.files import write_text
-from agent_r1.params import PARAMS, Params
+from agent_r1.params import PARAMS, Params, tracking_folder
 from agent_r1.params.sections import differences, flatten, nearest, override, validated
 
 FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"
 HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml \((?P<digest>\w+)\).*\n")
+# What a project in a folder has of this one: code, graphs, data as it was released, and MLflow's store.
+SHARED = {path: path for path in ("agent_r1", "flows", "dvc.yaml", ".dvcignore", "data/raw", ".tracking")}
+SHARED["ablations/dvc.yaml"] = "ablations/graph.yaml"
+# Without git DVC does not look into the folder from outside, nor mind that git ignores it.
+OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
 
 def switch(name: str) -> None:
@@ -41,8 +48,37 @@ def switch(name: str) -> None:
     write_text(Path(PARAMS), composed)
 
 
-def compose(base: str, name: str) -> str:
-    """The text of params.yaml under an overlay, with the comments of the base."""
+def lay_out(name: str, folder: Path) -> None:
+    """Makes a folder a project of its own at another scale, or brings it up to date.
+
+    Its params.yaml is composed, without the overlay's places; DVC's record and cache are its own, and all of SHARED are
+    links. Raises ValueError as `switch` does, and for what is in the way; what is there stays as it is then.
+    """
+    composed = compose(_base(), name, own_folder=True)
+    if (path := folder / PARAMS).exists() and not _is_as_composed(path.read_bytes().decode()):
+        raise ValueError(f"{path} was edited; edit {FOLDER}/{name}.yaml instead, and remove {path}")
+    tracking_folder().mkdir(exist_ok=True)
+    for link, shared in SHARED.items():
+        _link(folder / link, Path(shared))
+    if not (config := folder / ".dvc/config").exists():
+        write_text(config, OWN_DVC)
+    write_text(path, composed)
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink() and link.resolve() == target.resolve():
+        return
+    if link.is_symlink() or link.exists():
+        raise ValueError(f"{link} is no link to {target}; move it away, or lay the overlay out in another folder")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(os.path.relpath(target, link.parent))
+
+
+def compose(base: str, name: str, *, own_folder: bool = False) -> str:
+    """The text of params.yaml under an overlay, with the comments of the base.
+
+    In a folder of its own the places are the base's, and nobody goes back.
+    """
     path = FOLDER / f"{name}.yaml"
     known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
     if name not in known:
@@ -54,10 +90,19 @@ def compose(base: str, name: str) -> str:
     changes = round_trip.load(path)
     if not isinstance(changes, dict):
         raise ValueError(f"{path}: expected a mapping of what differs, found {type(changes).__name__}")
+    if own_folder:
+        changes.pop("places", None)
     round_trip.dump(override(round_trip.load(base), changes), text)
     body = text.getvalue()
     validated(Params, yaml.safe_load(body), str(path))
-    return f"# Composed of {BASE} and {path} ({_digest(body)}); `python -m flows overlay base` goes back.\n{body}"
+    hint = f"edit {path}, not this" if own_folder else "`python -m flows overlay base` goes back"
+    return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
+
+
+def _is_as_composed(text: str) -> bool:
+    """Whether it is a composition, and nobody edited it since."""
+    composed = HEADER.match(text)
+    return composed is not None and _digest(text[composed.end() :]) == composed["digest"]
 
 
 def _null(representer: Any, _: None) -> Any:
@@ -71,7 +116,7 @@ def _base() -> str:
     composed = HEADER.match(found)
     if composed and not waiting:
         raise ValueError(f"{BASE}, which {PARAMS} was composed of, is gone; put it back, or `git checkout {PARAMS}`")
-    if composed and _digest(found[composed.end() :]) != composed["digest"]:
+    if composed and not _is_as_composed(found):
         edited = _differences(compose(waiting, composed["name"]), found)
         remedy = f"edit {BASE} or the overlay instead, and take it back in {PARAMS}"
         raise ValueError(f"{PARAMS} was edited under an overlay: {edited}; {remedy}")
@@ -92,4 +137,9 @@ def _digest(text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Switches params.yaml to another scale, and back.")
     parser.add_argument("name", help="of a file in overlays/, without .yaml; or base")
-    switch(parser.parse_args().name)
+    parser.add_argument("--into", type=Path, metavar="FOLDER", help="which becomes a project of its own at that scale")
+    asked = parser.parse_args()
+    if asked.into:
+        lay_out(asked.name, asked.into)
+    else:
+        switch(asked.name)

@@ -89,10 +89,17 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
     _save(figure, path)
 
 
-def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: str, metric: str, title: str) -> None:
+def seed_curves(
+    path: Path,
+    curves: Mapping[str, Sequence[Curve]],
+    reference: str,
+    metric: str,
+    title: str,
+    limits: Mapping[str, float],
+) -> None:
     """A metric per iteration, a panel per run: the mean of its seeds, a band from their lowest to their highest.
 
-    The reference's mean is drawn in grey in every other panel.
+    The reference's mean is drawn in grey in every other panel, and in each a line for every limit, a test score.
     """
     lines = -(-len(curves) // PANELS_PER_ROW)
     figure = Figure((13, 1.1 + 2.6 * lines), **PAPER)
@@ -101,6 +108,7 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
     dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.4, "linestyle": (0, DASHES[0])}
+    bounds = [dashed | {"linestyle": (0, dashes), "zorder": 1} for dashes in DASHES[1 : 1 + len(limits)]]
     colour = colours(list(curves))
     for place, (panel, (run, seeds)) in enumerate(zip(panels, curves.items(), strict=False)):
         if run != reference:
@@ -111,6 +119,8 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
         panel.plot(x, mean, color=colour[run], linewidth=2.6)
         for rows in seeds:
             _mark_change(panel, rows, colour[run])
+        for style, score in zip(bounds, limits.values(), strict=True):
+            panel.axhline(score, **style)
         _clear(panel)
         panel.set_title(run, loc="left", fontsize=12.5, color=colour[run], fontweight="bold")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
@@ -120,7 +130,11 @@ def seed_curves(path: Path, curves: Mapping[str, Sequence[Curve]], reference: st
     band = Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed")
     mean_line = Line2D([], [], color=INK, linewidth=2.6, label="mean of the seeds")
     changes = _change_marks(rows for seeds in curves.values() for rows in seeds)
-    _legend(figure, [mean_line, band, Line2D([], [], label=f"mean of {reference}", **dashed), *changes])
+    of_limits = [
+        Line2D([], [], label=f"{name} {score:.2f}, test questions", **style)
+        for style, (name, score) in zip(bounds, limits.items(), strict=True)
+    ]
+    _legend(figure, [mean_line, band, Line2D([], [], label=f"mean of {reference}", **dashed), *of_limits, *changes])
     _save(figure, path)
 
 

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from agent_r1.evaluation.plots import (
+    MUTED,
     PALETTE,
     STABILISED,
     _band,
@@ -57,11 +58,21 @@ def test_a_line_says_where_a_run_began_to_train_in_another_way(tmp_path: Path) -
     assert (change(calm), change(changed), change(changed[:4])) == (None, 3.5, None)
     for name, rows in (("calm", calm), ("changed", changed)):
         learning_curves(tmp_path / f"{name}.png", {"ppo": calm, "grpo": rows}, {}, "success")
-        seed_curves(tmp_path / f"{name}_seeds.png", {"ppo": [calm], "grpo": [calm, rows]}, "ppo", "rollout/success", "")
+        runs = {"ppo": [calm], "grpo": [calm, rows]}
+        seed_curves(tmp_path / f"{name}_seeds.png", runs, "ppo", "rollout/success", "", {})
     for kind, more in (("", 500), ("_seeds", 100)):
         ink = [[drawn_in(tmp_path / f"{name}{kind}.png", colour) for colour in PALETTE[:2]] for name in NAMES]
         assert ink[1][1] > ink[0][1] + more
         assert abs(ink[1][0] - ink[0][0]) < more / 2
+
+
+def test_floor_and_ceiling_are_lines_in_every_panel_of_a_sweep(tmp_path: Path) -> None:
+    rows = [{"iteration": i, "rollout/success": 0.5} for i in range(10)]
+    runs, limits = {name: [rows] for name in ("ppo", "grpo", "rloo")}, {"random": 0.2, "oracle": 1.0}
+    seed_curves(tmp_path / "without.png", runs, "ppo", "rollout/success", "", {})
+    seed_curves(tmp_path / "with.png", runs, "ppo", "rollout/success", "", limits)
+    without, drawn = (drawn_in(tmp_path / f"{name}.png", MUTED) for name in ("without", "with"))
+    assert drawn > without + 3 * 2 * 200, "two lines of some hundred pixels in each of three panels"
 
 
 def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
@@ -99,7 +110,7 @@ def test_seed_curves_draw_a_panel_per_run_over_the_iterations_all_seeds_have(tmp
     assert mean.tolist() == pytest.approx([0, 0.15, 0.3])
     assert low.tolist() == pytest.approx([0, 0.1, 0.2])
     assert high.tolist() == pytest.approx([0, 0.2, 0.4])
-    seed_curves(tmp_path / "seeds.png", curves, "ppo", "rollout/success", "Exact match")
+    seed_curves(tmp_path / "seeds.png", curves, "ppo", "rollout/success", "Exact match", {})
     assert all(drawn_in(tmp_path / "seeds.png", PALETTE[i]) > 500 for i in range(2))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,12 +88,32 @@ def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
     assert "| `grpo` | 4 | 0.200 | n/a | n/a | none, none | 2.0 |" in page
 
 
-def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -> None:
+def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
     for name in ("learning_curves.png", "final_scores.png"):
         assert f"]({name})" in page
         assert (tmp_path / name).stat().st_size > 10_000
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"ppo": 0.625, "grpo": 1.0, "base_tool_call": 0.25}
     assert "Not measured alike" not in page
+
+
+def test_what_chance_reaches_bounds_every_claim(
+    evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams
+) -> None:
+    """Chance gets none of four right. One is more on average and not beyond doubt; all four are, whatever the draws."""
+    render_sweep(
+        {"ppo": [evaluate("ppo-seed0", 1)], "grpo": [evaluate("grpo-seed0", 4)]},
+        [evaluate("base_tool_call", 0), evaluate("random", 0), evaluate("oracle", 4)],
+        {"ppo": [curve(None)], "grpo": [curve(None)]},
+        questions,
+        tmp_path,
+        draws,
+    )
+    page = (tmp_path / "report.md").read_text()
+    assert "above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
+    assert "| agent | less `ppo` | less `base_tool_call` | less `random` |" in page
+
+
+def test_a_page_without_chance_says_nothing_of_it(page: str) -> None:
+    assert "floor" not in page
 
 
 def test_questions_are_brought_into_one_order(evaluate: Evaluate) -> None:

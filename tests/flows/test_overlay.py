@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.params import RunId, load
-from flows.overlay import switch
+from agent_r1.params import RunId, load, tracking_folder
+from flows.overlay import lay_out, switch
 
 ROOT = Path(__file__).parents[2]
 STAGES = """
@@ -33,6 +33,17 @@ stages:
       cmd: echo ${item} > ${item}
       params: [evaluate]
       outs: ["${item}"]
+"""
+SWEEP = """
+vars: [../params.yaml]
+stages:
+  train:
+    foreach: [starpo, grpo]
+    do:
+      wdir: ..
+      cmd: mkdir -p ${places.outputs} && touch ${places.outputs}/${item}
+      deps: [agent_r1, "${places.data}/rows"]
+      outs: ["${places.outputs}/${item}"]
 """
 
 
@@ -170,3 +181,58 @@ def test_a_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Pa
     (project / "overlays/base.yaml").unlink()
     with pytest.raises(ValueError, match=r"overlays/base\.yaml, which params\.yaml was composed of, is gone"):
         switch("base")
+
+
+@pytest.fixture
+def graphs(project: Path) -> Path:
+    """The project with both graphs, in DVC; the sweep's depends on code."""
+    for folder in ("agent_r1", "flows", "data/raw", "ablations"):
+        (project / folder).mkdir(parents=True)
+    (project / "agent_r1/code.py").write_text("first")
+    (project / ".dvcignore").write_text("__pycache__/\n")
+    (project / "dvc.yaml").write_text(STAGES)
+    (project / "ablations/graph.yaml").write_text(SWEEP)
+    dvc("init", "--no-scm", "--quiet")
+    return project
+
+
+def test_a_scale_in_a_folder_is_made_beside_the_project_and_goes_on_where_it_stopped(graphs: Path) -> None:
+    before, folder = files(graphs), graphs / "games/small"
+    lay_out("small", Path("games/small"))
+    dvc("--cd", str(folder), "repro", "--quiet", "ablations/dvc.yaml:train@starpo")
+    assert (folder / "data/rows").exists(), "the main graph's stages come first, in the places of the base"
+    made = (folder / "outputs/starpo").stat().st_mtime_ns
+    lay_out("small", Path("games/small"))
+    dvc("--cd", str(folder), "repro", "--quiet", "ablations/dvc.yaml")
+    assert (folder / "outputs/starpo").stat().st_mtime_ns == made
+    assert (folder / "outputs/grpo").exists()
+    assert load(folder / "params.yaml").train.iterations == 7
+    assert {path: text for path, text in files(graphs).items() if not path.startswith("games/")} == before
+    assert "games/" not in dvc("stage", "list", "--all", "--name-only"), "what a bare command of DVC's looks at"
+    (graphs / "agent_r1/code.py").write_text("second")
+    changed = json.loads(dvc("--cd", str(folder), "status", "--json", "ablations/dvc.yaml"))
+    assert set(changed) == {"ablations/dvc.yaml:train@starpo", "ablations/dvc.yaml:train@grpo"}
+    assert tracking_of(folder) == graphs.resolve() / ".tracking"
+
+
+def tracking_of(folder: Path) -> Path:
+    """Where a stage that DVC runs in a folder finds MLflow's store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DVC_ROOT", str(folder))
+        return tracking_folder()
+
+
+def test_what_somebody_put_into_the_folder_is_not_replaced(graphs: Path) -> None:
+    lay_out("small", Path("games/small"))
+    params = graphs / "games/small/params.yaml"
+    edited = params.read_text().replace("iterations: 7", "iterations: 8")
+    params.write_text(edited)
+    with pytest.raises(ValueError, match=r"games/small/params\.yaml was edited; edit overlays/small\.yaml instead"):
+        lay_out("small", Path("games/small"))
+    assert params.read_text() == edited
+    with pytest.raises(ValueError, match=r"params\.yaml was edited; edit overlays/small\.yaml instead"):
+        lay_out("small", Path())
+    (graphs / "games/other/flows").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"games/other/flows is no link to flows; move it away"):
+        lay_out("small", Path("games/other"))
+    assert not (graphs / "games/other/params.yaml").exists()
