@@ -5,7 +5,28 @@ Without `MLFLOW_TRACKING_URI` everything goes into one SQLite file and one artif
 nearest folder from the current one upwards that holds params.yaml.
 """
 
-from agent_r1.tracking.runs import Run, provenance, resume, run_of, run_params, start, untrained_params
+from agent_r1.tracking.runs import (
+    Run,
+    differences,
+    prepared,
+    provenance,
+    resume,
+    run_of,
+    run_params,
+    start,
+    untrained_params,
+)
 from agent_r1.tracking.traces import log_traces
 
-__all__ = ["Run", "log_traces", "provenance", "resume", "run_of", "run_params", "start", "untrained_params"]
+__all__ = [
+    "Run",
+    "differences",
+    "log_traces",
+    "prepared",
+    "provenance",
+    "resume",
+    "run_of",
+    "run_params",
+    "start",
+    "untrained_params",
+]

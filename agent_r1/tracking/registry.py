@@ -26,7 +26,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from agent_r1.params import SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
+from agent_r1.tracking.runs import VERSION_TAG
 from agent_r1.tracking.store import locked, open_store
+from agent_r1.tracking.views import NOTE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,8 +38,8 @@ CHAMPION = "champion"
 SCHEME = "models:/"  # of a reference, in MLflow's own syntax
 THE_CHAMPION = f"{SCHEME}{MODEL}@{CHAMPION}"
 DESCRIPTOR = "descriptor.json"
-VERSION_TAG = "model_version"  # of a training's MLflow run: the version that it registered
 REFERENCE = re.compile(rf"{SCHEME}{MODEL}(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))", re.ASCII)
+ABOUT = "The policies of finished trainings, a version each. A version has no weights but says where they are."
 
 _LOCK = "registry.lock"
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -235,13 +237,14 @@ def _create(client: MlflowClient, descriptor: Descriptor) -> int:
     from mlflow.exceptions import MlflowException
 
     try:
-        client.create_registered_model(MODEL)
+        client.create_registered_model(MODEL, description=ABOUT)
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     run = client.get_run(descriptor.mlflow_run_id)
     source = f"{run.info.artifact_uri}/{DESCRIPTOR}"
-    created = client.create_model_version(MODEL, source, run.info.run_id, tags=_tags(descriptor))
+    about = run.data.tags.get(NOTE)
+    created = client.create_model_version(MODEL, source, run.info.run_id, tags=_tags(descriptor), description=about)
     return int(created.version)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +14,27 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from agent_r1.params import Params, fingerprint, project_root
+from agent_r1.harmless import without_password
+from agent_r1.params import Params, RunId, fingerprint, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
 from agent_r1.tracking.store import open_store
+from agent_r1.tracking.views import NOTE, lay_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 IDENTITY_TAG = "identity"
+KIND_TAG = "kind"  # training, baseline or evaluation
+VERSION_TAG = "model_version"  # of a training's run: the version that it registered
+EXPERIMENT_TAG, NAMED_BY_DVC = "dvc_experiment", "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
+OF = " of the test questions: "  # in a description, between the score and what it is the score of
+FIRST = ("success", "rollout/success", "reward/total", "success/low", "success/high")  # MLflow compares what came first
 CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`
 REWOUND_TAG = "rewound_ms"  # when the run last went back to an earlier iteration, Unix time
+SHOWN = {"estimator", "loss_mask", "advantage_mask"}  # of `credit`, as columns of their own
 PARAMS_PER_CALL = 100  # MLflow's limit
+DIGEST, SOURCE_CHARACTERS = 8, 500  # of a data set's hash, and of a command
 
 
 def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
@@ -31,7 +43,10 @@ def provenance(dataset: str, sweep: str = "") -> dict[str, str]:
     The commit is followed by `+changes` where tracked files differ from it, besides what DVC writes itself.
     """
     commit = git("rev-parse", "HEAD")
-    if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*dvc.lock", ":!*.dvc"):
+    # An overlay in a folder of its own has the graph of the project by a link.
+    whole = str((project_root() / "dvc.yaml").resolve().parent)
+    of_dvc = (":!*dvc.lock", ":!*.dvc", ":!outputs")
+    if git("-C", whole, "status", "--porcelain", "--untracked-files=no", "--", ".", *of_dvc):
         commit += "+changes"
     found = {"dataset": dataset, "git_commit": commit, "data_hash": _data_hash(project_root() / "dvc.lock")}
     return {**found, "sweep": sweep} if sweep else found
@@ -66,8 +81,16 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
         "seed": train.seed,
         "engine": params.engine.kind,
         **flatten(params.model_dump(mode="json", include={"model", "warm_start", "env"})),
-        **flatten(train.model_dump(mode="json", exclude={"seed", "checkpoint", "keep"})),
+        **flatten(
+            train.model_dump(mode="json", exclude={"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN})
+        ),
     }
+
+
+def differences(params: Params, run: RunId) -> str:
+    """What a run has of its own beside `train` and `env` of params.yaml, as a line for people."""
+    changes = flatten(params.runs[run.run] or {}) | (flatten(params.ablations.train) if run.sweep else {})
+    return ", ".join(f"{name} {value}" for name, value in changes.items()) or "as params.yaml"
 
 
 def untrained_params(variant: str, params: Params, model: str | None = None) -> dict[str, Any]:
@@ -81,6 +104,12 @@ def untrained_params(variant: str, params: Params, model: str | None = None) -> 
     columns = dict.fromkeys(("algorithm", "loss_mask", "advantage_mask"), "none")
     seed = params.warm_start.seed if model is None else params.evaluate.seed
     return {"variant": variant, **columns, "seed": seed, "engine": params.engine.kind, **flatten(shown)}
+
+
+def prepared(params: Params, hashes: Mapping[str, str]) -> dict[str, tuple[Path, str]]:
+    """The prepared questions and passages as data sets, each with its file and its hash."""
+    files = {"questions": params.places.questions, "passages": params.places.passages}
+    return {f"{params.prepare.dataset} {name}": (path, hashes[name]) for name, path in files.items()}
 
 
 class Run:
@@ -121,8 +150,32 @@ class Run:
         return dict(self._client.get_run(self.run_id).data.tags)
 
     def final(self, scores: Mapping[str, float]) -> None:
-        """Adds each score as `final/<name>`, without a step: the UI shows those as bars."""
-        self._log({f"final/{name}": value for name, value in scores.items()}, step=0)
+        """Adds each score as `final/<name>`, without a step: the UI shows those as bars.
+
+        The description begins with the success, that of the version which a training registered too.
+        """
+        self._log({f"final/{name}": scores[name] for name in _in_order(scores)}, step=0)
+        if "success/low" not in scores:
+            return
+        tags = self.tags()
+        mean, low, high = (f"{scores[name]:.3f}" for name in ("success", "success/low", "success/high"))
+        note = f"success {mean} [{low}, {high}]{OF}{tags.get(NOTE, '').rpartition(OF)[2]}"
+        self.tag(NOTE, note)
+        if VERSION_TAG in tags and tags.get(KIND_TAG) == "training":
+            self._client.update_model_version("agent_r1", tags[VERSION_TAG], note)
+
+    def uses(self, files: Mapping[str, tuple[Path, str]], context: str) -> None:
+        """Names data sets as what the run reads: of each its file and the sha256 of that."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        said = [InputTag("mlflow.data.context", context)]
+        self._client.log_inputs(
+            self.run_id,
+            [
+                DatasetInput(Dataset(name, digest[:DIGEST], "local", json.dumps({"uri": str(path)})), said)
+                for name, (path, digest) in files.items()
+            ],
+        )
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Copies a file into the run's artifacts, under `folder`."""
@@ -146,24 +199,30 @@ class Run:
         from mlflow.entities import Metric
 
         now = _now_ms()
-        self._client.log_batch(self.run_id, [Metric(name, value, now, step) for name, value in metrics.items()])
+        self._client.log_batch(self.run_id, [Metric(name, metrics[name], now, step) for name in _in_order(metrics)])
 
 
-def start(name: str, params: Mapping[str, Any], tags: Mapping[str, str], *, recurring: bool = False) -> Run:
-    """A new run in the experiment `agent_r1`, still to be entered.
+def start(
+    name: str, params: Mapping[str, Any], tags: Mapping[str, str], *, about: str = "", recurring: bool = False
+) -> Run:
+    """A new run in the experiment `agent_r1`, still to be entered; `about` is its description.
 
-    A run that repeats an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash.
-    A recurring one neither takes a place nor loses its own.
+    Its source is the command that makes it; in an experiment of DVC's its name ends with that one's. A run that repeats
+    an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash. A recurring one
+    neither takes a place nor loses its own.
     """
     client, experiment = open_store()
     from mlflow.entities import Param
 
+    lay_view(client, experiment)
+    if of_dvc := os.environ.get(NAMED_BY_DVC):
+        name, tags = f"{name} ({of_dvc})", {**tags, EXPERIMENT_TAG: of_dvc}
     if not recurring:
         identity = fingerprint(name, {key: str(value) for key, value in params.items()}, dict(tags))
         for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
             client.delete_run(earlier.info.run_id)
         tags = {**tags, IDENTITY_TAG: identity}
-    created = client.create_run(experiment, tags=dict(tags), run_name=name)
+    created = client.create_run(experiment, tags={**tags, **_shown(tags, about)}, run_name=name)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])
@@ -197,6 +256,18 @@ def run_of(folder: Path) -> Run | None:
     """The run whose id a stage left in the file `mlflow_run_id` of its folder, where this store has it."""
     run_id = folder / "mlflow_run_id"
     return resume(run_id.read_text()) if run_id.exists() else None
+
+
+def _shown(tags: Mapping[str, str], about: str) -> dict[str, str]:
+    """The tags that MLflow has columns for: the description, the command and the commit."""
+    command = without_password(" ".join(sys.argv))[:SOURCE_CHARACTERS]
+    commit = tags.get("git_commit", "").partition("+")[0]
+    shown = {NOTE: about, "mlflow.source.name": command, "mlflow.source.git.commit": commit}
+    return {name: value for name, value in shown.items() if value} | {"mlflow.source.type": "LOCAL"}
+
+
+def _in_order(metrics: Mapping[str, float]) -> list[str]:
+    return sorted(metrics, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 def _now_ms() -> int:

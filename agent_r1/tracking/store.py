@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from agent_r1 import files
 from agent_r1.harmless import without_password
@@ -17,6 +19,17 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "agent_r1"
+SERVER = "MLFLOW_TRACKING_URI"
+ARTIFACTS = "artifacts"  # the folder beside the store
+LOCATED = (  # columns of MLflow's tables that say where files are
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("trace_tags", "value"),
+)
+BUSY_S = 20.0  # to wait for another process that writes, as MLflow does
 PASSING = {"TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED"}  # MLflow's error codes
 QUIET = {
     "DO_NOT_TRACK": "true",
@@ -26,10 +39,13 @@ QUIET = {
 }
 IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}  # seconds
 
+logger = logging.getLogger(__name__)
+
 
 def open_store() -> tuple[MlflowClient, str]:
     """A client and the experiment's id; both are created under a file lock, which parallel stages wait for.
 
+    A project that was moved or copied keeps what it logs with itself from then on, its earlier runs' files too.
     A store that cannot be used for now raises what `passing_fault` knows, here and at every call of the client.
     """
     for name, value in QUIET.items():
@@ -40,10 +56,11 @@ def open_store() -> tuple[MlflowClient, str]:
     with locked("lock"):
         client = MlflowClient(store_uri())  # creates or checks the tables
         found = client.get_experiment_by_name(EXPERIMENT)
-        if found is not None:
-            return client, found.experiment_id
-        of_a_file = None if _server() else (tracking_folder() / "artifacts").as_uri()
-        return client, client.create_experiment(EXPERIMENT, of_a_file)
+        if found is None:
+            return client, client.create_experiment(EXPERIMENT, None if _server() else _artifacts().as_uri())
+        if not _server() and (before := _elsewhere(found.artifact_location)):
+            _bring_home(before)
+        return client, found.experiment_id
 
 
 def passing_fault(fault: BaseException) -> ConnectionError | None:
@@ -83,6 +100,43 @@ def locked(name: str) -> AbstractContextManager[None]:
     return files.locked(tracking_folder() / name)
 
 
+def _artifacts() -> Path:
+    return tracking_folder() / ARTIFACTS
+
+
+def _elsewhere(location: str) -> Path | None:
+    """The folder of artifacts that a project's store names, where that is of another place than the project's own.
+
+    Whoever made the experiment with a location of another kind has said where it is to be.
+    """
+    folder = Path(unquote(urlsplit(location).path))
+    of_a_project = location.startswith("file:") and folder.parts[-2:] == (tracking_folder().name, ARTIFACTS)
+    return folder if of_a_project and folder.resolve() != _artifacts().resolve() else None
+
+
+def _named_by(file: Path) -> Path | None:
+    """What `_elsewhere` says of a store before it is opened; nothing of what is no store."""
+    try:
+        with closing(sqlite3.connect(file, timeout=BUSY_S)) as store:
+            found = store.execute("SELECT artifact_location FROM experiments WHERE name = ?", (EXPERIMENT,)).fetchone()
+    except sqlite3.Error:
+        return None
+    return _elsewhere(found[0]) if found else None
+
+
+def _bring_home(before: Path) -> None:
+    """Has all that the store says of the place it came from say the same of this one, in one transaction."""
+    old, new = before.as_uri(), _artifacts().as_uri()
+    with closing(sqlite3.connect(store_file(), timeout=BUSY_S)) as store, store:
+        for table, column in LOCATED:
+            store.execute(
+                f"UPDATE {table} SET {column} = ?1 || substr({column}, length(?2) + 1)"
+                f" WHERE {column} = ?2 OR substr({column}, 1, length(?2) + 1) = ?2 || '/'",
+                (new, old),
+            )
+    logger.info("MLflow's store came here from %s, and keeps what is logged here from now on", before.parents[1])
+
+
 def require_store() -> str:
     """Opens the store that stages write to, and says what it is; one that is not there yet is not made.
 
@@ -94,15 +148,17 @@ def require_store() -> str:
     if not server and not file.exists():
         return f"{file} is not there yet, the first training makes it"
     os.environ.update(IMPATIENT)
+    before = None if server else _named_by(file)
     try:
         open_store()
     except Exception as fault:  # of MLflow, SQLAlchemy, Alembic or SQLite: whoever meets the damage first
         raise ValueError(_explained(server, file, _first_line(fault))) from fault
-    return without_password(server) or str(file)
+    moved = f", which came from {before.parents[1]} and keeps here what is logged from now on" if before else ""
+    return without_password(server) or f"{file}{moved}"
 
 
 def _server() -> str:
-    return os.environ.get("MLFLOW_TRACKING_URI", "")
+    return os.environ.get(SERVER, "")
 
 
 def _first_line(fault: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ from sqlalchemy import TextClause
 from agent_r1 import tracking
 from agent_r1.params import RunId, load
 from agent_r1.tracking.store import passing_fault
+from agent_r1.tracking.views import comparison
 
 ROOT = Path(__file__).parents[2]
 TAGS = {"dataset": "atlas", "git_commit": "abc", "data_hash": "def"}
@@ -172,6 +174,47 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
     assert "rollout/em" in client(project).get_run(run.run_id).data.metrics, "final scores hide no iteration"
 
 
+def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["python -m flows train", "--run", "ppo_no_masks"])
+    run = tracking.start("row-seed0", {}, {**TAGS, "kind": "training"}, about="credit.loss_mask False")
+    run.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "training")
+    run.log({"rollout/canary_gap": 0.0, "reward/total": 0.0, "rollout/success": 0.5}, step=0)
+    for success in (0.25, 0.5):  # evaluated again
+        run.final({"success": success, "success/low": 0.125, "success/high": 0.75})
+    found = client(project).get_run(run.run_id)
+    assert list(found.data.metrics)[:2] == ["rollout/success", "reward/total"]  # what MLflow compares at first
+    assert {
+        "mlflow.source.name": "python -m flows train --run ppo_no_masks",
+        "mlflow.note.content": "success 0.500 [0.125, 0.750] of the test questions: credit.loss_mask False",
+        "kind": "training",
+    }.items() <= found.data.tags.items()
+    [data] = found.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("atlas questions", "abababab", "training")
+
+
+def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tracking.start("named-seed0", {}, TAGS)
+    monkeypatch.setenv("DVC_EXP_NAME", "slow")
+    found = client(project).get_run(tracking.start("named-seed0", {}, TAGS).run_id)
+    assert (found.info.run_name, found.data.tags["dvc_experiment"]) == ("named-seed0 (slow)", "slow")
+    assert tracking.resume(plain.run_id) is not None, "it takes no place but that of the same experiment"
+
+
+def test_the_experiment_opens_on_the_comparison(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENT_R1_MLFLOW_UI", raising=False)
+    link = comparison(5001)
+    experiment = client(project).get_experiment_by_name("agent_r1")
+    assert experiment is not None
+    assert link == f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=comparison"
+    view = json.loads(experiment.tags["mlflow.sharedViewState.comparison"])
+    assert view["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "variant"}]
+    assert "metrics.`final/success/low`" in view["selectedColumns"]
+    client(project).set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "our own words")
+    comparison()
+    described = client(project).get_experiment(experiment.experiment_id).tags
+    assert described["mlflow.note.content"] == "our own words"
+
+
 def test_an_illegal_metric_name_is_refused(project: Path) -> None:
     run = tracking.start("illegal-seed0", {}, TAGS)
     with pytest.raises(MlflowException, match="pass@1") as refusal:
@@ -256,6 +299,7 @@ def test_run_params_name_the_ablation() -> None:
             "grpo_no_loss_mask": ("grpo", False, "whitening+critic"),
         }.items()
     )
+    assert not any(name.startswith(("credit.estimator", "credit.loss_mask")) for name in shown["ppo"]), "said twice"
     assert shown["grpo"]["variant"] == "grpo"
     assert shown["grpo"]["rollout.samples"] == 8
     assert shown["ppo"]["env.top_k"] == params.env.top_k
@@ -282,6 +326,12 @@ def test_provenance_names_commit_and_data(tmp_path: Path, monkeypatch: pytest.Mo
     assert tracking.provenance("atlas") == {"dataset": "atlas", "git_commit": commit, "data_hash": ""}
     (tmp_path / "params.yaml").write_text("{a: 1}")
     assert tracking.provenance("atlas")["git_commit"] == f"{commit}+changes"
+    (tmp_path / "dvc.yaml").touch()
+    (folder := tmp_path / "games/ice").mkdir(parents=True)
+    (folder / "params.yaml").write_text("{}")
+    (folder / "dvc.yaml").symlink_to("../../dvc.yaml")
+    monkeypatch.chdir(folder)  # an overlay in a folder of its own: what changed is the project around it
+    assert tracking.provenance("ice")["git_commit"] == f"{commit}+changes"
 
 
 def test_provenance_without_git_or_dvc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
