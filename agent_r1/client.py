@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import httpx
@@ -48,6 +51,14 @@ class Answer(NamedTuple):
         return parsed(self.body, kind)
 
 
+class RefusalError(Exception):
+    """What a server said in place of the lines that it was asked for."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.excerpt)
+        self.answer = answer
+
+
 def parsed(body: bytes, kind: type[Shape]) -> Shape:
     """JSON of the shape of a model; raises BadAnswerError, which names the first field that is not."""
     try:
@@ -76,8 +87,41 @@ class Client:
         Raises TimeoutError if it was not whole within the limit, ConnectionError if there was none, and BadAnswerError
         if it is larger than MAX_ANSWER_BYTES, or compressed, which nobody asked for.
         """
-        try:
+        with self._named():
             return asyncio.run(self._answer(method, path, content))
+
+    def lines(self, path: str, content: str) -> Iterator[bytes]:
+        """The lines of the answer to a POST, as they come; errors are those of `ask`.
+
+        An answer of another status than 200 is raised as a whole, as a RefusalError.
+        """
+        ends = time.monotonic() + self._timeout_s
+        timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
+        with (
+            self._named(),
+            httpx.Client(base_url=self._url, verify=self._tls, timeout=timeout) as client,
+            client.stream("POST", path, content=content, headers=self._headers) as response,
+        ):
+            _require_plain(response)
+            read, rest, ok = 0, bytearray(), response.status_code == 200
+            for piece in response.iter_raw():
+                read += len(piece)
+                rest += piece
+                _require_small(read)
+                if time.monotonic() > ends:
+                    raise TimeoutError
+                if ok and b"\n" in piece:
+                    *whole, rest = rest.split(b"\n")
+                    yield from map(bytes, whole)
+            if not ok:
+                raise RefusalError(Answer(response.status_code, bytes(rest)))
+            yield bytes(rest)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What can go wrong on the way to a server, in this module's words."""
+        try:
+            yield
         except (TimeoutError, httpx.TimeoutException):
             raise TimeoutError(f"took longer than {self._timeout_s} s") from None
         except httpx.HTTPError as fault:
@@ -98,11 +142,19 @@ class Client:
             httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=timeout) as client,
             client.stream(method, path, content=content, headers=self._headers) as response,
         ):
-            if (coding := response.headers.get("content-encoding", "identity")) != "identity":
-                raise BadAnswerError(f"it is compressed ({coding[:20]}), which was not asked for")
+            _require_plain(response)
             body = bytearray()
             async for piece in response.aiter_raw():
                 body += piece
-                if len(body) > MAX_ANSWER_BYTES:
-                    raise BadAnswerError(f"it is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+                _require_small(len(body))
             return Answer(response.status_code, bytes(body))
+
+
+def _require_plain(response: httpx.Response) -> None:
+    if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+        raise BadAnswerError(f"it is compressed ({coding[:20]}), which was not asked for")
+
+
+def _require_small(size: int) -> None:
+    if size > MAX_ANSWER_BYTES:
+        raise BadAnswerError(f"it is larger than {MAX_ANSWER_BYTES >> 20} MiB")

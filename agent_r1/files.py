@@ -126,8 +126,11 @@ def model_hash(model: str) -> str:
 def load_pretrained(kind: Any, model: str | Path, **options: Any) -> Any:
     """What a class of transformers makes of a Hugging Face folder or hub id, whose own code is never run.
 
-    Raises ValueError if nothing can be loaded without it; other errors are those of `from_pretrained`.
+    Raises ValueError if nothing can be loaded without it, and FileNotFoundError if a Path leads nowhere, which is never
+    taken for a hub id; other errors are those of `from_pretrained`.
     """
+    if isinstance(model, Path) and not model.is_dir():
+        raise FileNotFoundError(f"there is no model at {model}; make it (`dvc repro warm_start`)")
     try:
         return kind.from_pretrained(model, trust_remote_code=False, **options)
     except ValueError as fault:

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +82,27 @@ class Question:
                 f"question {self.question_id!r}: field 'answers' needs at least one answer, "
                 f"none of them empty; got {self.answers!r}"
             )
+
+
+class Words(NamedTuple):
+    """How an environment calls success, and the lack of it."""
+
+    right: str
+    wrong: str
+
+
+_WORDS = {
+    QA: Words("exact match", "no exact match"),
+    "bandit": Words("better arm", "worse arm"),
+    "frozen_lake": Words("goal reached", "goal not reached"),
+    "sokoban": Words("solved", "not solved"),
+}
+
+
+def words_of(questions: Sequence[Question]) -> Words:
+    """Those of the questions' environment; plain ones where it has none of its own, or they have several."""
+    envs = {question.env for question in questions}
+    return _WORDS.get(envs.pop() if len(envs) == 1 else "", Words("success", "no success"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

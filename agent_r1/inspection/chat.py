@@ -12,86 +12,108 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from agent_r1.endpoint import Endpoint
 from agent_r1.envs.base import parse_action
-from agent_r1.envs.shared import Shared
-from agent_r1.envs.tool_env import asked_attempt
 from agent_r1.evaluation.transcript import shown_arguments
+from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
-from agent_r1.params import Params
-from agent_r1.params.stages import EnvParams
-from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, StopReason
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import StepView, follow
-from agent_r1.rollout.sampling import Actor, Beneath, Sampler
-from agent_r1.search.index import open_index
+from agent_r1.rollout.episodes import StepView
+from agent_r1.serving.agent import Agent
+from agent_r1.serving.wire import Card, Cards, Event, Limits
 
 LABEL = 8  # columns
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
 
 
-def chat(
-    settings: Params,
-    path: str,
-    title: str,
-    updates: int,
-    *,
-    beneath: Beneath | None,
-    question: str | None,
-    temperature: float,
-    seed: int,
-) -> None:
+class Asking(Protocol):
+    """Somebody who is asked questions."""
+
+    limits: Limits
+
+    def ask(self, text: str) -> Iterator[StepView]:
+        """The steps of an episode of its own; a ValueError says why there is none."""
+        ...
+
+
+def chat(opening: AbstractContextManager[Asking], title: str, question: str | None) -> None:
     """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
 
-    The policy's path is a folder or hub id, its title a name for people; it had so many updates since the warm start,
-    and acts as the adapters in its folder where there is a model `beneath` them.
-    The seed is of what is drawn with a temperature above 0.
+    `opening` loads who answers; the title is a name for people.
     """
     at_keyboard = question is None and sys.stdin.isatty()
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
-    screen, places = Screen(console, settings.env), settings.places
     with contextlib.ExitStack() as stack:
         with console.status(f"loading {title}"):
-            renderer = Chat(load_tokenizer(path))
-            index = open_index(settings.search, places.passages, places.index)
-            actor = Actor(
-                model=path,
-                end_id=renderer.end_id,
-                max_tokens=settings.env.max_tokens,
-                temperature=temperature,
-                dtype=settings.model.dtype,
-                version=updates,
-            )
-            engine = stack.enter_context(open_engine(settings.engine, actor.beside(beneath)))
+            session = stack.enter_context(opening)
+        screen = Screen(console, session.limits)
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
             screen.say(f"{title} answers; Ctrl-D ends", QUIET)
             lines = typed(console)
-        session = Session(engine, renderer, stack.enter_context(Shared(settings.env, index)), seed)
         converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 
 
 class Session:
-    """Questions to one agent."""
+    """Questions to one agent. The seed is of what is drawn with a temperature above 0."""
 
-    def __init__(self, sampler: Sampler, chat: Chat, shared: Shared, seed: int) -> None:
-        self._sampler, self._chat, self._shared, self._seed = sampler, chat, shared, seed
+    def __init__(self, agent: Agent, seed: int) -> None:
+        self.limits = Limits.of(agent.shared.limits)
+        self._agent, self._seed = agent, seed
         self._asked: Counter[str] = Counter()
 
     def ask(self, text: str) -> Iterator[StepView]:
         """The steps of an episode of its own. A question that comes again draws again, where anything is drawn."""
-        attempt = asked_attempt(text, self._shared, sample=self._asked[text])
+        sample = self._asked[text]
         self._asked[text] += 1
-        return follow(self._sampler, self._chat, attempt, self._shared, seed=self._seed)
+        return self._agent.ask(text, seed=self._seed, sample=sample)
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, agent: AbstractContextManager[Agent], seed: int) -> Iterator[Self]:
+        """With an agent that is yet to be opened."""
+        with agent as found:
+            yield cls(found, seed)
 
 
-def converse(session: Session, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
+class Remote:
+    """Questions to an agent that somebody serves; see `agent_r1.serving`."""
+
+    def __init__(self, endpoint: Endpoint, card: Card) -> None:
+        self.limits = card.limits
+        self._endpoint, self._name = endpoint, card.id
+
+    def ask(self, text: str) -> Iterator[StepView]:
+        """The steps as they come. Raises ValueError where the agent refuses, and WorldFault where it fails."""
+        body = {"model": self._name, "messages": [{"role": "user", "content": text}]}
+        for said in self._endpoint.stream(body):
+            event = self._endpoint.read(said, Event)
+            if event.error:
+                raise WorldFault(f"the agent at {self._endpoint.url}: {harmless(event.error.message)}")
+            if event.agent_r1:
+                yield event.agent_r1
+                if event.agent_r1.outcome:
+                    return
+        raise WorldFault(f"the agent at {self._endpoint.url} ends without a step that ends the episode")
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, endpoint: Endpoint, name: str | None) -> Iterator[Self]:
+        """The agent of an endpoint; a ValueError says where it has another name than is meant."""
+        [card] = endpoint.describe(Cards).data
+        if name not in (None, card.id):
+            raise ValueError(f"the agent at {endpoint.url} is called {harmless(card.id)!r}, not {name!r}")
+        yield cls(endpoint, card)
+
+
+def converse(session: Asking, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
     """Asks one question after another and shows the episodes; a question that is too long is said to be so."""
     for text in questions:
         if echo:
@@ -129,7 +151,7 @@ def typed(console: Console) -> Iterator[str]:
 class Screen:
     """Prints episodes step by step."""
 
-    def __init__(self, console: Console, limits: EnvParams) -> None:
+    def __init__(self, console: Console, limits: Limits) -> None:
         self.console = console
         self._limits = limits
 
@@ -209,7 +231,7 @@ def passage(line: str) -> Text:
     return Text.assemble((title, "bold" if colon else ""), colon, rest)
 
 
-def _why(last: StepView, limits: EnvParams) -> str:
+def _why(last: StepView, limits: Limits) -> str:
     """The reason why an episode ended without an answer."""
     match last.outcome:
         case Outcome.TURN_LIMIT:

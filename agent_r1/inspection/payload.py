@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.envs.base import split_action
-from agent_r1.evaluation.scores import words_of
 from agent_r1.inspection.stored import Shown
-from agent_r1.records import StopReason
+from agent_r1.records import StopReason, words_of
 from agent_r1.tracking.traces import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
@@ -128,7 +127,7 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
             "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
             "reward": _number(shown.totals[place]),
         }
-        for place, (step, stop) in enumerate(zip(steps, stops, strict=True))
+        for place, (step, stop) in enumerate(zip(steps, stops, strict=False))  # an episode may end before its first
     ]
 
 

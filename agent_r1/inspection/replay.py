@@ -162,6 +162,7 @@ class Replayer:
 
     def replay(self, number: int) -> Replayed:
         """One iteration under every configuration."""
+        logger.info("iteration %d: credit under %s", number, ", ".join(each.name for each in self.compared))
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
         under = [self._own(number), *self.compared[1:]]
@@ -233,6 +234,7 @@ class Replayer:
     ) -> PolicyGradient | None:
         if policy.path is None or not self.with_gradient:
             return None
+        logger.info("iteration %d: a gradient over %d trajectories", number, len(rows))
         compute = self._compute(config)
         gradient = policy_gradient(self._policy(policy.path), rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.envs.base import TAGS, Env, Restart
 from agent_r1.records import Source
 from agent_r1.rollout.codec import Codec, Encoded, Piece
-from agent_r1.rollout.template import ACTION, OBSERVATION, OPENING, SAMPLE_TOOL, Message, Template, Tools
+from agent_r1.rollout.template import ACTION, OBSERVATION, OPENING, SAMPLE_TOOL, Dialect, Message, Template, Tools
 
 S = TypeVar("S", str, Sequence[int])
 Answering = Literal["tool", "user"]  # the role of observations
@@ -30,6 +30,7 @@ _OPENED = re.compile(rf"{_THOUGHT}\s*\Z")
 _TAIL = 32  # tokens at the end of a context among which an opened thought is
 _SAMPLE_ACTIONS = ("<think>a</think>b", "c")  # a template that rewrites thoughts shows itself on the first
 _SAMPLE_OBSERVATIONS = ("A: b.\nC: d.", "e")
+_PLAIN = Dialect(tools=False, observations=False)  # messages that every chat model takes, whatever its template
 
 
 class Chat(Codec):
@@ -196,6 +197,14 @@ class Dialogue:
         if not closed:
             tokens = Encoded([chat.end_id, *tokens.ids], [Source.TEMPLATE, *tokens.source])
         return tokens
+
+    def messages(self) -> list[Message]:
+        """The current context for a model with a template of its own: roles system, user and assistant, and no tools.
+
+        The tools' schemas end the system's text, and what they answered is the user's, in tags.
+        """
+        put, _ = _PLAIN.put(self._messages, self._tools)
+        return [(role, self._chat.unescape(text)) for role, text in put]
 
     def _escaped(self, observations: Sequence[str]) -> list[str]:
         """The observations as messages: of a user one alone, because templates refuse two in a row."""

@@ -71,6 +71,10 @@ class Codec:
             text = other
         return text
 
+    def unescape(self, text: str) -> str:
+        """The text that was escaped."""
+        return text.translate(self._unescaped)
+
     def escape_all(self, value: Any) -> Any:
         """A value of JSON with all of its texts escaped, names of fields too."""
         match value:
@@ -116,7 +120,7 @@ class Codec:
         yield from self._plain_tokens(plain)
 
     def _plain_tokens(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, Source]]:
-        text = "".join(piece.text for piece in pieces).translate(self._unescaped)
+        text = self.unescape("".join(piece.text for piece in pieces))
         source = [piece.source for piece in pieces for _ in piece.text]  # per character
         for index, start, stop in self._read(text):
             touched = source[start:stop] or source[:1]

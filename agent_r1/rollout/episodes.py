@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded
-from agent_r1.rollout.order import Arrivals, Rounds, compare, order_of
+from agent_r1.rollout.order import Act, Arrivals, Rounds, compare, order_of
 from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
 from agent_r1.seeds import derive
 
@@ -39,6 +38,10 @@ class StepView:
     tokens: int  # of the episode so far
 
 
+class PromptTooLong(ValueError):
+    """A question leaves no room for an action in its context."""
+
+
 def collect(
     sampler: Sampler,
     chat: Chat,
@@ -49,6 +52,7 @@ def collect(
     iteration: int = 0,
     policy_version: int = 0,
     greedy: bool = False,
+    told: bool = False,
 ) -> list[Trajectory]:
     """Runs all episodes to their ends, in the order of `shared.limits.order`.
 
@@ -63,16 +67,18 @@ def collect(
     ABORTED. A TooManyAborted says that they are more than the share of `env.aborted_share`.
 
     Every action's seed is derived from (seed, iteration, question, sample, step). Of `shared.limits`, `max_tokens`
-    bounds a context and `max_action_tokens` one action. A ValueError says that a prompt leaves no room for one, or that
-    the sampler knows rounds alone.
+    bounds a context and `max_action_tokens` one action. Where the sampler is to be `told`, requests hold messages too.
+    A PromptTooLong says that a prompt leaves no room for an action, another ValueError that the sampler knows rounds
+    alone.
     """
-    started, limits = time.perf_counter(), shared.limits
+    limits = shared.limits
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 
     def play(indices: Iterable[int]) -> dict[int, _Episode]:
         begun = {index: _Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
         order = order_of(sampler, limits.order, len(begun))
-        shared.run(_together(_play(episode, index, order, greedy=greedy) for index, episode in begun.items()))
+        plays = (_play(episode, index, order, greedy=greedy, told=told) for index, episode in begun.items())
+        shared.run(_together(plays))
         return begun
 
     episodes = play(range(len(attempts)))
@@ -82,26 +88,30 @@ def collect(
         aborted, share = _faults(episodes), limits.aborted_share
         how = f"in a second attempt too, and env.aborted_share is {share}: {min(aborted.values(), default='')}"
         require_few(len(aborted), len(episodes), share, how)
-    trajectories = [episode.finish() for episode in episodes.values()]
-    tokens, seconds = sum(len(each.token_ids) for each in trajectories), time.perf_counter() - started
-    log.info("collected %d trajectories, %d tokens in %.1f s", len(trajectories), tokens, seconds)
-    return trajectories
+    return [episode.finish() for episode in episodes.values()]
+
+
+def attend(act: Act, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> AsyncGenerator[StepView]:
+    """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
+
+    To be iterated in the loop of `shared`, where others may be at the same time, and closed (`aclose`) where it is left
+    before its end. Arguments and errors are those of `collect`.
+    """
+    return _steps(_Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0), 0, act)
 
 
 def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> Iterator[StepView]:
-    """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
-
-    Arguments and errors are those of `collect`.
-    """
-    episode = _Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0)
+    """The same for one who waits for each step."""
+    steps = attend(Rounds(sampler.sample, 1).act, chat, attempt, shared, seed=seed)
     try:
-        shared.run(episode.open())
-        while episode.outcome is None:
-            request = episode.request(0, greedy=False)
-            [action] = sampler.sample([request])
-            yield shared.run(episode.advance(request, action))
+        while view := shared.run(_next(steps)):
+            yield view
     finally:
-        shared.run(episode.close())
+        shared.run(steps.aclose())
+
+
+async def _next(steps: AsyncGenerator[StepView]) -> StepView | None:
+    return await anext(steps, None)
 
 
 def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:
@@ -113,15 +123,27 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
     return shared.run(compare(sampler, contexts, shared.limits))
 
 
-async def _play(episode: _Episode, index: int, order: Rounds | Arrivals, *, greedy: bool) -> None:
+async def _play(episode: _Episode, index: int, order: Rounds | Arrivals, *, greedy: bool, told: bool) -> None:
+    async for _ in _steps(episode, index, order.act, greedy=greedy, told=told):
+        pass
+    order.leave()
+
+
+async def _steps(
+    episode: _Episode, index: int, act: Act, *, greedy: bool = False, told: bool = False
+) -> AsyncGenerator[StepView]:
     try:
         await episode.open()
         while episode.outcome is None:
-            request = episode.request(index, greedy=greedy)
-            await episode.advance(request, await order.act(request))
+            request = episode.request(index, greedy=greedy, told=told)
+            try:
+                action = await act(request)
+            except WorldFault as fault:
+                episode.abort(fault)
+                return
+            yield await episode.advance(request, action)
     finally:
         await episode.close()
-    order.leave()
 
 
 async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -164,12 +186,12 @@ class _Episode:
         try:
             await self._env.open()
         except WorldFault as fault:
-            self.outcome, self.fault = Outcome.ABORTED, fault.words
+            self.abort(fault)
             return
         self._dialogue = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
         self._append(self._dialogue.opening)
         if self._room() < 1:
-            raise ValueError(
+            raise PromptTooLong(
                 f"the prompt of question {self._attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
                 f"{self._limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
             )
@@ -177,7 +199,11 @@ class _Episode:
     async def close(self) -> None:
         await self._env.close()
 
-    def request(self, index: int, *, greedy: bool) -> Request:
+    def abort(self, fault: WorldFault) -> None:
+        """Ends the episode, because the world failed between two steps."""
+        self.outcome, self.fault = Outcome.ABORTED, fault.words
+
+    def request(self, index: int, *, greedy: bool, told: bool = False) -> Request:
         return Request(
             episode=index,
             step=len(self._steps),
@@ -186,6 +212,7 @@ class _Episode:
             max_tokens=min(self._limits.max_action_tokens, self._room()),
             greedy=greedy,
             summary=isinstance(self._env, Summary) and self._env.asks,
+            messages=self._dialogue.messages() if told else (),
         )
 
     async def advance(self, request: Request, action: Action) -> StepView:

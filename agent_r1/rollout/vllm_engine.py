@@ -133,6 +133,7 @@ class VllmEngine(Engine):
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
         """Starts the process and waits until the model is loaded; an EngineError says why vLLM could not load it."""
         started = time.perf_counter()
+        log.info("starting vLLM for %s, which takes up to a minute", actor.model)
         self.version = actor.version
         self._waiting: dict[int, asyncio.Future[Action]] = {}  # by tickets, which count what has arrived
         self._tickets = count()
@@ -152,7 +153,7 @@ class VllmEngine(Engine):
         except BaseException:
             self.close()
             raise
-        log.info("engine for %s ready after %.1f s", actor.model, time.perf_counter() - started)
+        log.info("vLLM is ready after %.0f s", time.perf_counter() - started)
 
     @property
     def pid(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import socket
 from collections.abc import Sequence
@@ -14,16 +13,14 @@ import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Request
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agent_r1.client import LOOPBACK, Answer, BadAnswerError
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
 from agent_r1.search.remote import Health, SearchReply, SearchRequest
+from agent_r1.server import configured, read_body
 
 MAX_BODY_BYTES = 1 << 21  # more than `BATCH` of the longest queries take
-MAX_CONNECTIONS = 512
-CONNECTION_S = 60.0  # that a request with its answer may take
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -
 
     @app.post("/search")
     async def search(request: Request) -> SearchReply:
-        asked = _parse(await _read(request))
+        asked = _parse(await read_body(request, MAX_BODY_BYTES, "ask fewer queries at a time"))
         results = []
         for query in asked.queries:
             if await request.is_disconnected():
@@ -55,34 +52,11 @@ def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -
     return app
 
 
-async def _read(request: Request) -> bytes:
-    """The body of a request; refused with 413 where it is longer than any that the client sends."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"a request has {MAX_BODY_BYTES} bytes at most; ask fewer queries at a time")
-    return bytes(body)
-
-
 def _parse(body: bytes) -> SearchRequest:
     try:
         return Answer(200, body).parse(SearchRequest)
     except BadAnswerError as fault:
         raise HTTPException(422, str(fault)) from None
-
-
-class Bounded(H11Protocol):
-    """A connection that ends after CONNECTION_S, however slowly it is used; one beyond MAX_CONNECTIONS ends at once."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        spare = len(self.connections) <= MAX_CONNECTIONS
-        self._end = self.loop.call_later(CONNECTION_S if spare else 0, transport.abort)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end.cancel()
-        super().connection_lost(exc)
 
 
 def own_names(host: str) -> list[str]:
@@ -109,15 +83,7 @@ def main() -> None:
     except (ValueError, OSError) as fault:
         parser.exit(1, f"{fault}\n")
     logger.info("serving the %s index of %d passages at port %d", health.kind, health.size, arguments.port)
-    uvicorn.run(
-        app,
-        host=arguments.host,
-        port=arguments.port,
-        http=Bounded,
-        ws="none",
-        headers=[("connection", "close")],
-        log_level="warning",
-    )
+    uvicorn.Server(configured(app, arguments.host, arguments.port)).run()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from random import Random
 from typing import NamedTuple, Self
 
 from agent_r1.seeds import derive
-from benchmarks.hostile import data_files, names, parameters, servers, stored, texts
+from benchmarks.hostile import data_files, endpoints, names, parameters, servers, stored, texts
 from benchmarks.hostile.kind import Defect, Kind
 from benchmarks.hostile.mutations import PASSWORD
 
@@ -34,6 +34,8 @@ KINDS: tuple[type[Kind], ...] = (
     servers.Loopback,
     servers.SearchRequests,
     servers.EngineRequests,
+    endpoints.EndpointAnswers,
+    endpoints.AgentRequests,
     names.Tags,
     names.Listings,
     names.Names,

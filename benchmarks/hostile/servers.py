@@ -61,7 +61,7 @@ class SearchAnswers(Kind):
             "health": _HEALTH.model_dump(),
         }
         asked = rng.choice([*honest])
-        return asked, _answer(honest[asked], rng)
+        return asked, answered(honest[asked], rng)
 
     def judge(self, made: tuple[str, Answer]) -> None:
         asked, answer = made
@@ -97,7 +97,7 @@ class EngineAnswers(Kind):
             "load": {"results": [None], "success": True},
         }
         asked = rng.choice(("generate", "generate", "describe", "load"))
-        return asked, _answer(honest[asked], rng)
+        return asked, answered(honest[asked], rng)
 
     def judge(self, made: tuple[str, Answer]) -> None:
         asked, answer = made
@@ -258,7 +258,8 @@ class EngineRequests(Kind):
         _require_refused_or_known(answer.status_code, known, answer.text)
 
 
-def _answer(honest: Any, rng: Random) -> Answer:
+def answered(honest: Any, rng: Random) -> Answer:
+    """An answer that is nearly what is asked for, or far from it."""
     made = odd_value(rng) if rng.random() < 0.05 else mutated(honest, rng, rng.choice((0, 1, 1, 2)))
     return Answer(rng.choice(_STATUSES), as_bytes(as_json(made, rng) if rng.random() < 0.6 else json.dumps(made), rng))
 

@@ -29,6 +29,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
+from agent_r1.serving.agent import Agent
 from agent_r1.tables import read_rows
 from flows.chat import main
 from flows.operation.register import register
@@ -201,9 +202,11 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     """Two episodes of their own with a question between them that is too long, with a script in the policy's place."""
     env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 2})
     chat = Chat(tiny_tokenizer)
-    session = Session(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film()), seed=0)
+    session = Session(
+        Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film())), seed=0
+    )
     file = io.StringIO()
-    screen = Screen(Console(file=file, highlight=False, width=80), env)
+    screen = Screen(Console(file=file, highlight=False, width=80), session.limits)
     converse(session, screen, ["Who?", "word " * 400, "Who?"], echo=False)
     episode = [
         "  thought The film first.",
@@ -227,7 +230,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
             return super().sample(requests)
 
     for _ in range(2):
-        session = Session(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film()), seed=3)
+        session = Session(Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film())), seed=3)
         for text in ("Who?", "Who?", "Where?"):
             list(session.ask(text))
     assert len(set(seeds[:3])) == 3
@@ -260,8 +263,8 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
             "the registry is empty; a training that finishes",
         ),
         (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
-        (["--temperature", "-1"], "--temperature is -1.0; give 0 or more"),
-        (["--temperature", "nan"], "--temperature is nan; give 0 or more"),
+        (["--temperature", "-1"], "argument --temperature: -1 is none; give 0 or more"),
+        (["--temperature", "nan"], "argument --temperature: nan is none; give 0 or more"),
         (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
         (["--run", "ppo", "--model", "."], "not allowed with argument"),
     ],

@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from agent_r1.inspection.chat import Screen, passage
-from agent_r1.params import SHIPPED, load
 from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episodes import StepView
+from agent_r1.serving.wire import Limits
 
-LIMITS = load(SHIPPED).env.model_copy(update={"top_k": 2, "max_steps": 5, "max_tokens": 512, "max_action_tokens": 64})
+LIMITS = Limits(max_steps=5, max_tokens=512, parallel_calls=1)
 THOUGHT = "The director first."
 CALL = f'<think>{THOUGHT}</think><tool_call>{{"name": "search", "arguments": {{"query": "Low Tide"}}}}</tool_call>'
 FOUND = "Low Tide: Low Tide is a film by Mara Quill.\nMara Quill: Mara Quill was born in Tesk."

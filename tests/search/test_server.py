@@ -21,10 +21,10 @@ from uvicorn.server import ServerState
 from agent_r1.files import sha256
 from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage
-from agent_r1.search import server as server_module
 from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.search.remote import Health
-from agent_r1.search.server import Bounded, create_app, own_names
+from agent_r1.search.server import create_app, own_names
+from agent_r1.server import Bounded
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "agent_r1.search.server"]
@@ -147,8 +147,8 @@ def test_a_request_under_another_name_is_refused(client: TestClient, host: str, 
 def test_a_connection_that_is_slow_or_too_many_ends(
     monkeypatch: pytest.MonkeyPatch, limit_s: float, connections: int
 ) -> None:
-    monkeypatch.setattr(server_module, "CONNECTION_S", limit_s)
-    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", connections)
+    monkeypatch.setattr(Bounded, "seconds", limit_s)
+    monkeypatch.setattr(Bounded, "most", connections)
 
     async def attack() -> None:
         """Sends a header that has no end, and waits for the server to hang up."""

@@ -1,0 +1,205 @@
+"""What a served agent is asked and what it answers: OpenAI's chat completions, with the agent's steps beside them.
+
+The protocol of training knows one question, to which it adds the system message and the tools itself. So a request
+holds one message of a user, and what else a request could say of a model is refused and not ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from agent_r1.envs.base import parse_action
+from agent_r1.params.stages import EnvParams
+from agent_r1.records import Outcome
+from agent_r1.rollout.episodes import StepView
+
+FIELDS = "model, messages, stream, stream_options, temperature, seed, n and user"
+_STEP = TypeAdapter(StepView)
+
+
+class Part(BaseModel):
+    """A part of a message, of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One message of a conversation; other keys, such as a name, say nothing."""
+
+    role: str
+    content: str | list[Part] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content or ""
+        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+
+
+class Asked(BaseModel):
+    """POST /v1/chat/completions"""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    n: Literal[1] | None = None
+    user: str | None = None
+
+    @classmethod
+    def read(cls, body: bytes) -> Asked:
+        """Raises ValueError with the name of what is wrong, unknown or never the client's to say."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as fault:
+            problem = fault.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        if problem["type"] == "extra_forbidden":
+            raise ValueError(
+                f"{where[:80]} is not the request's to say, because the agent acts as it was trained; {FIELDS} are"
+            )
+        raise ValueError(f"{where}: {problem['msg']}" if where else problem["msg"])
+
+    @property
+    def question(self) -> str:
+        return self.messages[0].text
+
+    def require_askable(self, temperature: float) -> None:
+        """Raises ValueError for what an agent at this temperature cannot be asked."""
+        roles = [message.role for message in self.messages]
+        if roles != ["user"]:
+            raise ValueError(
+                "the agent was trained to answer one question, with a system message of its own, and was sent "
+                f"{len(roles)} messages ({', '.join(roles[:8])[:80]}); send one of role user that says all that matters"
+            )
+        if self.temperature not in (None, temperature):
+            raise ValueError(
+                f"the agent is served at temperature {temperature:g}, and asked for {self.temperature:g}; leave it out"
+            )
+        if not self.question.strip():
+            raise ValueError("the question is empty; send one")
+
+
+class Limits(BaseModel):
+    """By what an episode of the agent is bound, as far as those who look on need to know."""
+
+    max_steps: int
+    max_tokens: int
+    parallel_calls: int
+
+    @classmethod
+    def of(cls, env: EnvParams) -> Limits:
+        return cls(max_steps=env.max_steps, max_tokens=env.max_tokens, parallel_calls=env.parallel_calls)
+
+
+class Card(BaseModel):
+    """An agent in the list of models."""
+
+    id: str
+    limits: Annotated[Limits, Field(alias="agent_r1")]
+
+
+class Cards(BaseModel):
+    """What is read of GET /v1/models."""
+
+    data: Annotated[list[Card], Field(min_length=1, max_length=1)]
+
+
+class Fault(BaseModel):
+    message: str
+
+
+class Event(BaseModel):
+    """What is read of an event: a step that was taken, or what ended the episode; others say nothing more."""
+
+    agent_r1: StepView | None = None
+    error: Fault | None = None
+
+    @field_validator("agent_r1")
+    @classmethod
+    def _shows_json(cls, view: StepView | None) -> StepView | None:
+        for call in view.step.calls if view else ():
+            try:
+                json.loads(call.arguments or "{}")
+            except (ValueError, RecursionError):
+                raise ValueError(f"the arguments of a call are no JSON: {call.arguments[:80]!r}") from None
+        return view
+
+
+class Answering:
+    """The answers to one request."""
+
+    def __init__(self, model: str) -> None:
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    def whole(self, views: Sequence[StepView]) -> dict[str, Any]:
+        """All of an episode at once."""
+        said = {"role": "assistant", "content": views[-1].answer, "reasoning_content": "".join(map(told, views))}
+        choice = {"index": 0, "message": said, "finish_reason": _ending(views[-1]), "logprobs": None}
+        steps = [_STEP.dump_python(view, mode="json") for view in views]
+        return self._head | {
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage(views),
+            "agent_r1": {"outcome": views[-1].outcome, "steps": steps},
+        }
+
+    def step(self, view: StepView) -> dict[str, Any]:
+        """One step as it is taken; the last one has the answer."""
+        delta = {"role": "assistant", "reasoning_content": told(view)}
+        if view.outcome is not None:
+            delta["content"] = view.answer
+        choice = {"index": 0, "delta": delta, "finish_reason": _ending(view) if view.outcome else None}
+        return self._chunk([choice]) | {"agent_r1": _STEP.dump_python(view, mode="json")}
+
+    def used(self, views: Sequence[StepView]) -> dict[str, Any]:
+        """What the episode took, which ends a stream where that is asked for."""
+        return self._chunk([]) | {"usage": usage(views)}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._head | {"object": "chat.completion.chunk", "choices": choices}
+
+
+def card(name: str, env: EnvParams) -> dict[str, Any]:
+    """The agent in the list of models."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "agent_r1",
+        "agent_r1": Limits.of(env).model_dump(),
+    }
+
+
+def told(view: StepView) -> str:
+    """A step on the way to the answer: what was thought and called, and what came back."""
+    if view.outcome is Outcome.ANSWERED:
+        return f"{parse_action(view.action).thought}\n"
+    return "\n".join([view.action, *view.observations, ""])
+
+
+def usage(views: Sequence[StepView]) -> dict[str, int]:
+    """Tokens: those that the policy sampled, and all others that it read, each counted once."""
+    sampled = sum(view.step.action_stop - view.step.action_start for view in views)
+    total = views[-1].tokens
+    return {"prompt_tokens": total - sampled, "completion_tokens": sampled, "total_tokens": total}
+
+
+def _ending(view: StepView) -> str:
+    return "stop" if view.outcome is Outcome.ANSWERED else "length"

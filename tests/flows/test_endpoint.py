@@ -1,0 +1,195 @@
+"""A model behind an endpoint among the evaluations, and the small project's agent behind one of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from mlflow import MlflowClient
+
+from agent_r1.endpoint import ENDPOINT_KEY
+from agent_r1.evaluation.scores import asked_questions
+from agent_r1.faults import TooManyAborted
+from agent_r1.inspection.side_by_side import compared
+from agent_r1.params import load
+from agent_r1.records import Outcome, Question, Trajectory
+from agent_r1.tables import read_rows
+from flows.chat import main
+from flows.evaluate import evaluate
+from flows.report import report
+
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+PATIENCE_S = 300.0
+
+Inside = Callable[[Path], AbstractContextManager[None]]
+WriteParams = Callable[[Path, dict[str, Any]], None]
+Heard = tuple[dict[str, str], dict[str, Any]]
+Answering = Callable[[Callable[[Heard], tuple[int, bytes]]], AbstractContextManager[str]]
+
+
+@pytest.fixture
+def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> Path:
+    """The small project's data and warm start, and what is evaluated in a folder of its own."""
+    for name in ("data", PLACES.warm_start, Path(PLACES.outputs) / "train"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).symlink_to(small_project / name)
+    changes = {"repro_baselines": ["base_tool_call"]}
+    write_params(tmp_path, changes | {"env": {"aborted_share": 0.1}, "engine": {"server": {"retries": 0}}})
+    return tmp_path
+
+
+def said(text: str) -> tuple[int, bytes]:
+    return 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
+
+
+def test_a_model_that_somebody_serves_stands_beside_a_baseline(
+    project: Path, inside: Inside, answering: Answering
+) -> None:
+    """It searches for the question, and answers with the last word that it read."""
+    heard: list[list[dict[str, str]]] = []
+
+    def play(asked: Heard) -> tuple[int, bytes]:
+        messages = asked[1]["messages"]
+        heard.append(messages)
+        if len(messages) > 2:
+            return said(f"<answer>{messages[-1]['content'].split()[-2].strip('.')}</answer><|im_end|>")
+        call = {"name": "search", "arguments": {"query": messages[1]["content"]}}
+        return said(f"<think>Look.</think><tool_call>{json.dumps(call)}</tool_call>")
+
+    settings = load(project / "params.yaml")
+    with inside(project):
+        with answering(play) as url:
+            evaluate(model="org/big", endpoint=url)
+        evaluate(baseline="base_tool_call")
+        evaluate(run="ppo")
+        report(beside="org--big")
+        page = (PLACES.report().with_name("report_beside") / "report.md").read_text()
+        with pytest.raises(FileNotFoundError, match="there is no evaluation 'org' in outputs/evaluate; evaluate it"):
+            report(beside="org")
+        rows = read_rows(PLACES.evaluation("org--big") / "trajectories.parquet", Trajectory)
+        found = compared(settings, "org--big", "base_tool_call", anyway=True)
+        client = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db")
+        shown = client.get_run((PLACES.evaluation("org--big") / "mlflow_run_id").read_text()).data
+        hashes = json.loads((PLACES.evaluation("org--big") / "hashes.json").read_text())
+    assert found.differing == ["limits"]
+    assert [name for name in ("ppo", "base_tool_call", "org--big") if f"\n| `{name}`" in page] == [
+        "ppo",
+        "base_tool_call",
+        "org--big",
+    ]
+    assert "limits" in page
+    assert not (project / PLACES.report()).exists()
+    assert len(found.pairs) == 12
+    assert hashes["policy"] == shown.params["model.path"] == f"org/big at {url}"
+    assert hashes["limits"].endswith("engine endpoint: text, not token-exact")
+    assert shown.params["engine"] == "endpoint: text, not token-exact"
+    assert shown.metrics["final/tool_calls"] == 1.0
+    assert not any(row.logprobs.any() for row in rows)
+    assert {(row.outcome, len(row.steps)) for row in rows} == {(Outcome.ANSWERED, 2)}
+    first, second = (messages for messages in heard if messages[1] == heard[0][1])
+    assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+    assert second[:2] == first
+    assert '"name": "search"' in first[0]["content"]
+    assert second[2]["content"].startswith("<think>Look.</think><tool_call>{")
+    assert re.fullmatch(r"<tool_response>\n.*\n</tool_response>", second[3]["content"], re.DOTALL)
+
+
+def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(
+    project: Path, inside: Inside, answering: Answering
+) -> None:
+    """One question of twelve is never answered; then none is."""
+    with inside(project):
+        asked = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)
+        unlucky = asked[0].text
+
+        def play(heard: Heard) -> tuple[int, bytes]:
+            return (503, b"busy") if heard[1]["messages"][1]["content"] == unlucky else said("<answer>x</answer>")
+
+        with answering(play) as url:
+            evaluate(model="m", endpoint=url, as_label="all")
+            aborted = json.loads((PLACES.evaluation("all") / "scores.json").read_text())["aborted"]
+            outages = pytest.raises(TooManyAborted, match=r"cut \d+ of 12 .*the endpoint .*does not answer: status 503")
+            with answering(lambda _: (503, b"busy")) as down, outages:
+                evaluate(model="m", endpoint=down, as_label="down")
+    assert aborted == 1.0
+    assert not (project / PLACES.evaluation("down")).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run": "ppo", "endpoint": "http://h"}, "--endpoint is where --model NAME acts; name one"),
+        ({"model": "m", "endpoint": "http://h", "protocol": "random"}, "no protocol under which no model does"),
+        ({"model": "m", "endpoint": "h"}, "a server's address starts with http"),
+        ({"model": "m", "endpoint": "http://me:secret@h"}, "leave it out, and set .*AGENT_R1_ENDPOINT_KEY"),
+        ({"model": "m:7b", "endpoint": "http://h"}, "'m:7b' is to be a folder; give --as"),
+    ],
+)
+def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
+    with inside(project), pytest.raises(ValueError, match=message):
+        evaluate(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_served_agent_answers_as_chat_does(
+    project: Path,
+    inside: Inside,
+    start: Callable[..., subprocess.Popen[str]],
+    free_port: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As users start both, with a key; what chat shows of an episode is the same but for the seconds it took."""
+    monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
+    url = f"http://127.0.0.1:{(port := free_port())}/v1"
+    server = start("-m", "flows", "serve_agent", "--port", str(port))
+    headers, deadline = {"authorization": "Bearer s3cret"}, time.monotonic() + PATIENCE_S
+    while True:
+        assert server.poll() is None, server.communicate()[1]
+        assert time.monotonic() < deadline
+        try:
+            [model] = httpx.get(f"{url}/models", headers=headers, timeout=PATIENCE_S).json()["data"]
+            break
+        except httpx.TransportError:
+            time.sleep(0.1)
+    with inside(project):
+        questions = [row.text for row in read_rows(PLACES.questions, Question)][:3]
+
+        def chatted(*arguments: str) -> list[str]:
+            shown = []
+            for text in questions:
+                monkeypatch.setattr(sys, "argv", ["chat", *arguments, "--question", text])
+                main()
+                shown.append(re.sub(r"\d+\.\d s", "", capsys.readouterr().out))
+            return shown
+
+        assert chatted("--endpoint", url) == chatted("--endpoint", url, "--model", "warm_start") == chatted()
+        for arguments, message in (
+            (("--question", "word " * 500), "status 400: the prompt of question 'word word"),
+            (("--model", "ppo", "--question", "Who?"), "is called 'warm_start', not 'ppo'"),
+        ):
+            monkeypatch.setattr(sys, "argv", ["chat", "--endpoint", url, *arguments])
+            assert message in ended(capsys)
+    assert model["id"] == "warm_start"
+    server.terminate()
+    output, errors = server.communicate(timeout=PATIENCE_S)
+    assert (server.returncode, output) == (143, ""), errors
+    assert f"warm_start answers at {url}" in errors
+    assert "s3cret" not in errors
+
+
+def ended(capsys: pytest.CaptureFixture[str]) -> str:
+    """What a chat says at its end, in whatever way it ends."""
+    try:
+        main()
+    except SystemExit as end:
+        return str(end.code)
+    return capsys.readouterr().out

@@ -1,0 +1,67 @@
+"""Texts of a model that somebody serves, as actions in the chat's tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from agent_r1.endpoint import Endpoint, Reply
+from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.endpoint_sampler import EndpointSampler
+from agent_r1.rollout.sampling import Request
+from agent_r1.rollout.template import SAMPLE_TOOL
+
+
+class Saying(Endpoint):
+    """Says the same to everything."""
+
+    def __init__(self, text: str, *, cut: bool = False) -> None:
+        self._reply = Reply(text, cut)
+
+    def complete(self, model: str, messages: Sequence[tuple[str, str]], *, max_tokens: int) -> Reply:
+        return self._reply
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "most", "read"),
+    [
+        ("<answer>Tesk</answer>", False, 40, "<answer>Tesk</answer><|im_end|>"),
+        ("<answer>Tesk</ans", True, 40, "<answer>Tesk</ans"),
+        ("", False, 40, "<|im_end|>"),
+        ("", True, 40, "<|im_end|>"),
+        ("<answer>Tesk</answer>", False, 1, "<answer>"),
+    ],
+)
+def test_a_text_becomes_an_action_within_its_limit(chat: Chat, text: str, cut: bool, most: int, read: str) -> None:
+    sampler = EndpointSampler(Saying(text, cut=cut), "m", chat, concurrency=2)
+    request = Request(episode=0, step=0, context=[5, 6], seed=0, max_tokens=most)
+    [action] = sampler.sample([request])
+    assert chat.decode(action.token_ids) == read
+    assert not action.logprobs.any()
+    assert asyncio.run(sampler.act(request)).token_ids == action.token_ids
+
+
+def test_marks_that_are_no_tags_of_an_action_stay_text(chat: Chat) -> None:
+    text = "<think>a<|im_end|></think><tool_response>b</tool_response>"
+    sampler = EndpointSampler(Saying(text), "m", chat, concurrency=1)
+    [action] = sampler.sample([Request(episode=0, step=0, context=[5], seed=0, max_tokens=100)])
+    assert chat.decode(action.token_ids) == f"{text}<|im_end|>"
+    assert action.token_ids.count(chat.end_id) == 1
+    assert chat.encode_sampled("<think>")[0] in action.token_ids
+
+
+def test_messages_are_the_context_without_tools_of_a_template(chat: Chat) -> None:
+    dialogue = Dialogue(chat, "Answer.", "Who <|im_end|>?", [SAMPLE_TOOL])
+    action = chat.encode_action("<think>x</think>", dialogue.opening.ids)
+    dialogue.reply(action, ["It is <|im_start|>."], closed=True)
+    (system, told), *rest = dialogue.messages()
+    assert system == "system"
+    assert told.startswith("Answer.\n\n# Tools")
+    assert '"name": "look_up"' in told
+    assert rest == [
+        ("user", "Who <|im_end|>?"),
+        ("assistant", "<think>x</think>"),
+        ("user", "<tool_response>\nIt is <|im_start|>.\n</tool_response>"),
+    ]
