@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,14 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
     return without_password([*errors[-1:], *said, f"exit code {done.returncode}"][0])
 
 
+def collect_graph(folder: Path) -> str:
+    """Has DVC's commands know the graph of a folder, graph.yaml, by the name that they look for; returns that."""
+    file = folder / "dvc.yaml"
+    if not file.is_symlink() and not file.exists():
+        file.symlink_to("graph.yaml")
+    return str(file)
+
+
 def require_listing(md5: str) -> str:
     """Looks at the listing of a folder, before DVC follows it, in DVC's cache or else in the default remote.
 
@@ -69,7 +78,7 @@ def require_listing(md5: str) -> str:
 
     Raises ValueError if it is another listing than its name says, or names what is no file of its folder.
     """
-    cached = Path(ask_dvc("cache", "dir").stdout.strip()) / "files" / "md5" / md5[:2] / md5[2:]
+    cached = _object(_cache(), md5)
     if cached.exists():
         _require_inside(cached.read_bytes(), md5, f"DVC's cache; remove {cached}")
         return ""
@@ -81,6 +90,46 @@ def require_listing(md5: str) -> str:
     _require_inside(found.stdout.encode(), md5, remedy)
     write_text(cached, found.stdout)
     return ""
+
+
+def link_to_cache(dvc_file: Path) -> None:
+    """Puts the folder that a file stands for beside it, as links to what DVC's cache has just been given."""
+    for file, cached in _places(dvc_file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        link(cached, file)
+
+
+def is_linked(dvc_file: Path) -> bool:
+    """Whether the folder that a file stands for is beside it and in DVC's cache, as the same files."""
+    try:
+        return dvc_file.exists() and all(file.samefile(cached) for file, cached in _places(dvc_file))
+    except FileNotFoundError:
+        return False
+
+
+def _places(dvc_file: Path) -> list[tuple[Path, Path]]:
+    """Where each file of a folder is to stand beside DVC's file of it, and where DVC's cache has it."""
+    cache, md5 = _cache(), kept(dvc_file)
+    listing = _object(cache, md5)
+    _require_inside(content := listing.read_bytes(), md5, f"DVC's cache; remove {listing}")
+    folder = dvc_file.with_suffix("")
+    return [(folder / entry["relpath"], _object(cache, entry["md5"])) for entry in json.loads(content)]
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Makes a hard link, a copy where there are none: both files are replaced and never written into."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _cache() -> Path:
+    return Path(ask_dvc("cache", "dir").stdout.strip())
+
+
+def _object(cache: Path, md5: str) -> Path:
+    return cache / "files" / "md5" / md5[:2] / md5[2:]
 
 
 def _require_inside(listing: bytes, md5: str, where: str) -> None:

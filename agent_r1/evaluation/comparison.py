@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.evaluation.scores import measured, measures
+from agent_r1.evaluation.scores import CEILING, FLOOR, headline, measured, measures, score
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Places, fingerprint
@@ -62,6 +62,12 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
         trajectories=read_rows(folder / "trajectories.parquet", Trajectory),
         hashes=json.loads((folder / "hashes.json").read_text()),
     )
+
+
+def read_scores(folder: Path, questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
+    """The headline in a folder that `evaluate` wrote, with intervals of the present `bootstrap_samples`."""
+    means: dict[str, float] = json.loads((folder / "scores.json").read_text())
+    return means | headline(score(read_rows(folder / "predictions.parquet", Prediction), questions, params))
 
 
 def paired(a: Evaluation, b: Evaluation) -> tuple[list[float], list[float]]:
@@ -200,6 +206,20 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table whose first column names things and whose others hold numbers."""
     rule = ["---", *("---:" for _ in header[1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def above_chance(found: Mapping[str, Interval]) -> list[str]:
+    """A sentence on which agents reach more than chance, by their success; none where chance did not play."""
+    if FLOOR not in found:
+        return []
+    bound = found[FLOOR].high
+    agents = {f"`{name}`": each.low > bound for name, each in found.items() if name not in (FLOOR, CEILING)}
+    above, others = ([name for name in agents if agents[name] is so] for so in (True, False))
+    return [
+        f"Chance with as many moves, `{FLOOR}`, is the floor, and a solver, `{CEILING}`, the ceiling. A claim counts "
+        f"only where an interval lies above the floor's, which ends at {bound:.3f}; above it: "
+        f"{', '.join(above) or 'none'}; not above it: {', '.join(others) or 'none'}."
+    ]
 
 
 def mean_cell(found: Interval, decimals: int = 3) -> str:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from contextlib import closing
 from typing import Any
 
+from agent_r1.endpoint import Endpoint
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
 from agent_r1.envs.turns import GAMES
-from agent_r1.evaluation.scores import gold_passages
+from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params
 from agent_r1.params.stages import EnvParams, Protocol
 from agent_r1.records import QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.endpoint_sampler import EndpointSampler
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Actor, Beneath
 from agent_r1.search.index import describe, open_index
 
-SCRIPTED = ("random", "oracle")  # protocols under which no policy acts, in the environment of the runs
+SCRIPTED = (FLOOR, CEILING)  # protocols under which no policy acts, in the environment of the runs
 
 
 def open_shared(protocol: Protocol, settings: Params) -> Shared:
@@ -97,6 +100,22 @@ def answer_greedily(
         return collect(engine, chat, attempts, shared, seed=settings.evaluate.seed, policy_version=policy_version)
 
 
+def answer_by_endpoint(
+    endpoint: Endpoint, model: str, attempts: Sequence[Attempt], chat: Chat, settings: Params, shared: Shared
+) -> list[Trajectory]:
+    """The trajectories of a model behind an endpoint, in the chat's tokens; what it does not answer is ABORTED.
+
+    The limits of `shared` are to be those of `by_endpoint`.
+    """
+    with closing(EndpointSampler(endpoint, model, chat, concurrency=settings.engine.server.concurrency)) as sampler:
+        return collect(sampler, chat, attempts, shared, seed=settings.evaluate.seed, told=True)
+
+
+def by_endpoint(settings: Params) -> Params:
+    """The settings as they hold for a model behind an endpoint, which answers each request for itself."""
+    return settings.model_copy(update={"env": settings.env.model_copy(update={"order": "arrival"})})
+
+
 def conditions(
     protocol: Protocol,
     attempts: Sequence[Attempt],
@@ -106,14 +125,16 @@ def conditions(
     shared: Shared,
     *,
     rounded: bool = False,
+    engine: str = "",
 ) -> dict[str, str]:
     """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode.
 
-    `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath.
+    `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath;
+    `engine` what sampled in place of the engine of the settings.
     """
     places = settings.places
     limits = _bounds(settings.env, {question.env for question in questions})
-    limits |= {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+    limits |= {"engine": engine} if engine else {"dtype": settings.model.dtype, "engine": settings.engine.kind}
     limits |= {"adapters": "merged and rounded"} if rounded else {}
     return {
         "questions": sha256(places.questions),

@@ -1,11 +1,10 @@
-"""The reports: one Markdown page, two pictures and `metrics.json`, of some runs or of a sweep with every seed.
+"""The reports: one Markdown page and two pictures, of some runs or of a sweep with every seed.
 
 S = seeds, N = questions.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from agent_r1.evaluation.comparison import (
     Evaluation,
+    above_chance,
     cut_short,
     difference_cell,
     markdown_table,
@@ -33,13 +33,13 @@ from agent_r1.evaluation.plots import (
     learning_curves,
     seed_curves,
 )
-from agent_r1.evaluation.scores import SUCCESS, outcomes, score, words_of
+from agent_r1.evaluation.scores import CEILING, FLOOR, SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
 from agent_r1.files import write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Question
+from agent_r1.records import Question, words_of
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
@@ -58,8 +58,8 @@ def render(
     decode: PlainText,
     folder: Path,
     params: EvaluateParams,
-) -> None:
-    """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
+) -> dict[str, Interval]:
+    """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
     The agents in `curves` are the trained runs, the others baselines; both keep their order, and the first of each are
     what all agents are compared with.
@@ -76,6 +76,7 @@ def render(
         f"{len(scores)} agents, {scores[best]['questions']:.0f} test questions, greedy decoding. Brackets are 95 % "
         f"bootstrap intervals over questions. Highest {word}: `{best}`, {_cell(scores[best], SUCCESS)}.",
         *warning(evaluations),
+        *above_chance(final),
         f"![{word.capitalize()} on the test questions, per agent]({FINAL_PNG})",
         *_tables(scores, questions),
         f"## {word.capitalize()}, difference on the same questions",
@@ -85,14 +86,12 @@ def render(
         f"![{word.capitalize()}, reward, and what critics explain, per iteration]({CURVES_PNG})",
         *examples({e.name: e.trajectories for e in evaluations}, list(curves), questions, decode),
     ]
-    write_report(folder, parts, {name: row[SUCCESS] for name, row in scores.items()})
+    _write_page(folder, parts)
+    return final
 
 
-def write_report(folder: Path, parts: Sequence[str], success: Mapping[str, float]) -> None:
-    """Writes the page's parts to report.md, and every agent's success to metrics.json."""
+def _write_page(folder: Path, parts: Sequence[str]) -> None:
     write_text(folder / "report.md", "\n\n".join(parts) + "\n")
-    rounded = {name: round(mean, 4) for name, mean in success.items()}
-    write_text(folder / "metrics.json", json.dumps(rounded, indent=2) + "\n")
 
 
 def differences_table(agents: Sequence[str], references: Sequence[str], cell: Callable[[str, str], str]) -> str:
@@ -188,8 +187,8 @@ def render_sweep(
     questions: Sequence[Question],
     folder: Path,
     params: EvaluateParams,
-) -> None:
-    """Writes report.md, learning_curves.png, final_scores.png and metrics.json into `folder`.
+) -> dict[str, Interval]:
+    """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
     The first run and the first baseline are what the others are compared with.
     """
@@ -203,32 +202,35 @@ def render_sweep(
     def difference(name: str, other: str) -> str:
         return difference_cell(difference_over_seeds(hits[name], hits[other], *draws)) if name != other else ""
 
-    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds, words_of(questions).right)
     word = words_of(questions).right
-    seed_curves(
-        folder / CURVES_PNG, curves, reference, SAMPLED, f"{word.capitalize()} of the sampled episodes, by iteration"
-    )
+    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds, word)
+    title = f"{word.capitalize()} of the sampled episodes, by iteration"
+    limits = {str(name): found[name].mean for name in (FLOOR, CEILING) if name in found}
+    seed_curves(folder / CURVES_PNG, curves, reference, SAMPLED, title, limits)
+    compared = list(dict.fromkeys([reference, base, *(name for name in limits if name == FLOOR)]))
     parts = [
         "# Ablations",
         f"{len(runs)} runs with {' or '.join(map(str, seeds))} seeds each, {asked} test questions, greedy decoding. "
         "Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one seed, over "
         "questions.",
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
+        *above_chance(found),
         f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
         f"## {word.capitalize()}",
         _scores_by_seed(hits, found, _by_stratum(next(iter(agents.values()))[0], questions)),
         "## Differences on the same questions",
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
-        differences_table(list(hits), [reference, base], difference),
+        differences_table(list(hits), compared, difference),
         "## Training",
         f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
-        "is the share of its targets' variance that a critic explains. On dev is the {word} of the last "
+        f"is the share of its targets' variance that a critic explains. On dev is the {word} of the last "
         "validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
         "iteration is that of the first one.",
         _training(curves, word),
         f"![{word.capitalize()} per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
     ]
-    write_report(folder, parts, {name: each.mean for name, each in found.items()})
+    _write_page(folder, parts)
+    return found
 
 
 def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:

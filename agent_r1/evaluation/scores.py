@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -20,6 +19,8 @@ from agent_r1.tables import read_rows
 
 BASE_TOOL_CALL: Baseline = "base_tool_call"
 NAIVE_RAG: Baseline = "naive_rag"
+FLOOR: Baseline = "random"
+CEILING: Baseline = "oracle"
 BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
     BASE_TOOL_CALL: "tool_call",
     NAIVE_RAG: "naive_rag",
@@ -30,29 +31,9 @@ BASELINES: dict[str, Protocol] = {  # by name, what the model is evaluated under
 }
 
 SUCCESS, COUNTS = "success", ("tool_calls", "tokens_read", "tokens_sampled")
+BOUNDS = ("/low", "/high")  # of a measure's interval
 
 logger = logging.getLogger(__name__)
-
-
-class Words(NamedTuple):
-    """How an environment calls success, and the lack of it."""
-
-    right: str
-    wrong: str
-
-
-_WORDS = {
-    QA: Words("exact match", "no exact match"),
-    "bandit": Words("better arm", "worse arm"),
-    "frozen_lake": Words("goal reached", "goal not reached"),
-    "sokoban": Words("solved", "not solved"),
-}
-
-
-def words_of(questions: Sequence[Question]) -> Words:
-    """Those of the questions' environment; plain ones where it has none of its own, or they have several."""
-    envs = {question.env for question in questions}
-    return _WORDS.get(envs.pop() if len(envs) == 1 else "", Words("success", "no success"))
 
 
 def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[Passage]]:
@@ -211,6 +192,13 @@ def _strata(predictions: Sequence[Prediction], by_id: Mapping[str, Question]) ->
     return {"": list(predictions), **{stratum: strata[stratum] for stratum in sorted(strata)}}
 
 
+def in_words(scores: Mapping[str, float], success: str) -> str:
+    """A headline as one line; `success` is what the environment calls it."""
+    low, high, aborted = scores[f"{SUCCESS}/low"], scores[f"{SUCCESS}/high"], scores["aborted"]
+    asked = f"{scores['questions']:.0f} questions{f', {aborted:.0f} more aborted' if aborted else ''}"
+    return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}] on {asked}"
+
+
 def headline(scores: dict[str, float]) -> dict[str, float]:
     """The scores that are kept and tracked, four decimals each.
 
@@ -220,7 +208,7 @@ def headline(scores: dict[str, float]) -> dict[str, float]:
     """
     graded = ("em/hops_", "em/dataset_", "f1/dataset_") if "em" in scores else (f"{SUCCESS}/",)
     parts = ("outcome/", *graded, "gold_recall/step_", "tool/")
-    strata = [key for key in scores if key.startswith(parts) and not key.endswith(("/low", "/high"))]
+    strata = [key for key in scores if key.startswith(parts) and not key.endswith(BOUNDS)]
     found = [key for key in scores if "/" not in key and f"{key}/low" in scores]
-    overall = [f"{measure}{end}" for measure in found for end in ("", "/low", "/high")]
+    overall = [f"{measure}{end}" for measure in found for end in ("", *BOUNDS)]
     return {key: round(scores[key], 4) for key in ["questions", "aborted", *overall, *strata] if key in scores}

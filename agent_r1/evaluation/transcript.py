@@ -11,9 +11,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.envs.base import split_action
-from agent_r1.evaluation.scores import BASE_TOOL_CALL, words_of
+from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.harmless import harmless_lines
-from agent_r1.records import QA, CallStatus, Question, Source, Step, Trajectory
+from agent_r1.records import QA, CallStatus, Question, Source, Step, Trajectory, words_of
 
 PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
 
@@ -28,8 +28,8 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
     lines = _field("question", question.text)
     if with_prompt:
         lines += _field("prompt", _decoded(trajectory, trajectory.contexts[0], Source.PROMPT, decode))
-    starts = [step.action_start for step in trajectory.steps]
-    for number, (step, following) in enumerate(zip(trajectory.steps, [*starts[1:], None], strict=True), start=1):
+    followings = [*(step.action_start for step in trajectory.steps[1:]), None]
+    for number, (step, following) in enumerate(zip(trajectory.steps, followings, strict=False), start=1):
         action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
         observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
         label = "passages" if question.env == QA and step.call_status is CallStatus.OK else "reply"
@@ -80,12 +80,13 @@ def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Questi
     """The hardest question that went `right` and the hardest that went `wrong`; without a key where there is none.
 
     Hardest: most hops where that is known, then an episode of several steps before one of a single step, then the
-    first.
+    first. What the world cut short went neither way.
     """
     found: dict[str, Trajectory] = {}
     hops = {question.question_id: int(question.strata.get("hops", 0)) for question in questions}
     for trajectory in sorted(trajectories, key=lambda t: (-hops[t.question_id], len(t.steps) == 1)):
-        found.setdefault("right" if trajectory.success else "wrong", trajectory)
+        if not trajectory.aborted:
+            found.setdefault("right" if trajectory.success else "wrong", trajectory)
     return {title: found[title] for title in ("right", "wrong") if title in found}
 
 

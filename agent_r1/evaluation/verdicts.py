@@ -27,11 +27,10 @@ from agent_r1.evaluation.comparison import (
     markdown_table,
     paired,
 )
-from agent_r1.evaluation.scores import words_of
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.harmless import harmless, in_markdown
 from agent_r1.params.stages import EvaluateParams, PromoteParams
-from agent_r1.records import Prediction, Question
+from agent_r1.records import Prediction, Question, words_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +184,13 @@ def _verdict(
     if luck > most_luck:
         return False, f"{above}, but an equal one gains as much with a chance of {luck:.4f}, above {most_luck:.4f}"
     return True, above
+
+
+def verdict(decision: Decision) -> str:
+    """The decision in a line: `refused: -0.035 [-0.065, -0.003], the lower bound -0.065 of the difference is ...`."""
+    found = decision.difference
+    by = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}], " if found else ""
+    return f"{'promoted' if decision.promoted else 'refused'}: {by}{decision.reason}"
 
 
 def decision_table(decision: Decision) -> str:

@@ -15,6 +15,7 @@ from agent_r1.evaluation.report import render
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
+from flows import results
 
 CURVES = {"ppo": [{"iteration": i, "rollout/success": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
 
@@ -48,6 +49,27 @@ def rendered(questions: list[Question], decode: Any, tmp_path: Path, draws: Eval
 @pytest.fixture
 def page(evaluations: list[Evaluation], rendered: Any) -> str:
     return rendered(evaluations, CURVES)
+
+
+def test_the_terminal_shows_the_first_table_and_where_to_look_next(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = Path(__file__).parents[2] / "params.yaml"
+    (tmp_path / "params.yaml").write_text(own.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["results"])
+    with pytest.raises(ValueError, match=r"outputs/report/report\.md does not exist; the stage `report` writes it"):
+        results.main()
+    (tmp_path / "outputs/report").mkdir(parents=True)
+    (tmp_path / "outputs/report/report.md").write_text(page)
+    results.main()
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[:4] for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
+        ["agent", "all", "1", "hop"],
+        ["ppo", "0.750", "[0.25,", "1.00]"],
+    ]
+    assert ["•", "the", "whole", "report:", "outputs/report/report.md"] in shown
+    assert not [line for line in shown if "lookup" in line], "that is of the page's other tables"
 
 
 def test_tables_by_hand(page: str) -> None:
@@ -84,12 +106,10 @@ def test_differences_are_paired_and_signed(page: str) -> None:
     assert "-0.500 [" in base
 
 
-def test_pictures_and_metrics_stand_beside_the_page(page: str, tmp_path: Path) -> None:
+def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
     for name in ("learning_curves.png", "final_scores.png"):
         assert f"]({name})" in page
         assert (tmp_path / name).stat().st_size > 10_000
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics == {"ppo": 0.75, "base_tool_call": 0.25, "naive_rag": 0.0}
 
 
 def test_three_examples(page: str) -> None:

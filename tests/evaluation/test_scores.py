@@ -15,13 +15,13 @@ from agent_r1.evaluation.scores import (
     gold_passages,
     gold_recall_by_step,
     headline,
+    in_words,
     outcomes,
     predict,
     score,
-    words_of,
 )
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Outcome, Passage, Question
+from agent_r1.records import Outcome, Passage, Question, words_of
 from agent_r1.tables import write_rows
 
 
@@ -224,6 +224,13 @@ def test_questions_without_gold_titles_have_no_recall(make_question: Any, make_t
     alone = score(predictions[:1], [unknown], DRAWS)
     assert not [key for key in alone if key.startswith("gold_recall")]
     assert "gold_recall" not in headline(alone)
+
+
+def test_a_headline_in_words() -> None:
+    scores = {"success": 0.86, "success/low": 0.825, "success/high": 0.8925, "questions": 397.0, "aborted": 3.0}
+    line = "exact match 0.860 [0.825, 0.892] on 397 questions, 3 more aborted"
+    assert in_words(scores, "exact match") == line
+    assert in_words({**scores, "aborted": 0.0}, "solved") == "solved 0.860 [0.825, 0.892] on 397 questions"
 
 
 def test_several_data_sets_are_scored_apart(make_question: Any, make_trajectory: Any) -> None:

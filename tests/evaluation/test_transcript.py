@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agent_r1.evaluation.transcript import WIDTH, examples, shown_arguments, transcript, worth_reading
+from agent_r1.records import Outcome
 
 
 def test_golden(make_question: Any, make_trajectory: Any, decode: Any) -> None:
@@ -65,6 +67,12 @@ def test_the_hardest_right_and_wrong_ones_are_chosen(make_question: Any, make_tr
     assert worth_reading([easy, hard, harder, wrong], questions) == {"right": harder, "wrong": wrong}
     assert worth_reading([easy], questions) == {"right": easy}
     assert worth_reading([], questions) == {}
+
+
+def test_what_the_world_cut_short_before_its_first_step(make_question: Any, make_trajectory: Any, decode: Any) -> None:
+    cut = replace(make_trajectory("a"), steps=[], outcome=Outcome.ABORTED, answer="")
+    assert "outcome    aborted" in transcript(cut, make_question("a"), decode)
+    assert worth_reading([cut], [make_question("a")]) == {}
 
 
 def test_without_a_trained_agent_or_a_baseline(make_question: Any, make_trajectory: Any, decode: Any) -> None:

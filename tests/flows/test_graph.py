@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import yaml
 
 from agent_r1.params import load
 from flows.__main__ import COMMANDS
+from flows.dvc_files import ask_dvc, collect_graph
 from flows.operation.deployments import STARTS_FROM
 from flows.pipeline import stages
 
@@ -28,7 +28,7 @@ RUNTIME = {"flows/__main__.py", "flows/stage.py", "flows/processes.py", "agent_r
 @functools.cache
 def definitions() -> dict[str, dict[str, Any]]:
     """The stages of both dvc.yaml by name; a foreach stage once, with its `do`."""
-    contents = {file: yaml.safe_load((ROOT / file).read_text()) for file in ("dvc.yaml", "ablations/dvc.yaml")}
+    contents = {file: yaml.safe_load((ROOT / file).read_text()) for file in ("dvc.yaml", "ablations/graph.yaml")}
     return {
         str(Path(file).with_name(name)): stage.get("do", stage)
         for file, content in contents.items()
@@ -125,14 +125,18 @@ def test_the_sweeps_stages_depend_on_what_the_main_graphs_do(stage: str) -> None
     assert set(ours["params"]) - own <= set(theirs["params"])
 
 
-def test_the_sweep_has_a_stage_per_run_and_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    listed = subprocess.run(
-        [sys.executable, "-m", "dvc", "stage", "list", "--name-only", "ablations/dvc.yaml"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
+def test_the_sweep_has_a_stage_per_run_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And DVC knows of none before the sweep is asked for."""
+    for name in ("params.yaml", "dvc.yaml", "ablations/graph.yaml", ".dvc/config"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".dvc/config.local").write_text(f"[core]\n no_scm = true\n site_cache_dir = {tmp_path}/site\n")
+    monkeypatch.chdir(tmp_path)
+    listed = ask_dvc("stage", "list", "--all", "--name-only").stdout
+    assert "ablations" not in listed
+    assert "report" in listed.split()
+    assert collect_graph(Path("ablations")) == "ablations/dvc.yaml"
+    listed = ask_dvc("stage", "list", "--name-only", "ablations/dvc.yaml").stdout.split()
     ablations = yaml.safe_load(Path("params.yaml").read_text())["ablations"]
     members = {
         suffix: [f"{run}-{seed}" for run in some["runs"] for seed in some["seeds"]]
@@ -179,6 +183,14 @@ def test_an_edit_runs_again_what_can_execute_it(edited: str, stale: set[str]) ->
 def test_what_no_stage_depends_on_stands_in_the_graphs_header() -> None:
     header = (ROOT / "dvc.yaml").read_text().partition("stages:")[0]
     assert all(path in header for path in RUNTIME)
+
+
+def test_the_store_that_knows_an_evaluation_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a report that was pulled is up to date; a training needs its run to go on."""
+    monkeypatch.chdir(ROOT)
+    folders = ("outputs/evaluate/ppo", "outputs/ablations/evaluate/ppo-seed1", "outputs/train/ppo")
+    listed = ask_dvc("check-ignore", *(f"{folder}/mlflow_run_id" for folder in folders)).stdout.split()
+    assert listed == [f"{folder}/mlflow_run_id" for folder in folders[:2]]
 
 
 def test_every_stage_has_a_time_limit() -> None:

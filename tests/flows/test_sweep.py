@@ -71,7 +71,8 @@ def test_the_report_has_every_seed(swept: Path) -> None:
         for seed in SEEDS
     ]
     assert " ".join(f"{score:.3f}" for score in scores) in page
-    assert json.loads((folder / "metrics.json").read_text())["ppo"] == pytest.approx(sum(scores) / 2, abs=1e-4)
+    compared = json.loads((swept / "outputs/ablations/scores/ppo.json").read_text())
+    assert compared["success"] == pytest.approx(sum(scores) / 2, abs=1e-4)
     assert "1 runs with 2 seeds each" in page
 
 

@@ -1,0 +1,33 @@
+"""What the last report says, on the terminal: `python -m flows results`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from agent_r1 import params
+from agent_r1.harmless import harmless_lines
+from agent_r1.params import SWEEP
+
+WIDTH = 120  # of what is printed elsewhere than on a terminal
+NEXT = """\
+- the whole report: `{page}`
+- the runs side by side in MLflow: `make ui`
+- the agent itself: `python -m flows chat`
+"""
+
+
+def main() -> None:
+    """Prints the beginning of the page, to its first table, and where to look next."""
+    parser = argparse.ArgumentParser(description="Prints the table of the last report.")
+    parser.add_argument("--sweep", choices=[SWEEP], default="", help="that of this sweep of params.yaml")
+    page = params.load().places.report(parser.parse_args().sweep) / "report.md"
+    if not page.exists():
+        raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `make repro`")
+    _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
+    shown = [about, *(part for part in parts if part.startswith("|"))][:2]
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console.print(Markdown("\n\n".join([*shown, NEXT.format(page=page)])))
