@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from agent_r1.files import write_text
 from agent_r1.params import SHIPPED, Params, RunId, fingerprint, load
 from agent_r1.params.sections import differences, flatten, override, validated
 from agent_r1.params.train import WITH_GROUPS, Estimator
 
 FILE = Path(__file__).parents[1] / "params.yaml"
+PPO_EPOCHS = load(FILE).train.update.epochs
 INF, NAN = float("inf"), float("nan")
 OTHERS = {"env": "gymnasium", "name": "lake", "test": [0, 2]}
 LAKE = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intended": 1.0, "test": [0, 9]}
@@ -682,6 +685,57 @@ def test_a_training_is_read_back_from_its_label(label: str, run: RunId) -> None:
     assert RunId.parse(label) == run
     with pytest.raises(ValueError, match="is no label of a training; labels look like ppo or ppo-seed3"):
         RunId.parse(f"{label}-")
+
+
+def test_a_variant_is_a_run_of_its_own_that_its_file_tells(
+    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    further = {"iterations": 25, "credit": {"lam": 0.5}}
+    varied = params.varied(RunId("ppo", 3), further)
+    assert varied == RunId("ppo", 3, variant=fingerprint(further)[:8])
+    assert RunId.named(varied.name, 3) == varied
+    assert varied.words == ["--run", varied.name, "--seed", "3"]
+    with pytest.raises(ValueError, match=rf"variants/{varied.name}\.json is not here, which says how .* train it here"):
+        params.run(varied)
+    file = params.places.variant(varied)
+    write_text(file, json.dumps(further))
+    trained = params.run(varied)
+    assert (trained.seed, trained.iterations, trained.credit.lam) == (3, 25, 0.5)
+    assert trained.update == params.run(RunId("ppo")).update
+    write_text(file, "{}")
+    with pytest.raises(ValueError, match="holds other overrides than its name stands for"):
+        params.run(varied)
+
+
+@pytest.mark.parametrize(
+    ("run", "further", "message"),
+    [
+        ("ppo", {}, "overrides of ppo change nothing; name a value of train, or leave them out"),
+        ("ppo", {"credit": {}}, "overrides of ppo change nothing"),
+        (
+            "ppo",
+            {"update": {"epochs": PPO_EPOCHS}},
+            r"update\.epochs is \d already, which would change nothing; leave that out",
+        ),
+        ("ppo", {"seed": 3}, "seed is no override; give the training its seed"),
+        ("ppo", {"iteration": 5}, r"unknown key 'iteration'; did you mean 'iterations'\?"),
+        ("ppo", {"iterations": 0}, "iterations: Input should be greater than or equal to 1; got 0"),
+        ("ppo", {"env": {"top_k": 2}}, "unknown key 'env'"),
+        (
+            "ppo",
+            {"credit": {"rewards": {"mine": {"function": "os:abort", "weight": 1.0}}}},
+            "names code to run; add it",
+        ),
+        ("grpo", {"credit": {"lam": 0.5}}, r"estimator grpo does not read credit\.lam, which would change nothing"),
+        ("pppo", {"iterations": 5}, r"no run 'pppo'.*did you mean 'ppo'\?"),
+    ],
+)
+def test_overrides_for_one_training_are_values_of_train_that_change_something(
+    params: Params, run: str, further: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        params.varied(RunId(run), further)
 
 
 def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, Field
 
-from agent_r1.params.sections import Natural, Section, nearest, override, validated
+from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
 from agent_r1.params.stages import (
     Baseline,
     EngineParams,
@@ -40,6 +40,7 @@ SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml,
 ENV = "env"  # the section that a run may override beside `train`
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 Seeds = list[Annotated[Natural, Field(strict=True)]]  # as they go into commands
+_VARIANT = re.compile("[0-9a-f]{8}")
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
 
@@ -56,9 +57,10 @@ def project_root() -> Path:
 def tracking_folder() -> Path:
     """Where MLflow, Prefect and the locks of this project's clone keep their files.
 
-    An experiment that DVC runs in a copy of the project keeps them with the project itself.
+    An experiment that DVC runs in a copy of the project keeps them with the project itself, and so does an overlay that
+    has a folder of its own, by a link.
     """
-    return Path(os.environ.get("DVC_ROOT") or project_root()).absolute() / ".tracking"
+    return (Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking").resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +73,26 @@ class RunId:
     variant: str = ""  # eight hex digits that stand for further overrides
 
     @property
+    def name(self) -> str:
+        """What commands and MLflow call the run, whatever its seed: `ppo` or `ppo-0a1b2c3d`."""
+        return f"{self.run}-{self.variant}" if self.variant else self.run
+
+    @property
     def label(self) -> str:
         """The name of its folder, such as `ppo`, `ppo-seed3` or `ppo-0a1b2c3d-seed3`."""
-        variant = f"-{self.variant}" if self.variant else ""
-        return self.run + variant + ("" if self.seed is None else f"-seed{self.seed}")
+        return self.name + ("" if self.seed is None else f"-seed{self.seed}")
 
     @property
     def words(self) -> list[str]:
         """The options by which a command line names it."""
         seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        return ["--run", self.run, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
+        return ["--run", self.name, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
+
+    @classmethod
+    def named(cls, name: str, seed: int | None = None, sweep: str = "") -> Self:
+        """The training that the options of a command line mean."""
+        run, _, variant = name.partition("-")
+        return cls(run, seed, sweep, variant) if _VARIANT.fullmatch(variant) else cls(name, seed, sweep)
 
     @classmethod
     def parse(cls, label: str, sweep: str = "") -> Self:
@@ -141,6 +153,10 @@ class Places(Section):
         """The folder of a run's iterations, checkpoint and metrics."""
         return self._of(run.sweep) / "train" / run.label
 
+    def variant(self, run: RunId) -> Path:
+        """The file of the further overrides that a variant stands for."""
+        return Path(self.outputs) / "variants" / f"{run.name}.json"
+
     def version(self, run: RunId) -> Path:
         """The file that names the registered version of a training."""
         return self._of(run.sweep) / "register" / f"{run.label}.json"
@@ -152,6 +168,14 @@ class Places(Section):
     def report(self, sweep: str = "") -> Path:
         """The folder of a report: of the main graph's runs, or of a sweep's."""
         return self._of(sweep) / "report"
+
+    def scores(self, sweep: str = "") -> Path:
+        """The folder with the final score of every agent in the report."""
+        return self._of(sweep) / "scores"
+
+    def curves(self, sweep: str = "") -> Path:
+        """The folder with the learning curves of the runs in the report."""
+        return self._of(sweep) / "curves"
 
     def page(self, run: RunId) -> Path:
         """The page on which a run's trajectories are looked at."""
@@ -245,19 +269,57 @@ class Params(Section):
     operate: OperateParams
 
     def run(self, run: RunId) -> TrainParams:
-        """The `train` section with the overrides of one run, and then with those of its seed and its sweep.
+        """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.
 
-        A ValueError names a run or sweep that there is not, or an override that is unknown, refused or without effect.
+        A ValueError names a run, variant or sweep that there is not, or an override that is unknown, refused or without
+        effect.
         """
+        return self._resolved(run, self._further(run))
+
+    def varied(self, run: RunId, further: dict[str, Any]) -> RunId:
+        """A variant of a run, with further overrides of `train`; it is found once they are in its file.
+
+        A ValueError names an override that is unknown, refused, without effect, or not to be had in this way.
+        """
+        where = f"overrides of {run.name}"
+        if "seed" in further:
+            raise ValueError(f"{where}: seed is no override; give the training its seed")
+        if own := [key for key in flatten(further) if key.endswith(".function")]:
+            raise ValueError(f"{where}: {own[0]} names code to run; add it to a run in params.yaml")
+        present = self.run(run)
+        validated(TrainParams, override(present.model_dump(), further), where)
+        flat = flatten(present.model_dump(mode="json"))
+        for key, value in flatten(further).items():
+            if flat.get(key) == value:
+                raise ValueError(f"{where}: {key} is {value} already, which would change nothing; leave that out")
+        if not flatten(further):
+            raise ValueError(f"{where} change nothing; name a value of train, or leave them out")
+        variant = replace(run, variant=variant_of(further))
+        self._resolved(variant, further)
+        return variant
+
+    def _further(self, run: RunId) -> dict[str, Any]:
+        """The overrides of a variant, from its file."""
+        if not run.variant:
+            return {}
+        file = self.places.variant(run)
+        if not file.exists():
+            raise ValueError(f"{file} is not here, which says how {run.name} differs from {run.run}; train it here")
+        further: dict[str, Any] = json.loads(file.read_text())
+        if variant_of(further) != run.variant:
+            raise ValueError(f"{file} was changed: it holds other overrides than its name stands for; bring it back")
+        return further
+
+    def _resolved(self, run: RunId, further: dict[str, Any]) -> TrainParams:
         if run.sweep not in ("", SWEEP):
             raise ValueError(f"there is no sweep {run.sweep!r}; the one that params.yaml defines is {SWEEP!r}")
-        overrides, max_tokens = self._overrides(run.run), self.of(run).env.max_tokens
+        overrides, max_tokens = override(self._overrides(run.run), further), self.of(run).env.max_tokens
         overrides.pop(ENV, None)
         merged = override(self.train.model_dump(), overrides)
         of_the_seed = {} if run.seed is None else {"seed": run.seed}
         if run.sweep:
             merged = override(merged, self.ablations.train)
-        where = f"{run.sweep}: runs.{run.run}" if run.sweep else f"runs.{run.run}"
+        where = f"{run.sweep}: runs.{run.name}" if run.sweep else f"runs.{run.name}"
         resolved = validated(TrainParams, merged | of_the_seed, where)
         resolved.require_read(overrides, where)
         self._require_stated(resolved.credit.rewards, where)
@@ -367,3 +429,8 @@ def fingerprint(*parts: Any) -> str:
     """A short stable hash of parameters and other JSON-like values."""
     plain = [part.model_dump(mode="json") if isinstance(part, BaseModel) else part for part in parts]
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def variant_of(further: dict[str, Any]) -> str:
+    """The name of a variant, by its overrides."""
+    return fingerprint(further)[:8]

@@ -34,8 +34,8 @@ def public(url: str) -> str:
     if without_password(url) != url:
         raise ValueError(
             "dvc.lock and git would keep the password of this address; leave it out, and set AGENT_R1_SEARCH_KEY, "
-            "AGENT_R1_ENGINE_KEY, AGENT_R1_OPENENV_KEY_<NAME> or AGENT_R1_MCP_KEY_<NAME>, which is sent to the server "
-            "as a bearer token"
+            "AGENT_R1_ENGINE_KEY, AGENT_R1_ENDPOINT_KEY, AGENT_R1_OPENENV_KEY_<NAME> or AGENT_R1_MCP_KEY_<NAME>, which "
+            "is sent to the server as a bearer token"
         )
     return url
 

@@ -6,12 +6,13 @@ import argparse
 import logging
 import subprocess
 import sys
+from copy import deepcopy
 from datetime import timedelta
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
-from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
@@ -20,11 +21,14 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
 
+from agent_r1 import params
 from agent_r1.harmless import without_password
+from agent_r1.params import Params
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 
 FIXED: dict[str, Any] = {"command": None, "env": {}, "working_dir": "."}  # of all runs, whoever creates them
+EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
 SILENCE_S = 75  # two signs of life of a flow run and a bit; pyproject.toml says how often it gives one
 
@@ -72,7 +76,24 @@ def deploy(*, restarted: bool = False) -> None:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if result.returncode:
         raise ValueError(f"prefect deploy refused prefect.yaml:\n{result.stdout}")
+    with get_client(sync_client=True) as client:
+        _offer_choices(client, params.load())
     logger.info("work pool %s and the deployments of prefect.yaml are on %s", POOL, without_password(url))
+
+
+def _offer_choices(client: SyncPrefectClient, settings: Params) -> None:
+    """Has the server take no other runs and data sets than those of params.yaml, which its UI then lists."""
+    datasets = {"dataset": [*settings.prepare.datasets]}
+    choices = {"training/training": {"run": [*settings.runs]}} | dict.fromkeys(EVALUATIONS, datasets)
+    for name, offered in choices.items():
+        deployment = client.read_deployment_by_name(name)
+        schema: dict[str, Any] = deepcopy(deployment.parameter_openapi_schema or {})
+        for parameter, values in offered.items():
+            taken = schema["properties"][parameter]
+            for kind in taken.get("anyOf", [taken]):  # what may be left out is of two kinds
+                kind |= {"enum": values} if kind["type"] == "string" else {}
+        update = DeploymentUpdate(parameter_openapi_schema=schema)
+        client.update_deployment(deployment.id, update)
 
 
 def _close_left_behind(client: SyncPrefectClient) -> None:

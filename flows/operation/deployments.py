@@ -5,75 +5,76 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 from prefect import flow
-from prefect.artifacts import create_link_artifact, create_table_artifact
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import State, StateType
 from prefect.events import emit_event
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Completed
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.comparison import read_curve
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.evaluation.verdicts import Drift, drift, explain
-from agent_r1.params import Params, RunId
-from agent_r1.params.sections import nearest
+from agent_r1.files import write_text
+from agent_r1.params import Params, RunId, variant_of
+from agent_r1.params.sections import Natural, nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import MODEL, THE_CHAMPION, Version
+from flows.operation.pages import show_evaluation, show_training
 from flows.operation.promote import measure, previous, promote, read
-from flows.operation.serving import mlflow_ui
 from flows.pipeline import expendable, reproduce, run_command
 from flows.policies import in_training, version_of
+from flows.stage import speak
 
 STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
 REGISTERED = "agent_r1.policy.registered"  # the event that prefect.yaml waits for
-COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 SHOWN = 20  # changed questions that a message names
 
 logger = logging.getLogger(__name__)
 
 
 def _label() -> str:
-    return RunId(flow_run.parameters["run"], flow_run.parameters["seed"]).label
+    given = flow_run.parameters
+    variant = variant_of(given["overrides"]) if given.get("overrides") else ""
+    return RunId(given["run"], given.get("seed"), variant=variant).label
 
 
 @flow(name="training", flow_run_name=_label)
-def training(run: str, seed: int | None = None) -> None:
+def training(run: str, seed: Natural | None = None, overrides: dict[str, Any] | None = None) -> State[None]:
     """Trains one run of params.yaml, or goes on where an earlier attempt was interrupted; registers what it learned.
 
     Data, index and warm start are brought up to date first, as `dvc repro` would. At the end the run's page is made; a
-    viewer that fails fails nothing. A seed takes the place of the run's own; its outputs get folders of their own.
+    viewer that fails fails nothing.
+
+    Args:
+        run: a name under `runs` of params.yaml.
+        seed: in place of the run's own; its outputs have folders of their own.
+        overrides: of `train`, for this one training, such as {"iterations": 5}; it is a run of its own, `ppo-0a1b2c3d`.
     """
+    speak()
     settings, meant = params.load(), RunId(run, seed)
     settings.run(meant)
+    if overrides is not None:
+        meant = settings.varied(meant, overrides)
+        write_text(settings.places.variant(meant), json.dumps(overrides))
     for stage in STARTS_FROM:
         reproduce(stage)
     run_command("train", *meant.words)
     run_command("register", *meant.words)
     registered = json.loads(settings.places.version(meant).read_text())["version"]
-    _show_training(settings.places.training(meant))
+    said = show_training(settings.places.training(meant), settings.places)
     with expendable("the training has no new page of its trajectories"):
         run_command("view", *meant.words)
     emit_event(REGISTERED, {"prefect.resource.id": f"{MODEL}.{meant.label}"}, payload={"model": registered})
-
-
-def _show_training(folder: Path) -> None:
-    """Makes Prefect artifacts: the scores by iteration, and a link to the run in MLflow."""
-    key = folder.name.lower().replace("_", "-")
-    create_table_artifact(scores(folder), key=f"scores-{key}", description=f"Scores of {folder.name}, by iteration")
-    create_link_artifact(
-        f"{mlflow_ui()}/#/runs/{(folder / 'mlflow_run_id').read_text()}",
-        link_text=f"{folder.name} in MLflow",
-        key=f"mlflow-{key}",
-        description=f"The run of {folder.name}: curves, parameters, viewer",
-    )
-
-
-def scores(folder: Path) -> list[dict[str, float | None]]:
-    """Reads a run's table of scores: a row per finished iteration."""
-    return [{name: line.get(name) for name in COLUMNS} for line in read_curve(folder / "metrics.jsonl")]
+    return Completed(message=f"{said}; registered as {registered}")
 
 
 class Drifted(RuntimeError):
@@ -85,7 +86,7 @@ def _title() -> str:
 
 
 @flow(name="evaluation", flow_run_name=_title)
-def evaluation(models: list[str] | None = None, dataset: str | None = None) -> None:
+def evaluation(models: list[str] | None = None, dataset: str | None = None) -> State[None]:
     """Evaluates registered models on the prepared data, and has the gate decide about those that are not the champion.
 
     All data sets are asked in one evaluation; scores and drift are told apart by data set. Then a challenger's page is
@@ -96,23 +97,59 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> N
             None.
         dataset: the one whose questions are asked, in place of all.
     """
+    speak()
+    if ended := expired():
+        return ended
     settings = params.load()
     prepared = settings.prepare.datasets
     if dataset is not None and dataset not in prepared:
         raise ValueError(f"no data set is prepared called {dataset!r}{nearest(dataset, prepared)}")
     versions = [version_of(model, settings) for model in models or [THE_CHAMPION]]
-    drifts = [found for version in versions if (found := _evaluated(version, dataset, settings))]
-    beyond = [explain(found, SHOWN) for found in drifts if found.beyond]
+    said, drifts = zip(*(_evaluated(version, dataset, settings) for version in versions), strict=True)
+    beyond = [explain(found, SHOWN) for found in drifts if found and found.beyond]
     if beyond:
         raise Drifted("\n".join(beyond))
     challengers = [version for version in versions if not version.is_champion]
-    _decide(challengers)
+    decided = _decide(challengers)
     _show_pages([version for version in challengers if in_training(version)])
+    return Completed(message="; ".join([*said, *decided]))
 
 
-def _evaluated(version: Version, dataset: str | None, settings: Params) -> Drift | None:
-    """Evaluates a version; what changed since the time before, None where there is no earlier evaluation to tell."""
+def expired() -> State[None] | None:
+    """How a run ends at once that a schedule made and that had to wait: as cancelled, if the schedule was paused since.
+
+    Else it stands for all that were due while it waited, and these are cancelled.
+    """
+    if flow_run.id is None or deployment.id is None:
+        return None
+    with get_client(sync_client=True) as client:
+        own = client.read_flow_run(UUID(flow_run.id))
+        if not own.auto_scheduled:
+            return None
+        if not any(schedule.active for schedule in client.read_deployment(deployment.id).schedules):
+            return Cancelled(message="its schedule was paused while it waited")
+        waiting = {
+            "deployment_id": {"any_": [deployment.id]},
+            "state": {"type": {"any_": [StateType.SCHEDULED]}},
+            "next_scheduled_start_time": {"before_": datetime.now(UTC)},
+        }
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(waiting))
+        for other in (run for run in found if run.auto_scheduled):
+            client.set_flow_run_state(other.id, Cancelled(message=f"{own.name}, which waited too, stands for it"))
+    return None
+
+
+def _evaluated(version: Version, dataset: str | None, settings: Params) -> tuple[str, Drift | None]:
+    """Evaluates a version and shows it: its score in words, and what has changed where there is a time before."""
     folder = measure(version, dataset, settings, lambda arguments: run_command("evaluate", *arguments))
+    found = _drifted(version, folder, settings)
+    said = show_evaluation(version, folder, settings, found)
+    logger.info("%s", said)
+    return said, found
+
+
+def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
+    """What has changed since the time before; None where there is no earlier evaluation to tell."""
     before, current = previous(folder), read(folder)
     if current.aborted:
         logger.warning("%s: no drift is looked for: %s", version.reference, current.aborted)
@@ -136,14 +173,20 @@ def _log_drift(found: Drift, folder: Path) -> None:
     run.text(f"{explain(found)}\n", "drift.txt")
 
 
-def _decide(challengers: Sequence[Version]) -> None:
-    """Has the gate decide about each, against the champion of that moment."""
+def _decide(challengers: Sequence[Version]) -> list[str]:
+    """Has the gate decide about each, against the champion of that moment: its verdicts in words."""
     if challengers and registry.champion() is None:
         crown = f"`python -m flows promote {challengers[0].reference} --first`"
-        logger.warning("there is no champion to compare with; the first becomes one only by %s", crown)
-        return
-    for challenger in challengers:
-        promote(challenger.reference)
+        unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
+        logger.warning("%s", unmatched)
+        return [unmatched]
+    return [_verdict(challenger) for challenger in challengers]
+
+
+def _verdict(challenger: Version) -> str:
+    state = promote(challenger.reference, return_state=True)
+    state.result()  # raises what went wrong
+    return f"{challenger.name} {state.message}"
 
 
 def _show_pages(challengers: Sequence[Version]) -> None:

@@ -20,7 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
+from prefect.states import Completed
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -32,14 +34,16 @@ from agent_r1.evaluation.comparison import (
     latest_folder,
     read_evaluation,
 )
-from agent_r1.evaluation.verdicts import Decision, decide, decision_table, same_setting
+from agent_r1.evaluation.verdicts import Decision, decide, decision_table, same_setting, verdict
 from agent_r1.params import Params, Places
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from agent_r1.tracking.store import locked
+from flows.operation.pages import show_decision
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
+from flows.stage import speak
 
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` with these arguments to its end
@@ -89,14 +93,19 @@ def latest(version: Version, places: Places) -> Evaluation | None:
 
 
 @flow(name="promote", flow_run_name="promotion of {challenger}")
-def promote(challenger: str) -> None:
-    """Makes a challenger the champion if it is better beyond chance, and says why or why not.
+def promote(challenger: str) -> State[None]:
+    """Makes a challenger the champion if it is better beyond chance; its state and an artifact say why or why not.
 
     Args:
         challenger: `models:/agent_r1/3`, or the label of a training such as `ppo-seed3`.
     """
-    if decision := gate(challenger, lambda arguments: run_command("evaluate", *arguments)):
-        logger.info("%s", decision_table(decision).splitlines()[0])
+    speak()
+    decision = gate(challenger, lambda arguments: run_command("evaluate", *arguments))
+    if decision is None:
+        return Completed(message=f"{challenger} is the champion already")
+    show_decision(decision, version_of(challenger, params.load()).descriptor.mlflow_run_id)
+    logger.info("%s", decision_table(decision).splitlines()[0])
+    return Completed(name="Promoted" if decision.promoted else "Refused", message=verdict(decision))
 
 
 def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decision | None:

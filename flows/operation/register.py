@@ -4,16 +4,16 @@ A training that is repeated overwrites its folder, and one that `dvc repro` did 
 cache gets every registered policy, under a file of DVC's own, models/LABEL-HASH.dvc, and the folder of its training,
 under models/LABEL-HASH-training.dvc. Git can keep these files; `dvc push` and `dvc pull` know them like any other.
 
-The content that DVC would put beside the files is not there. A policy's appears when it is brought back, and stays
-until somebody removes it: who else is reading it cannot be known.
+The content stands beside the files, or DVC would call it deleted, and takes no room: it is linked to DVC's cache, which
+nobody may write into. It stays until somebody removes it: who else is reading it cannot be known.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
-import os
 import shutil
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from agent_r1.params import Params, RunId, policy_in, registered_policy, registe
 from agent_r1.policy import checkpoint
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
-from agent_r1.tracking.runs import CODE_TAG
+from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import read_start
-from flows.dvc_files import kept, run_dvc
+from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
 from flows.stage import add_run_arguments, run_stage
 
 ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
@@ -39,7 +39,7 @@ def register(run: str, seed: int | None = None, sweep: str = "") -> None:
     Doing it again changes nothing. Writes one small file that names the version and says what else only MLflow's run of
     the training knows, so that another store can be given the same version.
     """
-    settings, meant = params.load(), RunId(run, seed, sweep)
+    settings, meant = params.load(), RunId.named(run, seed, sweep)
     version = registry.register(_describe(settings, meant))
     made = version.descriptor
     logger.info("%s is %s", made.policy, version.reference)
@@ -107,9 +107,10 @@ def _tracked(
     if known and (found := tracking.resume(known.descriptor.mlflow_run_id)):
         return found, origin
     config = settings.run(run)
-    tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin
-    shown = tracking.run_params(run.run, settings.of(run), config)
-    with tracking.start(RunId(run.run, config.seed).label, shown, tags) as stands_for_it:
+    tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin | {KIND_TAG: "training"}
+    shown = tracking.run_params(run.name, settings.of(run), config)
+    about = tracking.differences(settings, run)
+    with tracking.start(dataclasses.replace(run, seed=config.seed).label, shown, tags, about=about) as stands_for_it:
         return stands_for_it, origin
 
 
@@ -118,15 +119,21 @@ def keep(folder: Path, dvc_file: Path) -> str:
     if not Path(".dvc").is_dir():
         return ""
     content = dvc_file.with_suffix("")
+    if not (is_linked(dvc_file) and sha256(content) == sha256(folder)):
+        if failed := _put_into_cache(folder, content):
+            raise OSError(f"DVC could not keep {folder} ({failed}); mend that and register again")
+        link_to_cache(dvc_file)
+    return kept(dvc_file)
+
+
+def _put_into_cache(folder: Path, content: Path) -> str:
+    """Has DVC copy a folder under the name of the content, of which nothing is left; "" or DVC's complaint."""
     shutil.rmtree(content, ignore_errors=True)
     try:
-        shutil.copytree(folder, content, copy_function=_link)
-        failed = run_dvc("add", str(content))
+        shutil.copytree(folder, content, copy_function=link)
+        return run_dvc("add", str(content))
     finally:
         shutil.rmtree(content, ignore_errors=True)
-    if failed:
-        raise OSError(f"DVC could not keep {folder} ({failed}); mend that and register again")
-    return kept(dvc_file)
 
 
 def _push(model: Descriptor) -> None:
@@ -139,14 +146,6 @@ def _push(model: Descriptor) -> None:
         logger.warning(
             "%s is registered, but %s; mend that and run `dvc push %s`", model.label, lacking, " ".join(files)
         )
-
-
-def _link(source: str, target: str) -> None:
-    """Makes a hard link, a copy where there are none: a training's files are replaced and never written into."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from importlib.metadata import version
 
 from agent_r1.harmless import without_password
 from agent_r1.tracking.store import open_store, store_file
+from agent_r1.tracking.views import MLFLOW_UI, address, comparison
 from flows.processes import (
     HOST,
     Part,
@@ -29,7 +30,6 @@ from flows.processes import (
 )
 from flows.stage import is_own
 
-MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set for the worker: where a browser finds MLflow
 POOL = "agent_r1"  # the work pool of prefect.yaml
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
 PASSWORD = "password"  # the file beside Prefect's logs
@@ -53,6 +53,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
     A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
     """
     remote = os.environ.get("PREFECT_API_URL")
+    logger.info("starting %sMLflow and a worker; a minute on a busy machine", "" if remote else "Prefect, ")
     environment, of_prefect = prefect_environment(remote or api_on(prefect_port)), list[Part]()
     if remote:
         require_server(remote)
@@ -61,6 +62,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         environment[OF_CLIENTS] = own_password() if with_password else ""
         of_prefect.append(server_part(prefect_port, environment[OF_CLIENTS]))
     with _running([*of_prefect, *_mlflow_servers(mlflow_port)]) as servers:
+        logger.info("putting the deployments of prefect.yaml on the server")
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
@@ -68,7 +70,10 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         mlflow = mlflow_ui(mlflow_port)
         if not remote:
             _say_who_may_enter(environment[OF_CLIENTS])
-        logger.info("Prefect at %s, MLflow at %s; Ctrl-C ends everything", page, mlflow)
+        logger.info("start a training or a promotion: %s/deployments", page)
+        logger.info("what runs, and what came of it: %s/runs", page)
+        logger.info("compare the runs in MLflow: %s", compared_runs(mlflow_port))
+        logger.info("Ctrl-C ends everything")
         worker = Part(
             name="worker",
             command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
@@ -102,6 +107,7 @@ def show_mlflow(port: int) -> None:
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {mlflow_ui()}")
     with _running(found) as servers:
+        logger.info("the runs side by side: %s", compared_runs(port))
         logger.info("MLflow at %s; Ctrl-C ends it", mlflow_ui(port))
         raise OSError(_obituary(_first_to_end(servers)))
 
@@ -161,6 +167,7 @@ def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
             running.append((server, stack.enter_context(_process(server))))
         for server, (_, process) in zip(servers, running, strict=True):
             await_health(process, server)
+            logger.info("the %s is up", server.name)
         yield running
 
 
@@ -178,8 +185,12 @@ def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
 
 def mlflow_ui(port: int = 5000) -> str:
     """Where a browser finds MLflow: what `make serve` says, the tracking server, or else this port of this machine."""
-    tracking = without_password(os.environ.get("MLFLOW_TRACKING_URI", ""))
-    return os.environ.get(MLFLOW_UI) or (tracking if tracking.startswith("http") else f"http://{HOST}:{port}")
+    return address(port)
+
+
+def compared_runs(port: int = 5000) -> str:
+    """The page of MLflow on which the trainings stand side by side, grouped by variant."""
+    return comparison(port)
 
 
 def require_free(port: int, variable: str) -> None:

@@ -19,7 +19,7 @@ from agent_r1.params import load, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import open_store
-from flows.dvc_files import require_listing
+from flows.dvc_files import ask_dvc, require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
@@ -40,6 +40,11 @@ def write_policy(folder: Path, weights: str) -> None:
     (folder / "extra").mkdir(parents=True)
     (folder / "model.safetensors").write_text(weights)
     (folder / "extra/config.json").write_text("{}")
+
+
+def forget(version: Version) -> None:
+    """Removes the copy that stands beside DVC's file."""
+    shutil.rmtree(Path(version.descriptor.dvc_file).with_suffix(""))
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +85,16 @@ def register(register_descriptor: Register) -> Register:
 
 
 def test_dvc_keeps_one_copy_and_git_its_file(project: Path, register: Register) -> None:
+    """The content beside the file is linked to the cache, and stays the same when the policy is registered again."""
     version = register()
     file = Path(version.descriptor.dvc_file)
-    assert [path.name for path in Path("models").iterdir()] == [file.name]  # the content is in the cache alone
+    weights = file.with_suffix("") / "model.safetensors"
+    in_cache = [path.stat().st_ino for path in Path(".dvc/cache").rglob("*") if path.is_file()]
+    assert weights.stat().st_ino in in_cache
+    assert ask_dvc("status").stdout == "Data and pipelines are up to date.\n"
+    inode = weights.stat().st_ino
+    register()
+    assert weights.stat().st_ino == inode
     assert yaml.safe_load(file.read_text())["outs"][0]["md5"] == version.descriptor.dvc_hash
     staged = subprocess.run(["git", "diff", "--cached", "--name-only"], capture_output=True, text=True, check=True)
     assert str(file) in staged.stdout.split()
@@ -99,6 +111,7 @@ def test_a_policy_is_brought_back_after_its_folder_was_trained_again(project: Pa
     copy = folder_of(first)
     assert copy == Path(first.descriptor.dvc_file).with_suffix("")
     assert (sha256(copy), (copy / "model.safetensors").read_text()) == (first.descriptor.policy_hash, "first")
+    (copy / "model.safetensors").unlink()
     (copy / "model.safetensors").write_text("spoiled")
     assert sha256(folder_of(first)) == first.descriptor.policy_hash
 
@@ -106,6 +119,7 @@ def test_a_policy_is_brought_back_after_its_folder_was_trained_again(project: Pa
 def test_mlflow_alone_is_enough_to_find_the_copy(project: Path, register: Register) -> None:
     version = register()
     Path(version.descriptor.dvc_file).unlink()
+    forget(version)
     write_policy(POLICY, "second")
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
 
@@ -118,6 +132,7 @@ def test_dvc_finds_its_files_of_policies_and_a_policy_comes_back_from_a_remote(
     dvc("gc", "--workspace", "--force")
     dvc("push")
     shutil.rmtree(".dvc/cache")
+    forget(version)
     write_policy(POLICY, "second")
     assert sha256(folder_of(version)) == version.descriptor.policy_hash
 
@@ -129,7 +144,8 @@ def test_what_is_pushed_serves_a_clone_that_knows_the_registry_alone(
     dvc("remote", "add", "--default", "elsewhere", str(tmp_path_factory.mktemp("remote")))
     register_stage._push(model)
     training = registered_training(Path(model.dvc_file))
-    for gone in (".dvc/cache", "outputs", model.dvc_file):  # as in a clone beside the one that trained
+    contents = [each.with_suffix("") for each in (Path(model.dvc_file), training)]
+    for gone in (".dvc/cache", "outputs", *contents, model.dvc_file):  # as in a clone beside the one that trained
         shutil.rmtree(gone) if Path(gone).is_dir() else Path(gone).unlink()
     assert sha256(folder_of(registry.find("models:/agent_r1/1"))) == model.policy_hash
     dvc("pull", str(training))
@@ -148,6 +164,7 @@ def test_a_listing_that_leads_out_of_its_folder_is_refused_before_dvc_follows_it
     dvc("remote", "modify", "elsewhere", "verify", "true")
     dvc("push")
     write_policy(POLICY, "second")
+    forget(version)
     file = Path(version.descriptor.dvc_file)
     file.unlink()
     [weights] = {each["md5"] for each in json.loads((remote / name).read_text()) if "model" in each["relpath"]}
@@ -221,6 +238,7 @@ def test_a_tag_of_the_registry_names_no_file_that_is_written(
 def test_a_policy_that_has_gone_is_refused(project: Path, register: Register) -> None:
     version = register()
     shutil.rmtree(".dvc/cache")
+    forget(version)
     write_policy(POLICY, "second")
     message = (
         r"the policy of models:/agent_r1/1 \(ppo\) has gone: .* holds another one or none, and DVC has no copy \(.*\); "

@@ -30,6 +30,9 @@ PATIENCE_S = 400.0
 
 TRAIN = """
 import json, os, pathlib, sys, time
+from agent_r1.params import load
+from agent_r1.records import Question
+from agent_r1.tables import write_rows
 from flows.stage import accelerator
 
 def main():
@@ -38,6 +41,7 @@ def main():
     with accelerator():
         (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/success": 0.5}) + "\\n")
         (folder / "mlflow_run_id").write_text("0" * 32)
+        write_rows(load().places.questions, [], Question)
         (folder / "pid").write_text(str(os.getpid()))
         time.sleep(600 if int(sys.argv[4]) else 0)
 """
@@ -216,11 +220,11 @@ def test_a_run_with_a_command_of_its_own_runs_the_flow_and_an_unknown_name_is_to
     """In a work pool that an earlier version of the project left, too."""
     mark = served.folder / "ran"
     chosen = {"command": f"touch {mark}", "env": {"PATH": ""}, "working_dir": "/"}
-    run = served.trigger(run="pppo", job_variables=chosen)
+    run = served.trigger(run="ppo", overrides={"iteration": 5}, job_variables=chosen)
     wait_for(lambda: served.state(run) == "Failed")
     state = served.client.read_flow_run(run.id).state
     assert state is not None
-    assert "there is no run 'pppo' under runs:; did you mean 'ppo'?" in str(state.message)
+    assert "overrides of ppo: unknown key 'iteration'; did you mean 'iterations'?" in str(state.message)
     assert not mark.exists()
 
 

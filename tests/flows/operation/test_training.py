@@ -1,4 +1,6 @@
-"""The training flow shows its scores, and what it trains has a lineage, though no dvc.lock knows of it.
+"""The training flow with overrides of its own: its scores are shown, and what it trains is a run of its own.
+
+It has a lineage, though no dvc.lock knows of it.
 
 A cancel is tested where the flow is served, and with the pipeline.
 """
@@ -17,15 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from rich.console import Console
 
 from agent_r1.files import sha256
-from agent_r1.params import RunId, load
+from agent_r1.params import RunId, load, variant_of
 from agent_r1.policy import checkpoint
-from flows.operation.deployments import scores
 from flows.operation.lineage import lineage
+from flows.operation.pages import scores
 
 # The stages that a training starts from, as done as the small project has them.
 DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd: 'true'}}"
@@ -35,8 +38,10 @@ os.chdir({folder!r})
 from flows.stage import configure_logging
 from flows.operation.deployments import training
 configure_logging()  # shows the stages' lines
-training('ppo', 7)
+training('ppo', 7, {further})
 """
+FURTHER = {"credit": {"lam": 0.5}}
+LABEL = RunId("ppo", 7, variant=variant_of(FURTHER)).label  # ppo-0a1b2c3d-seed7
 ITERATIONS = 2
 
 
@@ -81,18 +86,21 @@ def trajectories_by_lineage(label: str) -> Path:
 def test_a_training_shows_its_scores_and_its_model_leads_to_its_trajectories(
     prefect_api: str, project: Path, start: Any, inside: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
-    folder = project / load(project / "params.yaml").places.training(RunId("ppo", 7))
-    command = TRAIN.format(folder=str(project))
+    folder = project / load(project / "params.yaml").places.training(RunId.parse(LABEL))
+    command = TRAIN.format(folder=str(project), further=FURTHER)
     out, errors = start("-c", command, PREFECT_API_URL=prefect_api, TMPDIR=str(project.parent)).communicate()
     finished = checkpoint.progress(folder / "checkpoint")
     assert finished is not None, out + errors
     assert finished.iterations == ITERATIONS
-    rows = json.loads(artifacts("scores-ppo-seed7")["scores-ppo-seed7"])
+    rows = json.loads(artifacts("scores-ppo-")[f"scores-{LABEL}"])
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
-    link = artifacts("mlflow-ppo-seed7")["mlflow-ppo-seed7"]
-    assert f"/#/runs/{(folder / 'mlflow_run_id').read_text()}" in link
+    run_id = (folder / "mlflow_run_id").read_text()
+    assert f"/#/runs/{run_id}" in artifacts("mlflow-ppo-")[f"mlflow-{LABEL}"]
+    shown = MlflowClient(f"sqlite:///{project}/.tracking/mlflow.db").get_run(run_id)
+    assert (shown.info.run_name, json.loads(shown.data.tags["overrides"])) == (LABEL, FURTHER)
+    assert shown.data.params["credit.lam"] == "0.5"
 
     trajectories = sha256(folder / "trajectories")
     shutil.rmtree(folder)
     with inside(project):
-        assert sha256(trajectories_by_lineage("ppo-seed7")) == trajectories
+        assert sha256(trajectories_by_lineage(LABEL)) == trajectories

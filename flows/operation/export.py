@@ -1,0 +1,166 @@
+"""A policy as a folder that leaves the project: `python -m flows export --model MODEL --to FOLDER --license NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from agent_r1 import params
+from agent_r1.evaluation.comparison import latest_folder, read_scores
+from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
+from agent_r1.files import model_hash, replaced_folder
+from agent_r1.harmless import in_markdown
+from agent_r1.params import Params
+from agent_r1.policy import checkpoint
+from agent_r1.records import Question, words_of
+from agent_r1.tables import read_rows
+from flows.policies import Policy, add_policy_arguments, policy_of
+
+CARD = """\
+# {title}
+
+An agent that acts with tools, trained by end-to-end reinforcement learning with agent_r1{base}.
+
+## Test questions of {dataset}
+
+Greedy, with 95 % bootstrap intervals over questions.
+
+{scored}
+
+## What it is made of
+
+{made}
+
+## Asking it
+
+It calls tools and reads what they answer, in the words that it was trained with: in a clone of the project
+
+```
+python -m flows chat --model FOLDER         # at a terminal
+python -m flows serve_agent --model FOLDER  # behind OpenAI's chat completions, tools included
+```
+"""
+BESIDE = {"base_tool_call": "before reinforcement learning", "random": "chance", "oracle": "a solver"}
+OWN = "this policy"
+NOT_SCORED = "It has no evaluation in the project that it comes from."
+LIBRARIES = ("torch", "transformers")
+
+logger = logging.getLogger(__name__)
+
+
+def export(settings: Params, policy: Policy, target: Path, license_name: str) -> None:
+    """Writes the whole Hugging Face folder of a policy, with a model card.
+
+    Raises ValueError if the target is there, or the policy is a model of the hub; and as `Policy.beneath`.
+    """
+    folder = Path(policy.path)
+    if not folder.is_dir():
+        raise ValueError(f"{policy.path} is on the hub already; export a policy that was trained here")
+    if target.exists():
+        raise ValueError(f"{target} is there already; name another folder, nothing is replaced")
+    if checkpoint.is_adapters_alone(folder):
+        raise ValueError(f"{folder} holds adapters alone; train the run to its end, which merges them")
+    card = model_card(settings, policy, license_name)
+    with replaced_folder(target) as fresh:
+        shutil.copytree(folder, fresh)
+        card.save(fresh / "README.md")
+    logger.info("%s holds %s, with its card in README.md", target, policy.title)
+
+
+def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard:
+    """What others need to know of a policy: what it scored, beside its floors, and what it was made of."""
+    base, dataset, found = settings.model.path, settings.prepare.dataset, scores_of(settings, policy)
+    word = words_of(read_rows(settings.places.questions, Question)).right if found else ""
+    result = [
+        EvalResult("text-generation", dataset, dataset, word.replace(" ", "_"), scores[SUCCESS])
+        for name, scores in found.items()
+        if name == OWN
+    ]
+    about = ModelCardData(
+        license=license_name,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=base or None,
+        tags=["agent_r1", "reinforcement-learning", "tool-use"],
+        model_name=policy.name,
+        eval_results=result or None,
+    )
+    scored = [f"- {name}: {in_words(scores, word)}" for name, scores in found.items()]
+    text = CARD.format(
+        title=policy.title,
+        base=f", from {base}" if base else ", from a small model that was made for it",
+        scored="\n".join(scored) or NOT_SCORED,
+        dataset=dataset,
+        made="\n".join(f"- {name}: {in_markdown(value)}" for name, value in made_of(policy).items() if value),
+    )
+    return ModelCard(f"---\n{about.to_yaml()}\n---\n\n{text}")
+
+
+def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
+    """The headlines of a policy's latest evaluation and of the baselines that were asked the same; {} without one."""
+    places, own = settings.places, _evaluation_of(settings, policy)
+    if own is None:
+        return {}
+    beside = {f"`{name}`, {BESIDE.get(name, name)}": places.evaluation(name) for name in BASELINES}
+    asked = _asked(own)
+    found = {OWN: own} | {name: folder for name, folder in beside.items() if _asked(folder) == asked}
+    questions = read_rows(places.questions, Question)
+    return {name: read_scores(folder, questions, settings.evaluate) for name, folder in found.items()}
+
+
+def made_of(policy: Policy) -> dict[str, str]:
+    """Where a policy comes from, by name; "" where that is not known."""
+    made = policy.version.descriptor if policy.version else None
+    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    return {
+        "training": policy.run.label if policy.run else "",
+        "updates": str(policy.updates),
+        "sha256 of the weights' folder": model_hash(policy.path),
+        "registered as": policy.version.reference if policy.version else "",
+        "commit of the code": made.git_commit if made else "",
+        "sha256 of the questions": made.questions if made else "",
+        "sha256 of the passages": made.passages if made else "",
+        "fingerprint of the configuration": made.config if made else "",
+        "libraries": libraries,
+    }
+
+
+def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
+    """The latest evaluation of a version, or of whatever policy has these weights."""
+    if policy.version:
+        return latest_folder(policy.version, settings.places)
+    weights = model_hash(policy.path)
+    folders = [each.parent for each in settings.places.evaluation("any").parent.glob("*/hashes.json")]
+    own = [each for each in folders if _hashes(each)["policy"] == weights]
+    return max(own, key=lambda each: (each / "hashes.json").stat().st_mtime, default=None)
+
+
+def _asked(folder: Path) -> tuple[str, float] | None:
+    """What tells which questions an evaluation asked; None where there is none."""
+    if not (folder / "hashes.json").exists():
+        return None
+    scores = json.loads((folder / "scores.json").read_text())
+    return _hashes(folder)["questions"], scores["questions"] + scores["aborted"]
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes a policy as a Hugging Face folder with a model card.")
+    add_policy_arguments(parser)
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="that is not there yet")
+    licence = "of the weights, as Hugging Face calls it: apache-2.0, other"
+    parser.add_argument("--license", required=True, metavar="NAME", help=licence)
+    given = parser.parse_args()
+    settings = params.load()
+    policy = policy_of(parser, given, settings)
+    export(policy.as_trained(settings), policy, given.to, given.license)
