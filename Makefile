@@ -7,18 +7,32 @@ PREFECT_PORT ?= 4200
 MLFLOW_PORT ?= 5000
 # Whether `serve` has Prefect ask for a password; off opens it to everybody who can log in here.
 AUTH ?= on
+# What `games` makes: names of overlays, each in a folder of its own, so that params.yaml stays as it is meanwhile.
+GAMES ?= bandit frozen_lake sokoban
 
 VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
 PYTEST := pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
+# Games that are made at the same time do not wait for each other: on a CPU each has a core.
+BESIDE = $(if $(filter -j%,$(MAKEFLAGS)),AGENT_R1_LOCKS=$(CURDIR)/games/$*/.locks)
 # Of what is locked pip takes nothing but files of known content, and builds with nothing else either. The bytes of torch
 # depend on where its CPU wheel comes from.
 PIP := python -m pip install
 LOCKED := $(PIP) --require-hashes --no-deps --no-build-isolation
+# Where PyTorch has its CPU wheels: asked for that one wheel, where pip's configured places do not have it.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(PIP) --no-deps -r requirements/torch.txt
+NO_TORCH := torch: neither pip's configured places nor $(TORCH_INDEX) have the wheel of requirements/torch.txt. In a closed\
+	network set PIP_FIND_LINKS to a folder that holds it, or TORCH_INDEX to an index.
 COMPILE = UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile --quiet \
 	--generate-hashes --python-version 3.11 --index-strategy unsafe-best-match --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command "make lock"
+
+# Without the advice to push, to a remote that there may not be.
+REPRO = PYTHONUNBUFFERED=1 dvc repro $(1) | sed '/^Use `dvc push`/d'
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 
 # `dvc repro` runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the
 # doctor looks at first.
@@ -29,7 +43,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline ablations serve doctor check test hostile lint ui lock clean
+.PHONY: help repro pipeline ablations games serve doctor check test hostile lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,15 +51,27 @@ help:  ## say what can be made
 repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date; at another scale with OVERLAY=NAME
 	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
 	python -m flows doctor parameters
-	dvc repro
+	@$(call REPRO)
+	@python -m flows results
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
 	python -m flows pipeline
 
-ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations; OVERLAY=NAME as above
+ablations: $(INSTALLED) ablations/dvc.yaml  ## train, evaluate and compare every run of params.yaml's ablations; OVERLAY=NAME as above
 	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
 	python -m flows doctor parameters
-	dvc repro ablations/dvc.yaml
+	@$(call REPRO,ablations/dvc.yaml)
+	@python -m flows results --sweep ablations
+
+ablations/dvc.yaml:  # from here on DVC's commands know the sweep
+	ln -s graph.yaml $@
+
+games: $(GAMES:%=game-%)  ## play every game, or GAMES=sokoban: the same sweep in games/NAME; -j2 makes two at a time
+
+game-%: $(INSTALLED)
+	python -m flows overlay $* --into games/$*
+	cd games/$* && python -m flows doctor parameters && $(BESIDE) $(call REPRO,ablations/dvc.yaml)
+	@cd games/$* && python -m flows results --sweep ablations
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
 	python -m flows serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
@@ -76,7 +102,7 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt and build.txt anew from pyproj
 	echo setuptools | $(COMPILE) - --constraint requirements/cpu.txt --output-file requirements/build.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
-	rm -rf outputs scales data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info
+	rm -rf outputs scales games data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
@@ -85,7 +111,7 @@ $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
 ifeq ($(INSTALL),)
 	$(LOCKED) -r requirements/build.txt
 	$(LOCKED) -r requirements/cpu.txt
-	$(PIP) --no-deps -r requirements/torch.txt
+	@$(TORCH) || { echo "asking $(TORCH_INDEX)" && $(TORCH) --index-url $(TORCH_INDEX); } || { echo "$(NO_TORCH)" >&2; exit 1; }
 	$(PIP) --no-deps --no-build-isolation -e .
 else
 	$(PIP) $(INSTALL)

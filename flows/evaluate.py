@@ -1,21 +1,29 @@
-"""The evaluate stage: `python -m flows evaluate --run NAME`, or `--baseline NAME`, or `--model MODEL` for any other."""
+"""The evaluate stage: `python -m flows evaluate --run NAME`, or `--baseline NAME`, or `--model MODEL` for any other.
+
+With `--endpoint URL` the model is one that somebody serves, asked in text: its evaluation stands beside the others, and
+says of itself that it is not token-exact.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_r1 import params, tracking
+from agent_r1.endpoint import ENDPOINT_KEY, Endpoint
 from agent_r1.envs.kinds import require_playable
 from agent_r1.evaluation.protocols import (
     SCRIPTED,
+    answer_by_endpoint,
     answer_greedily,
     attempts_under,
+    by_endpoint,
     conditions,
     open_shared,
     play_by_script,
@@ -23,9 +31,11 @@ from agent_r1.evaluation.protocols import (
 )
 from agent_r1.evaluation.scores import (
     BASELINES,
+    BOUNDS,
     asked_questions,
     gold_recall_by_step,
     headline,
+    in_words,
     outcomes,
     predict,
     score,
@@ -36,15 +46,29 @@ from agent_r1.params import Params, RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
 from agent_r1.policy.model import load_tokenizer
-from agent_r1.records import Prediction, Question, Trajectory
+from agent_r1.records import Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.tracking.registry import VERSION_TAG
-from flows.policies import Policy
+from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
+from flows.policies import Policy, plain_name
 from flows.stage import accelerator, add_run_arguments, run_stage
+
+logger = logging.getLogger(__name__)
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
+TEXT_LEVEL = "endpoint: text, not token-exact"  # what an evaluation says of its engine
+
+
+class Elsewhere(NamedTuple):
+    """A model that somebody else serves."""
+
+    endpoint: Endpoint
+    model: str  # its name there
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} at {self.endpoint.url}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +78,36 @@ class Subject:
     label: str  # what the evaluation is called
     name: str  # the `run` of its predictions: of a run or a baseline, else the evaluation's label
     seed: int  # of its training; of a model that no stage has made, the evaluation's
-    policy: Policy
+    policy: Policy  # where it acts elsewhere the warm start, in whose tokens limits are counted
     protocol: Protocol
     shown: dict[str, Any]  # what MLflow shows of it, where the scores have a run of their own
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
+    elsewhere: Elsewhere | None = None
+
+    @property
+    def title(self) -> str:
+        """Who acts, for people."""
+        return (self.elsewhere or self.policy).title
+
+    def under(self, settings: Params) -> Params:
+        """The settings as they hold for it."""
+        return by_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
+
+    def identity(self) -> str:
+        """What tells it from others: the hash of its weights, or who acts in their place.
+
+        Raises ValueError if they are not those of the version that was meant.
+        """
+        if self.protocol in SCRIPTED:
+            return self.protocol
+        if self.elsewhere:
+            return self.elsewhere.title
+        version, found = self.policy.version, model_hash(self.policy.path)
+        if version and found != version.descriptor.policy_hash:  # it was the right one before
+            raise ValueError(
+                f"{self.policy.path} was changed while {version.reference} was evaluated; evaluate it again"
+            )
+        return found
 
 
 def evaluate(
@@ -66,6 +116,7 @@ def evaluate(
     sweep: str = "",
     baseline: str | None = None,
     model: str | None = None,
+    endpoint: str | None = None,
     protocol: Protocol | None = None,
     dataset: str | None = None,
     as_label: str | None = None,
@@ -79,6 +130,7 @@ def evaluate(
 
     Args:
         run, seed, sweep: a training; or else `baseline`, which a sweep may have for its own, or else `model`.
+        endpoint: the address at which `model` is a name.
         protocol, dataset: in place of `tool_call` and of all prepared data sets.
         as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
         into: the folder that is written; in MLflow such an evaluation stays beside those that it repeats.
@@ -86,15 +138,17 @@ def evaluate(
     settings = params.load()
     if [run, baseline, model].count(None) != 2:
         raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
+    if endpoint is not None and (model is None or protocol in SCRIPTED):
+        raise ValueError("--endpoint is where --model NAME acts; name one, and no protocol under which no model does")
     _require_known("there is no protocol", protocol, PROTOCOLS)
     _require_known("no data set is prepared called", dataset, settings.prepare.datasets)
     if run is None and (seed is not None or (sweep and model is not None)):
         raise ValueError("--seed and --sweep choose a training; leave them out with --baseline and --model")
     changes = [change for change in (protocol, dataset, as_label) if change]
-    of_run = RunId(run, seed, sweep) if run is not None else None
-    subject = _subject(settings, of_run, baseline, str(model), protocol, changes, as_label)
+    of_run = RunId.named(run, seed, sweep) if run is not None else None
+    subject = _subject(settings, of_run, baseline, str(model), endpoint, protocol, changes, as_label)
     folder = Path(into) if into else settings.places.evaluation(subject.label, sweep)
-    tracked = _ask(subject.policy.as_trained(settings), subject, folder, dataset, sweep, recurring=into is not None)
+    tracked = _ask(subject.under(settings), subject, folder, dataset, sweep, recurring=into is not None)
     write_text(folder / "mlflow_run_id", tracked.run_id)
 
 
@@ -111,32 +165,37 @@ def _ask(
     chat = Chat(tokenizer)
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
+    engine = TEXT_LEVEL if subject.elsewhere else ""
     with open_shared(subject.protocol, settings) as shared:
         attempts = attempts_under(subject.protocol, questions, settings, shared)
-        measured = conditions(subject.protocol, attempts, questions, chat, settings, shared, rounded=rounded)
+        measured = conditions(
+            subject.protocol, attempts, questions, chat, settings, shared, rounded=rounded, engine=engine
+        )
         if subject.protocol in SCRIPTED:
             trajectories = play_by_script(subject.protocol, attempts, questions, chat, settings, shared)
+        elif subject.elsewhere:
+            trajectories = answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared)
         else:
             with accelerator():
                 trajectories = answer_greedily(
                     policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
                 )
         of_tools = shared.use_of_tools(trajectories)
-    version, policy_hash = policy.version, model_hash(policy.path)
-    if version and policy_hash != version.descriptor.policy_hash:  # it was the right one before
-        raise ValueError(f"{policy.path} was changed while {version.reference} was evaluated; evaluate it again")
-    hashes = {**measured, "policy": subject.protocol if subject.protocol in SCRIPTED else policy_hash}
+    hashes = {**measured, "policy": subject.identity()}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
     scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions) | of_tools)
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
-    write_text(folder / "scores.json", json.dumps(scores, indent=2) + "\n")
+    means = {name: value for name, value in scores.items() if not name.endswith(BOUNDS)}  # no statistic asks anew
+    write_text(folder / "scores.json", json.dumps(means, indent=2) + "\n")
     write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
     tracked = tracked or _run_of_its_own(subject, dataset or settings.prepare.dataset, sweep, recurring=recurring)
+    tracked.uses(tracking.prepared(settings, hashes), "test")
     tracked.final(scores)
+    logger.info("%s", in_words(scores, words_of(questions).right))
     for title, text in readable(trajectories, questions, plain_text(tokenizer)).items():
         tracked.text(text, f"examples/{title}.txt")
     return tracked
@@ -152,15 +211,16 @@ def _subject(
     run: RunId | None,
     baseline: str | None,
     model: str,
+    endpoint: str | None,
     protocol: Protocol | None,
     changes: Sequence[str],
     as_label: str | None,
 ) -> Subject:
-    """The policy of the run, or else of the baseline, or else the model."""
+    """The policy of the run, or else of the baseline, or else the model, of the endpoint where there is one."""
     if run is not None:
         config = settings.run(run)
         label = _label(settings, run.label, changes, as_label)
-        name = label if changes else run.run
+        name = label if changes else run.name
         policy, seed = Policy.of_run(settings, run), config.seed
         shown = tracking.run_params(name, policy.as_trained(settings), config)
         training = None if changes else settings.places.training(run)
@@ -175,13 +235,26 @@ def _subject(
         label = _label(settings, baseline, changes, as_label)
         policy, shown = Policy.of_warm_start(settings), tracking.untrained_params(label, settings)
         return Subject(label, label, settings.warm_start.seed, policy, BASELINES[baseline], shown)
+    if endpoint is not None:
+        return _served(settings, model, endpoint, protocol or "tool_call", changes, as_label)
     policy = Policy.named(model)
     version = policy.version
-    plain = version.name if version else "--".join(part for part in Path(model).parts if part.strip("/."))
-    label = _label(settings, plain, changes, as_label, foreign=True)
+    label = _label(settings, policy.name if version else plain_name(model), changes, as_label, foreign=True)
     seed = version.descriptor.seed if version else settings.evaluate.seed
     shown = tracking.untrained_params(label, policy.as_trained(settings), version.reference if version else model)
     return Subject(label, label, seed, policy, protocol or "tool_call", shown)
+
+
+def _served(
+    settings: Params, model: str, url: str, protocol: Protocol, changes: Sequence[str], as_label: str | None
+) -> Subject:
+    """A model by its name at an address, under the limits that `engine.server` has for servers."""
+    limits = settings.engine.server
+    elsewhere = Elsewhere(Endpoint(url, timeout_s=limits.timeout_s, retries=limits.retries), model)
+    label = _label(settings, plain_name(model), changes, as_label, foreign=True)
+    shown = tracking.untrained_params(label, by_endpoint(settings), elsewhere.title) | {"engine": TEXT_LEVEL}
+    policy = Policy.of_warm_start(settings)
+    return Subject(label, label, settings.evaluate.seed, policy, protocol, shown, elsewhere=elsewhere)
 
 
 def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str | None, *, foreign: bool = False) -> str:
@@ -201,8 +274,9 @@ def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bo
     """A new run, which only holds the scores."""
     version = subject.policy.version
     tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
-    shown = subject.shown | {"protocol": subject.protocol}
-    with tracking.start(subject.label, shown, tags, recurring=recurring) as run:
+    tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
+    shown, about = subject.shown | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
+    with tracking.start(subject.label, shown, tags, about=about, recurring=recurring) as run:
         return run
 
 
@@ -211,6 +285,8 @@ def main() -> None:
     add_run_arguments(parser, required=False)
     parser.add_argument("--baseline", choices=BASELINES, help="in place of --run: the model that trainings start from")
     parser.add_argument("--model", help="in place of --run: models:/agent_r1@champion, a folder or a hub id")
+    where = f"an OpenAI-compatible address, such as https://HOST/v1, where --model is a name; its key: {ENDPOINT_KEY}"
+    parser.add_argument("--endpoint", metavar="URL", help=where)
     parser.add_argument("--protocol", choices=PROTOCOLS, help="in place of tool_call, how runs are trained")
     parser.add_argument("--dataset", help="asks the questions of this prepared data set alone")
     parser.add_argument("--as", dest="as_label", metavar="LABEL", help="of the results: outputs/evaluate/LABEL")

@@ -26,9 +26,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
 from agent_r1 import params
-from flows.dvc_files import DVC, ask_dvc
+from flows.dvc_files import DVC, ask_dvc, collect_graph
 from flows.processes import end_with_parent, prefect_server, process_group
-from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
+from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
+
+_LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +111,20 @@ def _follow(stage: str, command: Sequence[str]) -> None:
         exit_code = Path(folder) / "exit_code"
         with process_group(command, _stage_environment(exit_code)) as process:
             for line in filter(str.strip, process.stdout or ()):
-                logger.info("%s", line.rstrip())
+                _pass_on(line.rstrip())
             code = process.wait()
         if code and exit_code.exists():
             code = int(exit_code.read_text())
     if code:
         fault = StageUnavailable if code == UNAVAILABLE else StageFailed
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
+
+
+def _pass_on(line: str) -> None:
+    """Logs a stage's line at the level that it has, with a time of this process."""
+    found = _LINE.fullmatch(line)
+    level = logging.getLevelNamesMapping()[found["level"]] if found else logging.INFO
+    logger.log(level, "%s", found["said"] if found else line)
 
 
 def _stage_environment(exit_code: Path) -> dict[str, str]:
@@ -135,14 +144,16 @@ def _stage_environment(exit_code: Path) -> dict[str, str]:
 @flow(name="pipeline")
 def pipeline() -> None:
     """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow."""
+    speak()
     for stage in stages("dvc.yaml"):
         reproduce(stage)
 
 
 @flow(name="ablations")
 def ablations() -> None:
-    """Brings every stage of ablations/dvc.yaml up to date, and all that the sweep is made of, as `pipeline` does."""
-    for stage in stages("ablations/dvc.yaml"):
+    """Brings every stage of the sweep's graph up to date, and all that the sweep is made of, as `pipeline` does."""
+    speak()
+    for stage in stages(collect_graph(Path("ablations"))):
         reproduce(stage)
 
 

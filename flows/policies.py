@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.dvc_files import kept, require_listing, run_dvc
+from flows.stage import add_run_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +86,14 @@ class Policy:
             raise FileNotFoundError(f"there is no folder {model}; --model takes one, or a hub id such as owner/name")
         return cls(title=model, path=model)
 
+    @property
+    def name(self) -> str:
+        """A short one, such as `agent_r1-v3`, `ppo-seed3`, `warm_start`, `owner--name`."""
+        if self.version:
+            return self.version.name
+        folder = Path(self.path)
+        return self.run.label if self.run else folder.name if folder.is_dir() else plain_name(self.path)
+
     def as_trained(self, settings: Params) -> Params:
         """params.yaml with the `env` of the run that trained it; as it stands where params.yaml knows no such run."""
         return settings.of(self.run) if self.run and self.run.run in settings.runs else settings
@@ -116,6 +127,43 @@ class Policy:
             raise ValueError(f"{lacking}; bring it back (`dvc checkout`), or train the run to its end")
         logger.warning("%s; they are merged and rounded: bring it back (`dvc checkout`), or see model.dtype", lacking)
         return None
+
+
+def plain_name(model: str) -> str:
+    """A folder or hub id as a name, without what separates its parts."""
+    return "--".join(part for part in Path(model).parts if part.strip("/."))
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that say which policy is meant."""
+    add_run_arguments(parser, required=False)
+    of_a_model = "in place of --run: models:/agent_r1@champion, or a folder or hub id with a chat template"
+    parser.add_argument("--model", help=of_a_model)
+
+
+def add_temperature(parser: argparse.ArgumentParser) -> None:
+    """The option that says how a policy draws."""
+    parser.add_argument(
+        "--temperature", type=_temperature, default=0.0, help="0, the default, is greedy; training has 1"
+    )
+
+
+def _temperature(text: str) -> float:
+    temperature = float(text)
+    if not 0 <= temperature < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is none; give 0 or more")
+    return temperature
+
+
+def policy_of(parser: argparse.ArgumentParser, given: argparse.Namespace, settings: Params) -> Policy:
+    """The policy that was chosen, the warm start where none was; the parser refuses options that do not go together."""
+    if given.run and given.model:
+        parser.error("argument --model: not allowed with argument --run")
+    if not given.run and (given.seed is not None or given.sweep):
+        parser.error("--seed and --sweep tell apart runs; give --run")
+    if given.run:
+        return Policy.of_run(settings, RunId.named(given.run, given.seed, given.sweep))
+    return Policy.named(given.model) if given.model else Policy.of_warm_start(settings)
 
 
 def version_of(model: str, settings: Params) -> Version:

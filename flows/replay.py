@@ -34,7 +34,7 @@ def main() -> None:
     logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
     replayed = replay(
         params.load(),
-        RunId(given.run, given.seed, given.sweep),
+        RunId.named(given.run, given.seed, given.sweep),
         given.others,
         given.changes,
         folder=given.folder,

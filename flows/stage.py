@@ -13,14 +13,16 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+from rich.console import Console
 from rich.logging import RichHandler
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from agent_r1 import params
 from agent_r1.files import locked
@@ -51,6 +53,8 @@ QUIET = {
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
 }
 
+TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
+
 logger = logging.getLogger(__name__)
 
 
@@ -58,19 +62,48 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
     """Runs a stage as the whole of its command.
 
     The stage is a tracked Prefect flow when `PREFECT_API_URL` is set and answers, else the plain function, for which
-    Prefect is not even imported. Its name and parameters are the flow's.
+    Prefect is not even imported. Its name and parameters are the flow's, and begin every line that it logs.
     """
     if PARENT_TASK_RUN in os.environ:
         end_with_parent()
+    HarmlessFormatter.label = f"{shown_name(stage, parameters)}: "
     if server_answers():
         _run_tracked(stage, parameters)
     else:
         stage(**parameters)
 
 
+def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
+    """What a stage is called where people look: `train ppo 3`."""
+    return " ".join([stage.__name__, *(str(value) for value in parameters.values() if value not in (None, "", False))])
+
+
+@contextmanager
+def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callable[..., R]], Callable[..., R]]]:
+    """On a terminal, a live line that says at which verb of which iteration a training is.
+
+    Gives what wraps each verb for that; its first argument is the iteration. `total` is that of the iterations.
+    """
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=TERMINAL, transient=True, disable=not TERMINAL.is_terminal) as progress:
+        line = progress.add_task(label, completed=done, total=total)
+
+        def shown(verb: Callable[..., R]) -> Callable[..., R]:
+            @functools.wraps(verb)
+            def call(iteration: int, *others: object) -> R:
+                progress.update(line, description=f"{label}: {verb.__name__} {iteration}", completed=iteration)
+                return verb(iteration, *others)
+
+            return call
+
+        yield shown
+
+
 def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """The options that say which training is meant: the fields of a `RunId`."""
-    parser.add_argument("--run", required=required, help="a name under runs: in params.yaml")
+    parser.add_argument(
+        "--run", required=required, help="a name under runs: in params.yaml, or a variant such as ppo-0a1b2c3d"
+    )
     parser.add_argument("--seed", type=int, help="in place of the run's own; its outputs have folders of their own")
     parser.add_argument("--sweep", choices=[SWEEP], default="", help="as a member of this sweep of params.yaml")
 
@@ -181,7 +214,9 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
 
         results: list[R] = []
 
-        @prefect_task(name=function.__name__, cache_policy=NO_CACHE, retries=0)
+        shown = " ".join([function.__name__, *(str(each) for each in args if isinstance(each, int))])  # rollout 7
+
+        @prefect_task(name=function.__name__, task_run_name=shown, cache_policy=NO_CACHE, retries=0)
         def body() -> None:
             results.append(function(*args, **kwargs))
 
@@ -194,6 +229,12 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
 class HarmlessFormatter(logging.Formatter):
     """Lines that show what servers, data and policies said, and do nothing to the terminal."""
 
+    label = ""  # of the stage that is this process: every line begins with it
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = f"{self.label}{record.message}"
+        return super().formatMessage(record)
+
     def format(self, record: logging.LogRecord) -> str:
         return harmless_lines(without_password(super().format(record)))
 
@@ -204,12 +245,18 @@ def _show_traceback(_: type[BaseException], fault: BaseException, __: TracebackT
 
 def configure_logging() -> None:
     """INFO from the project, WARNING from the libraries; rich on a terminal, plain lines elsewhere."""
-    handler: logging.Handler = RichHandler(show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
-    pattern = "%(message)s" if sys.stderr.isatty() else "%(asctime)s %(levelname)s %(message)s"
+    rich = RichHandler(console=TERMINAL, show_path=False) if TERMINAL.is_terminal else None
+    handler: logging.Handler = rich or logging.StreamHandler()
+    pattern = "%(message)s" if rich else "%(asctime)s %(levelname)s %(message)s"
     handler.setFormatter(HarmlessFormatter(pattern, datefmt="%H:%M:%S"))
     # Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours.
     handler.addFilter(lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    speak()
+
+
+def speak() -> None:
+    """Has the project's own loggers say what they do, wherever their lines go: on a worker to the page of the run."""
     for name in ("agent_r1", "flows"):
         logging.getLogger(name).setLevel(logging.INFO)
 
@@ -241,18 +288,37 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
 
     tracked = flow(name=stage.__name__)(stage)
     parent = os.environ.get(PARENT_TASK_RUN)
-    shown = [stage.__name__, *(str(value) for value in parameters.values() if value not in (None, "", False))]
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(
             tracked,
-            name=" ".join(shown),
+            name=shown_name(stage, parameters),
             parameters=parameters,
             parent_task_run_id=UUID(parent) if parent else None,
         )
     try:
         run_flow(tracked, flow_run=run, parameters=parameters)
-    except TerminationSignal:  # Prefect takes SIGTERM over while a flow runs
+    except (TerminationSignal, SystemExit) as end:  # Prefect takes SIGTERM over, calls it a crash, and passes it on
+        if isinstance(end, SystemExit) and end.code != TERMINATED:
+            raise
+        if parent:
+            _end_as_the_parent(run.id, UUID(parent))
         sys.exit(TERMINATED)
+
+
+def _end_as_the_parent(run: UUID, parent: UUID) -> None:
+    """Shows a flow run as cancelled where it was ended because the one that it is a part of is."""
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import State, StateType
+    from prefect.exceptions import PrefectException
+    from prefect.states import Cancelled
+
+    cancelled: State[None] = Cancelled(message="the run that it is a part of was cancelled")
+    with suppress(HTTPError, PrefectException), get_client(sync_client=True) as client:  # else it stays as it is
+        whole = client.read_task_run(parent).flow_run_id
+        state = client.read_flow_run(whole).state if whole else None
+        if state and state.type in (StateType.CANCELLING, StateType.CANCELLED):
+            client.set_flow_run_state(run, cancelled, force=True)
 
 
 def _in_flow() -> bool:

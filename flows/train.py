@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -21,11 +22,11 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tracking.runs import CODE_TAG
+from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training, iterate, leaves_work, require_gold_titles
-from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task
+from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task, verbs_shown
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 
@@ -35,7 +36,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
 
     It is told by the fields of a `RunId`; `fresh` starts over, and moves what is there aside.
     """
-    meant = RunId(run, seed, sweep)
+    meant = RunId.named(run, seed, sweep)
     settings = params.load().of(meant)
     config, places = settings.run(meant), settings.places
     questions = read_rows(places.questions, Question)
@@ -51,16 +52,17 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
             folder = RunFolder(places.training(meant), identity)
             with (
                 folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
-                _tracked(meant, settings, config, folder) as tracked,
+                _tracked(meant, settings, config, folder, identity.inputs) as tracked,
             ):
                 if leaves_work(folder, config):
-                    _learn(settings, config, questions, shared, folder, tracked)
+                    _learn(meant.label, settings, config, questions, shared, folder, tracked)
                 folder.tidy(config.keep)
                 checkpoint.complete(folder.checkpoint, _merging(settings))
                 tracked.tag(CODE_TAG, folder.describe_code())
 
 
 def _learn(
+    label: str,
     settings: Params,
     config: TrainParams,
     questions: list[Question],
@@ -69,8 +71,11 @@ def _learn(
     tracked: tracking.Run,
 ) -> None:
     model = settings.places.warm_start
-    with Training(settings, config, questions=questions, shared=shared, model=model, folder=folder) as training:
-        iterate(training, tracked, as_task=task)
+    with (
+        Training(settings, config, questions=questions, shared=shared, model=model, folder=folder) as training,
+        verbs_shown(label, folder.finished, config.iterations) as shown,
+    ):
+        iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
 
 
 def code_of(stage: str) -> dict[str, str]:
@@ -108,13 +113,19 @@ def inputs_of(settings: Params, config: TrainParams, questions: Sequence[Questio
     }
 
 
-def _tracked(run: RunId, settings: Params, config: TrainParams, folder: RunFolder) -> tracking.Run:
+def _tracked(
+    run: RunId, settings: Params, config: TrainParams, folder: RunFolder, inputs: Mapping[str, str]
+) -> tracking.Run:
     """The run's record in MLflow, found again by the id in its folder."""
     if found := tracking.run_of(folder.path):
         return found
-    shown = tracking.run_params(run.run, settings, config)
-    tags = tracking.provenance(settings.prepare.dataset, run.sweep)
-    started = tracking.start(RunId(run.run, config.seed).label, shown, tags)
+    shown = tracking.run_params(run.name, settings, config)
+    tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
+    if run.variant:
+        tags |= {"overrides": settings.places.variant(run).read_text()}
+    about = tracking.differences(settings, run)
+    started = tracking.start(replace(run, seed=config.seed).label, shown, tags, about=about)
+    started.uses(tracking.prepared(settings, inputs), "training")
     write_text(folder.mlflow_run_id, started.run_id)
     return started
 

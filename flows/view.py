@@ -21,7 +21,7 @@ def view(
 ) -> None:
     """Makes the page of a training's trajectories, and traces of some of them; see `show`."""
     file = Path(out) if out else None
-    show(params.load(), RunId(run, seed, sweep), file, trajectories=trajectories, traces=traces)
+    show(params.load(), RunId.named(run, seed, sweep), file, trajectories=trajectories, traces=traces)
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ GROUND = {
     "agent_r1.harmless": set[str](),
     "agent_r1.faults": set[str](),
     "agent_r1.client": {"agent_r1.harmless"},
+    "agent_r1.server": {"agent_r1.client"},
+    "agent_r1.endpoint": {"agent_r1.client", "agent_r1.faults", "agent_r1.harmless", "agent_r1.params"},
     "agent_r1.tables": {"agent_r1.records", "agent_r1.files"},
     "agent_r1.tracking": {
         "agent_r1.records",
@@ -43,10 +45,12 @@ ROOMS = {
     "data": {"search", "games"},
     "evaluation": {"rollout", "envs", "search"},
     "training": {"rollout", "envs", "credit", "policy", "data", "search"},
-    "inspection": {"training", "evaluation", "rollout", "envs", "credit", "policy", "data", "search"},
+    "serving": {"rollout", "envs", "policy", "search"},
+    "inspection": {"serving", "training", "evaluation", "rollout", "envs", "credit", "policy", "data", "search"},
 }
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {
+    "agent_r1.serving": {"flows.serve_agent", "flows.chat", "agent_r1.inspection.chat"},
     "agent_r1.inspection": {"flows.chat", "flows.compare", "flows.view", "flows.replay"},
     "flows.operation": {"flows.__main__"},
 }

@@ -8,7 +8,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -70,6 +75,48 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     assert planned() == "python -m flows serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
 
 
+@pytest.fixture
+def empty_index(tmp_path: Path) -> Iterator[str]:
+    """The address of an index of wheels without a wheel; beside it, under `torch/`, one that has torch's."""
+    wheel = tmp_path / "served/torch/torch/torch-2.13.0+cpu-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    with ZipFile(wheel, "w") as content:
+        about = "torch-2.13.0+cpu.dist-info"
+        content.writestr("torch.py", "")
+        content.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+        content.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        content.writestr(f"{about}/RECORD", "")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(tmp_path: Path, empty_index: str) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    own |= {"PATH": f"{venv}/bin:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": empty_index}
+
+    def install(torch_index: str, **configured: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "--dry-run", "--always-make", f"TORCH_INDEX={torch_index}", ".venv/.installed"]
+        planned = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        [line] = [line for line in planned.splitlines() if "requirements/torch.txt" in line]
+        return subprocess.run(
+            ["bash", "-c", line], cwd=ROOT, env={**own, **configured}, capture_output=True, text=True, check=False
+        )
+
+    nowhere = install(empty_index)
+    assert nowhere.returncode == 1
+    assert nowhere.stderr.splitlines()[-1].startswith(f"torch: neither pip's configured places nor {empty_index} have")
+    asked = install(f"{empty_index}/torch")
+    assert (asked.returncode, "Successfully installed torch-2.13.0+cpu" in asked.stdout) == (0, True)
+    subprocess.run([venv / "bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+    configured = install("http://127.0.0.1:9", PIP_FIND_LINKS=str(tmp_path / "served/torch/torch"))
+    assert (configured.returncode, "asking" in configured.stdout) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("target", "section", "value"),
     [
@@ -92,7 +139,7 @@ def test_names_of_params_reach_no_shell_before_they_are_checked(
     sweep = {"seeds": {"foreach": "${ablations.seeds}", "do": {"wdir": "..", "cmd": "echo ${item}"}}}
     (tmp_path / "ablations").mkdir()
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
-    (tmp_path / "ablations/dvc.yaml").write_text(yaml.safe_dump({"vars": ["../params.yaml"], "stages": sweep}))
+    (tmp_path / "ablations/graph.yaml").write_text(yaml.safe_dump({"vars": ["../params.yaml"], "stages": sweep}))
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({**content, section: value}))
     (tmp_path / ".venv").mkdir()

@@ -111,8 +111,6 @@ def _assign(
         **value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
-    mean = metrics["reward/total"]
-    logger.info("credit: %d trajectories, mean return %.3f, %d kept", len(credits_), mean, kept.sum())
     return credits_, metrics
 
 

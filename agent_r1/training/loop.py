@@ -22,7 +22,7 @@ from agent_r1.params.train import CreditParams, TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure
-from agent_r1.records import Credit, Proof, Question, Trajectory
+from agent_r1.records import Credit, Proof, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect, prove_order
@@ -38,6 +38,7 @@ from agent_r1.training.watch import (
     StaleWeightsError,
     Unrecorded,
     Verdict,
+    account,
     announce,
     as_it_trains,
     judge,
@@ -69,6 +70,7 @@ def iterate(
             validated = validate(iteration - 1)
             record.log(validated, step=iteration - 1)  # first: what the folder has is not measured again
             folder.record(iteration - 1, validated)
+            logger.info("iteration %d: %s %.3f on dev questions", iteration - 1, training.success, validated[VALIDATED])
         if is_exhausted(folder.history(), config.validation.patience):
             folder.stop(training.learner)
         if folder.is_complete(config.iterations):
@@ -78,6 +80,7 @@ def iterate(
         metrics |= verdict.metrics
         folder.record(iteration, metrics)
         record.log(metrics, step=iteration)
+        logger.info("%s", account([*folder.history(), metrics], config.iterations, training.success))
         announce(verdict, record, iteration)
         concluded = conclude(iteration, verdict)
         if folder.finished > iteration:  # unless the run went back
@@ -119,6 +122,7 @@ class Training:
         self.env, self.config, self.folder, self.shared = settings.env, config, folder, shared
         self.questions = [question for question in questions if question.split == "train"]
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
+        self.success = words_of(questions).right
         for remark in config.credit.remarks:
             logger.info("%s", remark)
         with_critic = config.credit.needs_critic

@@ -17,6 +17,8 @@ from agent_r1.params.train import CanaryTolerance, TrainParams
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
+RECENT = 5  # iterations, which tell how long the next ones take
+
 logger = logging.getLogger(__name__)
 
 
@@ -159,6 +161,29 @@ def announce(verdict: Verdict, record: Record, iteration: int) -> None:
     if verdict.decision is Decision.ROLL_BACK:
         record.tag("monitor/rollbacks", str(verdict.rollbacks + 1))
         record.rewind()
+
+
+def account(history: Sequence[Mapping[str, float]], iterations: int, success: str) -> str:
+    """The last of these iterations as one line: what its rollouts were worth, what took long, and how much is left.
+
+    `success` is what the environment calls it; the time left is that of the last `RECENT` iterations, again and again.
+    """
+    last, finished = history[-1], len(history)
+    recent = [sum(value for name, value in each.items() if name.startswith("time/")) for each in history[-RECENT:]]
+    left = (iterations - finished) * sum(recent) / len(recent)
+    return (
+        f"iteration {finished - 1}: {success} {last['rollout/success']:.3f}, return {last['reward/total']:.3f}, "
+        f"rollout {duration(last['time/rollout_s'])}, update {duration(last['time/update_s'])}; "
+        f"{finished} of {iterations} done{f', about {duration(left)} left' if left else ''}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """At most two digits of seconds or of minutes, else hours: `12 s`, `95 min`, `31 h`."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 99.5 * size / 60:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def reseeded(seed: int, rollbacks: int) -> int:

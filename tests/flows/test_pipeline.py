@@ -167,7 +167,7 @@ def test_stages_run_in_dvcs_order_and_are_cached_afterwards(prefect_api: str, pr
 
 def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, project: Path) -> None:
     (project / "ablations").mkdir()
-    (project / "ablations" / "dvc.yaml").write_text(SWEEP)
+    (project / "ablations" / "graph.yaml").write_text(SWEEP)
     found = states(ablations)
     assert found == dict.fromkeys(
         ("prepare", "index", "ablations/dvc.yaml:train@a", "ablations/dvc.yaml:train@b"), "Completed"

@@ -161,6 +161,11 @@ def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         load_tokenizer("outputs/nowhere")
 
 
+def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no model at outputs/warm_start; make it"):
+        load_pretrained(AutoConfig, Path("outputs/warm_start"))
+
+
 CODE = """
 from pathlib import Path
 from transformers import PreTrainedConfig as Config, PreTrainedTokenizerFast as Tokenizer, Qwen2ForCausalLM as Model

@@ -19,12 +19,25 @@ from agent_r1.training.watch import (
     StaleWeightsError,
     Unrecorded,
     Verdict,
+    account,
     announce,
     as_it_trains,
+    duration,
     judge,
     prove,
     reseeded,
 )
+
+
+def test_a_finished_iteration_is_one_line() -> None:
+    slow = {"rollout/success": 0.5, "reward/total": 0.25, "time/rollout_s": 14.2, "time/update_s": 31.0, "tool/s": 9.0}
+    quick = {**slow, "rollout/success": 0.6375, "time/rollout_s": 4.2, "time/update_s": 1.0}
+    line = "iteration 1: exact match 0.637, return 0.250, rollout 4 s, update 1 s; 2 of 20 done, about 8 min left"
+    assert account([slow, quick], 20, "exact match") == line  # 18 x (45.2 + 5.2) / 2 = 454 s
+    assert account([slow] * 6 + [quick] * 5, 11, "solved").endswith("update 1 s; 11 of 11 done")
+    assert "; 11 of 12 done, about 5 s left" in account([slow] * 6 + [quick] * 5, 12, "solved")
+    assert [duration(seconds) for seconds in (0.4, 99, 100, 5900, 6000)] == ["0 s", "99 s", "2 min", "98 min", "2 h"]
+
 
 CALM = {"reward/total": 0.5, "reward/max": 1.0, "reward/std": 0.5, "rollout/surprisal": 0.3}
 GONE = {**CALM, "rollout/surprisal": 0.0}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect import flow
 from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, TaskRunFilter, TaskRunFilterFlowRunId
-from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.context import TaskRunContext
+from prefect.states import Cancelled, Cancelling, Failed
 
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, task
 
@@ -74,7 +77,7 @@ def ending(process: Any) -> tuple[int, str]:
 def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> None:
     code, errors = ending(start(script, "plain"))
     assert code == 0
-    assert "INFO run ppo, prefect imported: False" in errors
+    assert "INFO plain ppo: run ppo, prefect imported: False" in errors
     assert "chatter" not in errors
 
 
@@ -160,6 +163,11 @@ def squared(values: list[int]) -> list[int]:
     return [value * value for value in values]
 
 
+@task
+def rolled(iteration: int) -> int:
+    return iteration
+
+
 def test_outside_of_a_flow_a_task_is_the_plain_function() -> None:
     values = squared([2, 3])
     assert values == [4, 9]
@@ -200,15 +208,15 @@ def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks() -> None:
 
     def toy_stage(run: str) -> None:
         results.append(squared([1, 2]))
-        results.append(squared([len(run)]))
+        results.append([rolled(7)])
 
     run_stage(toy_stage, run="ppo")
-    assert results == [[1, 4], [9]]
+    assert results == [[1, 4], [7]]
     (run,) = runs_of("toy_stage")
     assert run.name == "toy_stage ppo"
     assert run.parameters == {"run": "ppo"}
     assert run.state_name == "Completed"
-    assert [task_run.name.split("-")[0] for task_run in completed_tasks(run, 2)] == ["squared", "squared"]
+    assert {task_run.name for task_run in completed_tasks(run, 2)} == {"squared", "rolled 7"}
 
 
 @pytest.mark.usefixtures("tracked")
@@ -223,24 +231,51 @@ def test_a_failed_stage_is_a_failed_flow_and_exit_code_1() -> None:
     assert run.state_name == "Failed"
 
 
+@prefect_task
+def own_ids() -> tuple[str, UUID]:
+    context = TaskRunContext.get()
+    assert context is not None
+    assert context.task_run.flow_run_id is not None
+    return str(context.task_run.id), context.task_run.flow_run_id
+
+
+@flow
+def parent_flow() -> tuple[str, UUID]:
+    return own_ids()
+
+
+@pytest.mark.usefixtures("tracked")
+@pytest.mark.parametrize(
+    ("whole", "part"), [(Cancelling(), "Cancelled"), (Cancelled(), "Cancelled"), (Failed(), "Crashed")]
+)
+def test_a_stage_that_is_ended_with_a_cancelled_run_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, whole: State, part: str
+) -> None:
+    name = f"ended_stage_{part}_{whole.type.value}"
+
+    def ended_stage() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ended_stage.__name__ = name
+    parent, parent_run = parent_flow()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(parent_run, whole, force=True)
+    monkeypatch.setenv(PARENT_TASK_RUN, parent)
+    with pytest.raises(SystemExit) as ended, clean_end():
+        run_stage(ended_stage)
+    assert ended.value.code == 143
+    (run,) = runs_of(name)
+    assert run.state_name == part
+
+
 @pytest.mark.usefixtures("tracked")
 def test_a_stage_names_the_pipelines_task_as_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline starts a stage in another process, outside of its own flow: so does this test."""
 
-    @prefect_task
-    def own_id() -> str:
-        context = TaskRunContext.get()
-        assert context is not None
-        return str(context.task_run.id)
-
-    @flow
-    def parent_flow() -> str:
-        return own_id()
-
     def child_stage() -> None:
         pass
 
-    parent = parent_flow()
+    parent, _ = parent_flow()
     monkeypatch.setenv(PARENT_TASK_RUN, parent)
     run_stage(child_stage)
     (run,) = runs_of("child_stage")
