@@ -25,7 +25,13 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(PIP) --no-deps -r requirements/torch.txt
 NO_TORCH := torch: neither pip's configured places nor $(TORCH_INDEX) have the wheel of requirements/torch.txt. In a closed\
 	network set PIP_FIND_LINKS to a folder that holds it, or TORCH_INDEX to an index.
-COMPILE = UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" uv pip compile --quiet \
+# Where uv is there it installs the list, from the places that pip has from its variables. It reads no file of pip's, so
+# what it cannot find is pip's again.
+UV := $(shell command -v uv)
+UV_PLACES = UV_FIND_LINKS="$(PIP_FIND_LINKS)" UV_EXTRA_INDEX_URL="$(PIP_EXTRA_INDEX_URL)" UV_INDEX_URL="$(PIP_INDEX_URL)"
+BY_UV = $(UV_PLACES) $(UV) pip install --python $(VENV) --index-strategy unsafe-best-match --require-hashes --no-deps \
+	--no-build-isolation
+COMPILE = $(UV_PLACES) uv pip compile --quiet \
 	--generate-hashes --python-version 3.11 --index-strategy unsafe-best-match --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command "make lock"
 
@@ -49,19 +55,19 @@ help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date; at another scale with OVERLAY=NAME
-	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
-	python -m flows doctor parameters
+	$(if $(OVERLAY),agent-r1 overlay $(OVERLAY))
+	agent-r1 doctor parameters
 	@$(call REPRO)
-	@python -m flows results
+	@agent-r1 results
 
 pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
-	python -m flows pipeline
+	agent-r1 pipeline
 
 ablations: $(INSTALLED) ablations/dvc.yaml  ## train, evaluate and compare every run of params.yaml's ablations; OVERLAY=NAME as above
-	$(if $(OVERLAY),python -m flows overlay $(OVERLAY))
-	python -m flows doctor parameters
+	$(if $(OVERLAY),agent-r1 overlay $(OVERLAY))
+	agent-r1 doctor parameters
 	@$(call REPRO,ablations/dvc.yaml)
-	@python -m flows results --sweep ablations
+	@agent-r1 results --sweep ablations
 
 ablations/dvc.yaml:  # from here on DVC's commands know the sweep
 	ln -s graph.yaml $@
@@ -69,15 +75,15 @@ ablations/dvc.yaml:  # from here on DVC's commands know the sweep
 games: $(GAMES:%=game-%)  ## play every game, or GAMES=sokoban: the same sweep in games/NAME; -j2 makes two at a time
 
 game-%: $(INSTALLED)
-	python -m flows overlay $* --into games/$*
-	cd games/$* && python -m flows doctor parameters && $(BESIDE) $(call REPRO,ablations/dvc.yaml)
-	@cd games/$* && python -m flows results --sweep ablations
+	agent-r1 overlay $* --into games/$*
+	cd games/$* && agent-r1 doctor parameters && $(BESIDE) $(call REPRO,ablations/dvc.yaml)
+	@cd games/$* && agent-r1 results --sweep ablations
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)
-	python -m flows serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
+	agent-r1 serving --prefect-port $(PREFECT_PORT) --mlflow-port $(MLFLOW_PORT) --auth $(AUTH)
 
 doctor: $(INSTALLED)  ## check versions, places, ports, disk, engine, Prefect, MLflow and DVC, and say what to do
-	python -m flows doctor
+	agent-r1 doctor
 
 check: lint  ## style, types, fast tests and one walk through the graph: what to run before every commit
 	$(PYTEST) -m "not slow"
@@ -94,7 +100,7 @@ lint: $(INSTALLED)  ## check style, format and types
 	mypy
 
 ui: $(INSTALLED)  ## show the runs in MLflow, at http://127.0.0.1:5000 or MLFLOW_PORT
-	python -m flows serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
+	agent-r1 serving --only-mlflow --mlflow-port $(MLFLOW_PORT)
 
 lock: $(INSTALLED)  ## write requirements/cpu.txt and build.txt anew from pyproject.toml
 	$(COMPILE) pyproject.toml --upgrade --extra cpu --extra dev --override requirements/overrides.txt \
@@ -110,7 +116,7 @@ $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(INSTALL),)
 	$(LOCKED) -r requirements/build.txt
-	$(LOCKED) -r requirements/cpu.txt
+	$(if $(UV),$(BY_UV) -r requirements/cpu.txt || )$(LOCKED) -r requirements/cpu.txt
 	@$(TORCH) || { echo "asking $(TORCH_INDEX)" && $(TORCH) --index-url $(TORCH_INDEX); } || { echo "$(NO_TORCH)" >&2; exit 1; }
 	$(PIP) --no-deps --no-build-isolation -e .
 else

@@ -63,7 +63,7 @@ def told(seconds: list[float]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Times a page of trajectories in headless Chromium.")
-    parser.add_argument("file", type=Path, help="that `python -m flows view` has made")
+    parser.add_argument("file", type=Path, help="that `agent-r1 view` has made")
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     main(arguments.file, arguments.repeats)

@@ -1,1 +1,1 @@
-"""The stages of the pipeline, the pipeline itself, and the commands around them: `python -m flows NAME`."""
+"""The stages of the pipeline, the pipeline itself, and the commands around them: `agent-r1 NAME`."""

@@ -1,4 +1,4 @@
-"""The evaluate stage: `python -m flows evaluate --run NAME`, or `--baseline NAME`, or `--model MODEL` for any other.
+"""The evaluate stage: `agent-r1 evaluate --run NAME`, or `--baseline NAME`, or `--model MODEL` for any other.
 
 With `--endpoint URL` the model is one that somebody serves, asked in text: its evaluation stands beside the others, and
 says of itself that it is not token-exact.
@@ -6,7 +6,6 @@ says of itself that it is not token-exact.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1 import params, tracking
-from agent_r1.endpoint import ENDPOINT_KEY, Endpoint
+from agent_r1.endpoint import Endpoint
 from agent_r1.envs.kinds import require_playable
 from agent_r1.evaluation.protocols import (
     SCRIPTED,
@@ -51,7 +50,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
 from flows.policies import Policy, plain_name
-from flows.stage import accelerator, add_run_arguments, run_stage
+from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -278,17 +277,3 @@ def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bo
     shown, about = subject.shown | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
     with tracking.start(subject.label, shown, tags, about=about, recurring=recurring) as run:
         return run
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Evaluates one policy on the test questions.")
-    add_run_arguments(parser, required=False)
-    parser.add_argument("--baseline", choices=BASELINES, help="in place of --run: the model that trainings start from")
-    parser.add_argument("--model", help="in place of --run: models:/agent_r1@champion, a folder or a hub id")
-    where = f"an OpenAI-compatible address, such as https://HOST/v1, where --model is a name; its key: {ENDPOINT_KEY}"
-    parser.add_argument("--endpoint", metavar="URL", help=where)
-    parser.add_argument("--protocol", choices=PROTOCOLS, help="in place of tool_call, how runs are trained")
-    parser.add_argument("--dataset", help="asks the questions of this prepared data set alone")
-    parser.add_argument("--as", dest="as_label", metavar="LABEL", help="of the results: outputs/evaluate/LABEL")
-    parser.add_argument("--into", metavar="FOLDER", help="of the results, in place of outputs/evaluate/LABEL")
-    run_stage(evaluate, **vars(parser.parse_args()))

@@ -1,4 +1,4 @@
-"""The index stage: `python -m flows index`."""
+"""The index stage: `agent-r1 index`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 
 from agent_r1 import params
 from agent_r1.search.index import build, describe
-from flows.stage import run_stage
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,3 @@ def index() -> None:
     megabytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
     size = describe(folder).size
     logger.info("built the %s index of %d passages: %.1f MB in %.1f s", search.kind, size, megabytes, seconds)
-
-
-def main() -> None:
-    run_stage(index)

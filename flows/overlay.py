@@ -1,4 +1,4 @@
-"""Another scale: `python -m flows overlay NAME` lays overlays/NAME.yaml over params.yaml, `overlay base` goes back.
+"""Another scale: `agent-r1 overlay NAME` lays overlays/NAME.yaml over params.yaml, `overlay base` goes back.
 
 DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. With
 `--into` it goes into a folder instead, and this project stays as it is. An overlay holds what differs: mappings are
@@ -7,7 +7,6 @@ merged key by key, everything else is replaced.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import os
@@ -95,7 +94,7 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     round_trip.dump(override(round_trip.load(base), changes), text)
     body = text.getvalue()
     validated(Params, yaml.safe_load(body), str(path))
-    hint = f"edit {path}, not this" if own_folder else "`python -m flows overlay base` goes back"
+    hint = f"edit {path}, not this" if own_folder else "`agent-r1 overlay base` goes back"
     return f"# Composed of {BASE} and {path} ({_digest(body)}); {hint}.\n{body}"
 
 
@@ -132,14 +131,3 @@ def _differences(before: str, after: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Switches params.yaml to another scale, and back.")
-    parser.add_argument("name", help="of a file in overlays/, without .yaml; or base")
-    parser.add_argument("--into", type=Path, metavar="FOLDER", help="which becomes a project of its own at that scale")
-    asked = parser.parse_args()
-    if asked.into:
-        lay_out(asked.name, asked.into)
-    else:
-        switch(asked.name)

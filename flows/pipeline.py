@@ -44,7 +44,7 @@ class StageUnavailable(StageFailed):
 
 
 def run_command(stage: str, *arguments: str) -> None:
-    """Runs `python -m flows STAGE ARGUMENTS` as a task.
+    """Runs `agent-r1 STAGE ARGUMENTS` as a task.
 
     Raises StageFailed if its command failed, or took longer than `operate.timeouts_s`.
     """
@@ -181,8 +181,8 @@ def ordered(dot: str) -> list[str]:
     return list(graph.static_order())
 
 
-def main() -> None:
-    """The command line: the pipeline on the server of PREFECT_API_URL, or on one that ends with it."""
+def run_pipeline() -> None:
+    """Runs the pipeline on the server of PREFECT_API_URL, or on one that ends with it."""
     with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
         try:
             pipeline()

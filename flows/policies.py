@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from flows.dvc_files import kept, require_listing, run_dvc
-from flows.stage import add_run_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ class Policy:
         folder = policy_in(settings.places.training(run))
         progress = checkpoint.peek(folder.parent)
         if progress is None:
-            command = f"python -m flows train {' '.join(run.words)}"
+            command = f"agent-r1 train {' '.join(run.words)}"
             raise FileNotFoundError(f"there is no checkpoint at {folder.parent}; train it first (`{command}`)")
         checkpoint.require_whole(folder.parent, checkpoint.POLICY)
         title = f"{run.label} after {progress.iterations} iterations"
@@ -134,36 +131,18 @@ def plain_name(model: str) -> str:
     return "--".join(part for part in Path(model).parts if part.strip("/."))
 
 
-def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that say which policy is meant."""
-    add_run_arguments(parser, required=False)
-    of_a_model = "in place of --run: models:/agent_r1@champion, or a folder or hub id with a chat template"
-    parser.add_argument("--model", help=of_a_model)
+def chosen(settings: Params, run: str | None, seed: int | None, sweep: str, model: str | None) -> Policy:
+    """The policy of a training, or else a model, or the warm start where neither is named.
 
-
-def add_temperature(parser: argparse.ArgumentParser) -> None:
-    """The option that says how a policy draws."""
-    parser.add_argument(
-        "--temperature", type=_temperature, default=0.0, help="0, the default, is greedy; training has 1"
-    )
-
-
-def _temperature(text: str) -> float:
-    temperature = float(text)
-    if not 0 <= temperature < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is none; give 0 or more")
-    return temperature
-
-
-def policy_of(parser: argparse.ArgumentParser, given: argparse.Namespace, settings: Params) -> Policy:
-    """The policy that was chosen, the warm start where none was; the parser refuses options that do not go together."""
-    if given.run and given.model:
-        parser.error("argument --model: not allowed with argument --run")
-    if not given.run and (given.seed is not None or given.sweep):
-        parser.error("--seed and --sweep tell apart runs; give --run")
-    if given.run:
-        return Policy.of_run(settings, RunId.named(given.run, given.seed, given.sweep))
-    return Policy.named(given.model) if given.model else Policy.of_warm_start(settings)
+    Raises ValueError for what does not go together.
+    """
+    if run and model:
+        raise ValueError("--run and --model each name a policy; give one of them")
+    if not run and (seed is not None or sweep):
+        raise ValueError("--seed and --sweep tell apart runs; give --run")
+    if run:
+        return Policy.of_run(settings, RunId.named(run, seed, sweep))
+    return Policy.named(model) if model else Policy.of_warm_start(settings)
 
 
 def version_of(model: str, settings: Params) -> Version:
@@ -183,7 +162,7 @@ def version_of(model: str, settings: Params) -> Version:
         return found[-1]
     if policy.is_dir():
         words = " ".join(RunId.parse(model).words)
-        raise ValueError(f"{model}: the policy in {policy} is not registered; `python -m flows register {words}` does")
+        raise ValueError(f"{model}: the policy in {policy} is not registered; `agent-r1 register {words}` does")
     labels = [version.descriptor.label for version in known]
     found_none = nearest(model, labels) if labels else "; the registry is empty"
     raise ValueError(f"there is no registered model {model!r}{found_none}")

@@ -1,8 +1,7 @@
-"""The report stage: `python -m flows report`."""
+"""The report stage: `agent-r1 report`."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +15,10 @@ from agent_r1.evaluation.revisions import write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.files import load_pretrained
-from agent_r1.params import SWEEP, Params, RunId
+from agent_r1.params import Params, RunId
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking.views import comparison
-from flows.stage import run_stage
 
 BESIDE = "report_beside"  # the folder of a report with further evaluations
 
@@ -89,12 +87,3 @@ def _report_sweep(settings: Params, questions: list[Question], sweep: str) -> di
     write_scores(places.scores(sweep), scores)
     write_curves(places.curves(sweep), curves)
     return dict(zip([*folders.values(), *baselines.values()], [*evaluations.values(), *floors], strict=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Compares the runs that were trained and evaluated.")
-    of_a_sweep = "those of this sweep of params.yaml, with all their seeds"
-    parser.add_argument("--sweep", choices=[SWEEP], default="", help=of_a_sweep)
-    further = "further evaluations under outputs/evaluate, commas between, as baselines; the page is in outputs/BESIDE"
-    parser.add_argument("--beside", default="", metavar="LABELS", help=further.replace("BESIDE", BESIDE))
-    run_stage(report, **vars(parser.parse_args()))

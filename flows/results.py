@@ -1,8 +1,7 @@
-"""What the last report says, on the terminal: `python -m flows results`."""
+"""What the last report says, on the terminal: `agent-r1 results`."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from rich.console import Console
@@ -10,21 +9,18 @@ from rich.markdown import Markdown
 
 from agent_r1 import params
 from agent_r1.harmless import harmless_lines
-from agent_r1.params import SWEEP
 
 WIDTH = 120  # of what is printed elsewhere than on a terminal
 NEXT = """\
 - the whole report: `{page}`
 - the runs side by side in MLflow: `make ui`
-- the agent itself: `python -m flows chat`
+- the agent itself: `agent-r1 chat`
 """
 
 
-def main() -> None:
-    """Prints the beginning of the page, to its first table, and where to look next."""
-    parser = argparse.ArgumentParser(description="Prints the table of the last report.")
-    parser.add_argument("--sweep", choices=[SWEEP], default="", help="that of this sweep of params.yaml")
-    page = params.load().places.report(parser.parse_args().sweep) / "report.md"
+def results(sweep: str = "") -> None:
+    """Prints the beginning of the page of a report, to its first table, and where to look next."""
+    page = params.load().places.report(sweep) / "report.md"
     if not page.exists():
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `make repro`")
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")

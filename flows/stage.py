@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import logging
@@ -27,7 +26,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from agent_r1 import params
 from agent_r1.files import locked
 from agent_r1.harmless import harmless_lines, without_password
-from agent_r1.params import SWEEP, project_root
+from agent_r1.params import project_root
 from flows.processes import end_with_parent, server_answers
 
 P = ParamSpec("P")
@@ -97,15 +96,6 @@ def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callabl
             return call
 
         yield shown
-
-
-def add_run_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """The options that say which training is meant: the fields of a `RunId`."""
-    parser.add_argument(
-        "--run", required=required, help="a name under runs: in params.yaml, or a variant such as ppo-0a1b2c3d"
-    )
-    parser.add_argument("--seed", type=int, help="in place of the run's own; its outputs have folders of their own")
-    parser.add_argument("--sweep", choices=[SWEEP], default="", help="as a member of this sweep of params.yaml")
 
 
 def started_by_another() -> bool:

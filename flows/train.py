@@ -1,8 +1,7 @@
-"""The train stage: `python -m flows train --run NAME`. The loop itself is `agent_r1.training.loop`."""
+"""The train stage: `agent-r1 train --run NAME`. The loop itself is `agent_r1.training.loop`."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training, iterate, leaves_work, require_gold_titles
-from flows.stage import accelerator, add_run_arguments, run_stage, started_by_another, task, verbs_shown
+from flows.stage import accelerator, started_by_another, task, verbs_shown
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 
@@ -128,10 +127,3 @@ def _tracked(
     started.uses(tracking.prepared(settings, inputs), "training")
     write_text(folder.mlflow_run_id, started.run_id)
     return started
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Trains one run of params.yaml.")
-    add_run_arguments(parser)
-    parser.add_argument("--fresh", action="store_true", help="starts over, and moves what is there aside")
-    run_stage(train, **vars(parser.parse_args()))

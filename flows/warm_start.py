@@ -1,4 +1,4 @@
-"""The warm start stage: `python -m flows warm_start`."""
+"""The warm start stage: `agent-r1 warm_start`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.warm_start import train_on_demonstrations
-from flows.stage import accelerator, run_stage
+from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,3 @@ def _check_memory(settings: Params, path: str) -> None:
             gradient_checkpointing=model.gradient_checkpointing,
         )
         memory.require_fit(memory.estimate(demand), memory.available_gib(device))
-
-
-def main() -> None:
-    run_stage(warm_start)

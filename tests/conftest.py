@@ -282,7 +282,7 @@ def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreT
     port, log = _free_port(), folder / "engine_server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.rollout.serve", ".", "--port", str(port)],
+            [sys.executable, "-m", "flows", "serve_engine", ".", "--port", str(port)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(PARAMS.parent)},
             stdout=output,

@@ -52,7 +52,12 @@ ROOMS = {
 DOORS = {
     "agent_r1.serving": {"flows.serve_agent", "flows.chat", "agent_r1.inspection.chat"},
     "agent_r1.inspection": {"flows.chat", "flows.compare", "flows.view", "flows.replay"},
-    "flows.operation": {"flows.__main__"},
+    "flows.operation": {
+        "flows.commands.graph",
+        "flows.commands.look",
+        "flows.commands.operate",
+        "flows.commands.serve",
+    },
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -72,7 +73,7 @@ def test_make_installs_once_in_a_folder_with_a_space(tmp_path: Path) -> None:
     assert "-m venv .venv\n" in planned()
     (folder / ".venv").mkdir()
     (folder / ".venv/.installed").touch()
-    assert planned() == "python -m flows serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
+    assert planned() == "agent-r1 serving --prefect-port 4200 --mlflow-port 5000 --auth on\n"
 
 
 @pytest.fixture
@@ -115,6 +116,44 @@ def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(tmp_pa
     subprocess.run([venv / "bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
     configured = install("http://127.0.0.1:9", PIP_FIND_LINKS=str(tmp_path / "served/torch/torch"))
     assert (configured.returncode, "asking" in configured.stdout) == (0, False)
+
+
+def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, empty_index: str) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / ".venv"], check=True)
+    wheels = tmp_path / "served/torch/torch"
+    [wheel] = wheels.iterdir()
+    (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {wheels}\n")
+    (tmp_path / "requirements").mkdir()
+    pin = f"torch==2.13.0+cpu --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    (tmp_path / "requirements/cpu.txt").write_text(pin)
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    own |= {"PATH": f"{tmp_path}/.venv/bin:{os.environ['PATH']}", "UV_NO_CONFIG": "1"}
+
+    def installed(pin: str = pin, **configured: str) -> str:
+        (tmp_path / "requirements/cpu.txt").write_text(pin)
+        command = ["make", "--dry-run", "--always-make", f"UV={shutil.which('uv')}"]
+        command += [f"{name}={value}" for name, value in configured.items()]
+        planned = subprocess.run([*command, ".venv/.installed"], cwd=ROOT, check=True, capture_output=True, text=True)
+        [line] = [line for line in planned.stdout.splitlines() if "requirements/cpu.txt" in line]
+        environment = {"PIP_INDEX_URL": empty_index, **own, **configured}
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        return f"{done.returncode}\n{done.stdout}{done.stderr}"
+
+    by_uv = installed(PIP_FIND_LINKS=str(wheels), PIP_INDEX_URL=empty_index)
+    assert by_uv.startswith("0\n")
+    assert "Prepared 1 package" in by_uv
+    assert "Collecting" not in by_uv
+    subprocess.run([tmp_path / ".venv/bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+    by_pip = installed(PIP_CONFIG_FILE=str(tmp_path / "pip.conf"), PIP_INDEX_URL=empty_index)
+    assert by_pip.startswith("0\n")
+    assert "Successfully installed torch-2.13.0+cpu" in by_pip
+    subprocess.run([tmp_path / ".venv/bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+    other = installed(
+        pin[:-2] + ("0" if pin[-2] != "0" else "1"), PIP_FIND_LINKS=str(wheels), PIP_INDEX_URL=empty_index
+    )
+    assert not other.startswith("0\n"), "neither takes a wheel of other bytes"
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,7 @@ class EngineParams(Section):
     def objections(self) -> Iterator[str]:
         if self.kind == "server" and not self.server.urls:
             yield (
-                "kind: server needs server.urls; start one with `python -m agent_r1.rollout.serve MODEL --port 8001` "
+                "kind: server needs server.urls; start one with `agent-r1 serve_engine MODEL --port 8001` "
                 "and name it there, as http://127.0.0.1:8001"
             )
         if self.kind != "server" and self.server.urls:

@@ -1,4 +1,4 @@
-"""Starts a vLLM server for `engine.kind: server`: `python -m agent_r1.rollout.serve MODEL --port 8001`.
+"""Starts a vLLM server for `engine.kind: server`: `agent-r1 serve_engine MODEL --port 8001`.
 
 It opens vLLM's endpoints for token ids and for new weights, which let whoever reaches them run what they like: all of
 them ask for the key in AGENT_R1_ENGINE_KEY, and without one the server listens on the loopback interface alone.
@@ -6,20 +6,21 @@ them ask for the key in AGENT_R1_ENGINE_KEY, and without one the server listens 
 
 from __future__ import annotations
 
-import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from starlette.types import ASGIApp
 
-from agent_r1 import params, server
+from agent_r1 import server
 from agent_r1.params import Params
 from agent_r1.rollout.vllm_engine import SERVER_KEY, claim_scratch, model_options
 
 _RISK = "sample from it, replace its weights and have it run code as you"
+
+logger = logging.getLogger(__name__)
 
 
 class Guard(server.Guard):
@@ -53,26 +54,19 @@ def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
     return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if cuda else on_cpu)}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Becomes vLLM's server, in a temporary folder of its own that the next engine or server removes."""
-    parser = argparse.ArgumentParser(description=__doc__, usage="%(prog)s MODEL [--port PORT] [options of vllm serve]")
-    parser.add_argument("model", help="a Hugging Face folder or hub id; trainings replace its weights")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8001)
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
-    own, further = parser.parse_known_args(arguments)
-    try:
-        if warning := server.open_to_all(SERVER_KEY, own.host, _RISK):
-            sys.stderr.write(f"{warning}\n")
-    except ValueError as refusal:
-        parser.error(str(refusal))
-    settings = params.load(own.params)
+def serve(settings: Params, model: str, host: str, port: int, further: Sequence[str] = ()) -> None:
+    """Becomes vLLM's server, in a temporary folder of its own that the next engine or server removes.
+
+    `further` are options of `vllm serve`. Raises ValueError where other machines could reach it without a key, and for
+    an option that vLLM would take for `--host`, which it lets be shortened.
+    """
+    for option in (each.partition("=")[0] for each in further):
+        if option.startswith("--h") and "--host".startswith(option):
+            raise ValueError(f"{option} would say where vLLM listens; write --host")
+    if warning := server.open_to_all(SERVER_KEY, host, _RISK):
+        logger.warning(warning)
     cuda = torch.cuda.is_available()
-    line = [*command(own.model, settings, cuda=cuda), "--host", own.host, "--port", str(own.port), *further]
+    line = [*command(model, settings, cuda=cuda), *further, "--host", host, "--port", str(port)]
     scratch, claim = claim_scratch()
     os.set_inheritable(claim, True)
     os.execve(line[0], line, {**os.environ, **environment(settings, cuda=cuda), "TMPDIR": str(scratch)})
-
-
-if __name__ == "__main__":
-    main()

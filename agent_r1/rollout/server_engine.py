@@ -93,7 +93,7 @@ def connect(url: str, timeout_s: float) -> Client:
 
 
 class VllmServer:
-    """One server that `python -m agent_r1.rollout.serve` started. Its methods may run in several threads at once."""
+    """One server that `agent-r1 serve_engine` started. Its methods may run in several threads at once."""
 
     def __init__(self, url: str, settings: ServerParams) -> None:
         self.url = url
@@ -161,7 +161,7 @@ class VllmServer:
             log.warning("%s%s: %s, attempt %d of %d", self.url, path, problem, attempt + 1, self._retries + 1)
         raise EngineUnavailable(
             f"the engine server {self.url} did not answer {path} in {self._retries + 1} attempts ({problem}); start it "
-            "with `python -m agent_r1.rollout.serve MODEL --port PORT`, correct engine.server.urls, or raise "
+            "with `agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
             "engine.server.timeout_s"
         )
 
@@ -170,7 +170,7 @@ class VllmServer:
         if answer.status == _NOT_FOUND:
             raise EngineError(
                 f"the engine server {self.url} has no {path}: it was not started with "
-                "`python -m agent_r1.rollout.serve`, which opens what trainings need"
+                "`agent-r1 serve_engine`, which opens what trainings need"
             )
         if answer.status == _UNAUTHORIZED:
             raise EngineError(f"the engine server {self.url} has another key; set {SERVER_KEY} to what it is there")
@@ -184,7 +184,7 @@ class VllmServer:
 
 
 class ServerEngine(Engine):
-    """Samples actions on one or more servers that `python -m agent_r1.rollout.serve` started, spreading the requests.
+    """Samples actions on one or more servers that `agent-r1 serve_engine` started, spreading the requests.
 
     A request's draws come from its own seed. Which requests meet in a batch depends on timing, so that logprobs are
     reproducible but for rounding, and a token changes where rounding decides it.
@@ -257,7 +257,7 @@ def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:
     if wrong:
         problem = (
             f"runs another model than {actor.model}: {', '.join(wrong)}; start it with "
-            f"`python -m agent_r1.rollout.serve {actor.model}`"
+            f"`agent-r1 serve_engine {actor.model}`"
         )
     elif found["vocab_size"] <= actor.end_id:
         problem = (

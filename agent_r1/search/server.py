@@ -1,8 +1,7 @@
-"""Serves an index to many clients: `python -m agent_r1.search.server --index FOLDER --port 8700`."""
+"""Serves an index to many clients: `agent-r1 serve_search --index FOLDER --port 8700`."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import socket
 from collections.abc import Sequence
@@ -67,24 +66,9 @@ def own_names(host: str) -> list[str]:
     return [*LOOPBACK, host, socket.gethostname(), socket.getfqdn(), *addresses]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Serves an index that the index stage has built.")
-    parser.add_argument("--index", type=Path, default=Path("data/index"), help="the index's folder")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8700)
-    named = "a further name that clients ask for, such as a proxy's; may be repeated"
-    parser.add_argument("--name", action="append", default=[], help=named)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    try:
-        health = describe(arguments.index)
-        app = create_app(open_local(arguments.index), health, [*own_names(arguments.host), *arguments.name])
-    except (ValueError, OSError) as fault:
-        parser.exit(1, f"{fault}\n")
-    logger.info("serving the %s index of %d passages at port %d", health.kind, health.size, arguments.port)
-    uvicorn.Server(configured(app, arguments.host, arguments.port)).run()
-
-
-if __name__ == "__main__":
-    main()
+def serve(folder: Path, host: str, port: int, names: Sequence[str] = ()) -> None:
+    """Serves an index that the index stage has built; `names` are further ones that clients ask for it by."""
+    health = describe(folder)
+    app = create_app(open_local(folder), health, [*own_names(host), *names])
+    logger.info("serving the %s index of %d passages at port %d", health.kind, health.size, port)
+    uvicorn.Server(configured(app, host, port)).run()

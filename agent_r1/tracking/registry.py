@@ -219,7 +219,7 @@ def _missing(alias: str | None, known: list[Version]) -> str:
     if alias == CHAMPION:
         return (
             "the registry has no champion; the first becomes one only by "
-            f"`python -m flows promote {known[-1].reference} --first`"
+            f"`agent-r1 promote {known[-1].reference} --first`"
         )
     aliases = sorted({alias for version in known for alias in version.aliases})
     return f"there is no alias {alias!r}; aliases: {', '.join(aliases) or 'none'}"

@@ -1,8 +1,7 @@
-"""Puts work pool, deployments, crash detection and limits on a Prefect server: `python -m flows deploy`."""
+"""Puts work pool, deployments, crash detection and limits on a Prefect server: `agent-r1 deploy`."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import subprocess
 import sys
@@ -131,9 +130,3 @@ def _ensure_crash_detection(client: SyncPrefectClient) -> None:
             return
         client.delete_automation(found.id)
     client.create_automation(CRASH_DETECTION)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Puts work pool and deployments on the server of PREFECT_API_URL.")
-    parser.add_argument("--restarted", action="store_true", help="the server was just started and has no worker yet")
-    deploy(restarted=parser.parse_args().restarted)

@@ -176,7 +176,7 @@ def _log_drift(found: Drift, folder: Path) -> None:
 def _decide(challengers: Sequence[Version]) -> list[str]:
     """Has the gate decide about each, against the champion of that moment: its verdicts in words."""
     if challengers and registry.champion() is None:
-        crown = f"`python -m flows promote {challengers[0].reference} --first`"
+        crown = f"`agent-r1 promote {challengers[0].reference} --first`"
         unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
         logger.warning("%s", unmatched)
         return [unmatched]

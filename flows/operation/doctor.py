@@ -1,15 +1,14 @@
-"""Is this machine fit for the pipeline, and what to do where it is not: `python -m flows doctor`."""
+"""Is this machine fit for the pipeline, and what to do where it is not: `agent-r1 doctor`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -162,7 +161,7 @@ def registered() -> Finding:
     known = {each.descriptor.policy_hash for each in registry.versions()} if files and is_there else set()
     lost = [file for file in files if json.loads(file.read_text())["policy"] not in known]
     if lost:
-        again = " && ".join(f"python -m flows register {' '.join(files[file].words)}" for file in lost)
+        again = " && ".join(f"agent-r1 register {' '.join(files[file].words)}" for file in lost)
         return Finding(WARNING, f"the store lacks the versions of {', '.join(map(str, lost))}", again)
     return Finding(OK, f"the store has the versions of all {len(files)} trainings that were registered")
 
@@ -272,7 +271,7 @@ def engine() -> Finding:
             try:
                 connect(url, ANSWER_S).require_health()
             except (OSError, ValueError) as fault:
-                remedy = f"start it: python -m agent_r1.rollout.serve MODEL --port PORT; 401: its key is {SERVER_KEY}"
+                remedy = f"start it: agent-r1 serve_engine MODEL --port PORT; 401: its key is {SERVER_KEY}"
                 return Finding(FAILED, f"the engine server {url} does not answer: {fault}", remedy)
         return Finding(OK, f"{len(settings.server.urls)} servers answer")
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
@@ -325,20 +324,16 @@ def table(findings: Mapping[str, Finding]) -> Table:
     return shown
 
 
-def main() -> None:
-    """The command line: prints a table; exit code 1 where anything failed."""
-    parser = argparse.ArgumentParser(description="Checks the machine and says what to do about each finding.")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"all, or some of {', '.join(CHECKS)}")
-    parser.add_argument("--engine", action="store_true", help="this one alone, with all that the engine says")
-    given = parser.parse_args()
-    if given.engine:
+def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
+    """Prints a table of all checks, or of some by name; exit code 1 where anything failed."""
+    if engine:
         try_engine(params.load().engine)
         return
-    if unknown := [name for name in given.checks if name not in CHECKS]:
+    if unknown := [name for name in checks if name not in CHECKS]:
         raise ValueError(f"there is no check {unknown[0]!r}; there are {', '.join(CHECKS)}")
     console = Console()
     with console.status("examining, about a minute"):
-        findings = {name: found_by(check) for name, check in CHECKS.items() if name in (given.checks or CHECKS)}
+        findings = {name: found_by(check) for name, check in CHECKS.items() if name in (checks or CHECKS)}
     console.print(table(findings))
     if any(found.status is Status.FAILED for found in findings.values()):
         sys.exit(1)

@@ -1,8 +1,7 @@
-"""A policy as a folder that leaves the project: `python -m flows export --model MODEL --to FOLDER --license NAME`."""
+"""A policy as a folder that leaves the project: `agent-r1 export --model MODEL --to FOLDER --license NAME`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import shutil
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from agent_r1 import params
 from agent_r1.evaluation.comparison import latest_folder, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
 from agent_r1.files import model_hash, replaced_folder
@@ -20,7 +18,7 @@ from agent_r1.params import Params
 from agent_r1.policy import checkpoint
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
-from flows.policies import Policy, add_policy_arguments, policy_of
+from flows.policies import Policy
 
 CARD = """\
 # {title}
@@ -42,8 +40,8 @@ Greedy, with 95 % bootstrap intervals over questions.
 It calls tools and reads what they answer, in the words that it was trained with: in a clone of the project
 
 ```
-python -m flows chat --model FOLDER         # at a terminal
-python -m flows serve_agent --model FOLDER  # behind OpenAI's chat completions, tools included
+agent-r1 chat --model FOLDER         # at a terminal
+agent-r1 serve_agent --model FOLDER  # behind OpenAI's chat completions, tools included
 ```
 """
 BESIDE = {"base_tool_call": "before reinforcement learning", "random": "chance", "oracle": "a solver"}
@@ -152,15 +150,3 @@ def _asked(folder: Path) -> tuple[str, float] | None:
 def _hashes(folder: Path) -> dict[str, str]:
     found: dict[str, str] = json.loads((folder / "hashes.json").read_text())
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes a policy as a Hugging Face folder with a model card.")
-    add_policy_arguments(parser)
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="that is not there yet")
-    licence = "of the weights, as Hugging Face calls it: apache-2.0, other"
-    parser.add_argument("--license", required=True, metavar="NAME", help=licence)
-    given = parser.parse_args()
-    settings = params.load()
-    policy = policy_of(parser, given, settings)
-    export(policy.as_trained(settings), policy, given.to, given.license)

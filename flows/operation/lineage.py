@@ -1,11 +1,10 @@
-"""What a model was made of, and what was made of data: `python -m flows lineage MODEL|DATA`.
+"""What a model was made of, and what was made of data: `agent-r1 lineage MODEL|DATA`.
 
 From the records of MLflow's registry and of DVC alone: nothing is loaded, and nothing is written.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -244,14 +243,3 @@ def _as_of(commit: str, revision: str, places: Places) -> Data:
     if not hashes:
         raise ValueError(f"the dvc.lock of {revision} knows no prepared data; choose a commit in which it does")
     return Data(name=f"data as of {revision}", hashes=hashes)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Shows what a model was made of, or which models data led to.")
-    parser.add_argument(
-        "what",
-        metavar="MODEL|DATA",
-        help="models:/agent_r1@champion, models:/agent_r1/3 or a label such as ppo; or a path such as data/prepared, "
-        "a hash, a git revision",
-    )
-    lineage(parser.parse_args().what, Console())

@@ -1,4 +1,4 @@
-"""The promotion gate: `python -m flows promote models:/agent_r1/3`, and the same as a Prefect flow.
+"""The promotion gate: `agent-r1 promote models:/agent_r1/3`, and the same as a Prefect flow.
 
 A challenger takes the champion's place when it answers the same questions better beyond chance; a refusal is a decision
 and no error. It rests on the evaluations of registered versions, one folder for each time, outside of what DVC's stages
@@ -7,7 +7,6 @@ depend on.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
@@ -46,7 +45,7 @@ from flows.processes import process_group, server_answers
 from flows.stage import speak
 
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
-Evaluate = Callable[[Sequence[str]], None]  # runs `python -m flows evaluate` with these arguments to its end
+Evaluate = Callable[[Sequence[str]], None]  # runs `agent-r1 evaluate` with these arguments to its end
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +168,7 @@ def _measured_alike(
 
 
 def _run_evaluate(arguments: Sequence[str]) -> None:
-    """Runs `python -m flows evaluate` in a process group of its own, its lines on standard error."""
+    """Runs `agent-r1 evaluate` in a process group of its own, its lines on standard error."""
     command = [sys.executable, "-m", "flows", "evaluate", *arguments]
     with process_group(command, os.environ, output=sys.stderr) as process:
         if code := process.wait():
@@ -178,15 +177,10 @@ def _run_evaluate(arguments: Sequence[str]) -> None:
             )
 
 
-def main() -> None:
-    """The command line: decides and prints."""
-    parser = argparse.ArgumentParser(description="Makes a challenger the champion if it is better beyond chance.")
-    parser.add_argument("challenger", metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training")
-    parser.add_argument("--first", action="store_true", help="makes it the first champion, compared with nothing")
-    parser.add_argument("--anyway", action="store_true", help="also where the world cut episodes short")
-    given = parser.parse_args()
+def promote_here(challenger: str, *, first: bool = False, anyway: bool = False) -> None:
+    """Decides at a terminal, and prints."""
     console = Console(width=None if sys.stdout.isatty() else 120)
-    if given.first:
-        console.print(f"{crown(given.challenger).reference} is the champion")
-    elif decision := gate(given.challenger, _run_evaluate, anyway=given.anyway):
+    if first:
+        console.print(f"{crown(challenger).reference} is the champion")
+    elif decision := gate(challenger, _run_evaluate, anyway=anyway):
         console.print(Markdown(decision_table(decision)))

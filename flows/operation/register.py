@@ -1,4 +1,4 @@
-"""The register stage: `python -m flows register --run NAME`. A training's policy becomes a version of the registry.
+"""The register stage: `agent-r1 register --run NAME`. A training's policy becomes a version of the registry.
 
 A training that is repeated overwrites its folder, and one that `dvc repro` did not start is in no dvc.lock. So DVC's
 cache gets every registered policy, under a file of DVC's own, models/LABEL-HASH.dvc, and the folder of its training,
@@ -10,7 +10,6 @@ nobody may write into. It stays until somebody removes it: who else is reading i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import logging
@@ -26,7 +25,6 @@ from agent_r1.tracking.registry import Descriptor, Version
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import read_start
 from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
-from flows.stage import add_run_arguments, run_stage
 
 ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run
 
@@ -55,7 +53,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
     if progress is None or started is None:
         raise FileNotFoundError(
             f"{training} holds no training of this version of the project; train it first "
-            f"(`python -m flows train {' '.join(run.words)}`)"
+            f"(`agent-r1 train {' '.join(run.words)}`)"
         )
     config = settings.run(run)
     if not progress.stopped and progress.iterations < config.iterations:
@@ -146,9 +144,3 @@ def _push(model: Descriptor) -> None:
         logger.warning(
             "%s is registered, but %s; mend that and run `dvc push %s`", model.label, lacking, " ".join(files)
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Registers the policy that a training finished with.")
-    add_run_arguments(parser)
-    run_stage(register, **vars(parser.parse_args()))

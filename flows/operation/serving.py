@@ -1,8 +1,7 @@
-"""The processes that serve this machine, started and ended together: `python -m flows serving`, or `make serve`."""
+"""The processes that serve this machine, started and ended together: `agent-r1 serving`, or `make serve`."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import secrets
@@ -244,16 +243,3 @@ def require_server(api_url: str) -> None:
             f"the server at PREFECT_API_URL {shown} is Prefect {found}, and this project has {ours}; run the same "
             "minor version on both sides"
         )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Serves deployments, a worker and the MLflow UI on this machine.")
-    parser.add_argument("--prefect-port", type=int, default=4200, help="of the Prefect server, without PREFECT_API_URL")
-    parser.add_argument("--mlflow-port", type=int, default=5000)
-    parser.add_argument("--only-mlflow", action="store_true", help="the MLflow UI alone")
-    parser.add_argument("--auth", choices=["on", "off"], default="on", help="whether Prefect asks for a password")
-    arguments = parser.parse_args()
-    if arguments.only_mlflow:
-        show_mlflow(arguments.mlflow_port)
-    else:
-        serve(arguments.prefect_port, arguments.mlflow_port, with_password=arguments.auth == "on")

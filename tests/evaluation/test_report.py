@@ -57,12 +57,11 @@ def test_the_terminal_shows_the_first_table_and_where_to_look_next(
     own = Path(__file__).parents[2] / "params.yaml"
     (tmp_path / "params.yaml").write_text(own.read_text())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["results"])
     with pytest.raises(ValueError, match=r"outputs/report/report\.md does not exist; the stage `report` writes it"):
-        results.main()
+        results.results()
     (tmp_path / "outputs/report").mkdir(parents=True)
     (tmp_path / "outputs/report/report.md").write_text(page)
-    results.main()
+    results.results()
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:4] for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
         ["agent", "all", "1", "hop"],

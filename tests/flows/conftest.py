@@ -153,7 +153,7 @@ def serve_index(start: Start, free_port: Callable[[], int]) -> ServeIndex:
 
     def serve(folder: Path) -> str:
         url, port = "http://127.0.0.1", str(free_port())
-        server = start("-m", "agent_r1.search.server", "--index", str(folder), "--port", port)
+        server = start("-m", "flows", "serve_search", "--index", str(folder), "--port", port)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             assert server.poll() is None, server.communicate()[1]

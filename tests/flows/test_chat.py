@@ -20,6 +20,7 @@ import psutil
 import pytest
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
+from typer.main import get_command
 
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
@@ -31,7 +32,8 @@ from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
 from agent_r1.serving.agent import Agent
 from agent_r1.tables import read_rows
-from flows.chat import main
+from flows.chat import ask
+from flows.commands import app
 from flows.operation.register import register
 from flows.policies import Policy, version_of
 
@@ -182,9 +184,8 @@ def test_one_question_of_a_trained_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["chat", "--run", "ppo", "--question", asked[0]])
     with inside(project):
-        main()
+        ask("ppo", question=asked[0])
     assert len(FOOTER.findall(capsys.readouterr().out)) == 1
 
 
@@ -239,9 +240,9 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the command says before it ends with a fault."""
-    monkeypatch.setattr(sys, "argv", ["chat", *arguments])
+    monkeypatch.setattr("flows.commands.shared.prepare_process", lambda: None)  # this process is the tests'
     with pytest.raises(SystemExit) as ended:
-        main()
+        get_command(app).main(["chat", *arguments])
     assert ended.value.code != 0
     return ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err
 
@@ -253,7 +254,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (
             ["--run", "grpo", "--seed", "7", "--sweep", "ablations"],
             "there is no checkpoint at outputs/ablations/train/grpo-seed7/checkpoint; train it first "
-            "(`python -m flows train --run grpo --seed 7 --sweep ablations`)",
+            "(`agent-r1 train --run grpo --seed 7 --sweep ablations`)",
         ),
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
@@ -263,10 +264,10 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
             "the registry is empty; a training that finishes",
         ),
         (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
-        (["--temperature", "-1"], "argument --temperature: -1 is none; give 0 or more"),
-        (["--temperature", "nan"], "argument --temperature: nan is none; give 0 or more"),
+        (["--temperature", "-1"], "Invalid value for '--temperature'"),
+        (["--temperature", "nan"], "Invalid value for '--temperature'"),
         (["--draws", "1"], "--draws has no effect at temperature 0; give --temperature"),
-        (["--run", "ppo", "--model", "."], "not allowed with argument"),
+        (["--run", "ppo", "--model", "."], "--run and --model each name a policy; give one of them"),
     ],
 )
 def test_faults_of_the_command_line(

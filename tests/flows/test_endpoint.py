@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from agent_r1.inspection.side_by_side import compared
 from agent_r1.params import load
 from agent_r1.records import Outcome, Question, Trajectory
 from agent_r1.tables import read_rows
-from flows.chat import main
+from flows.chat import ask
 from flows.evaluate import evaluate
 from flows.report import report
 
@@ -163,21 +162,19 @@ def test_a_served_agent_answers_as_chat_does(
     with inside(project):
         questions = [row.text for row in read_rows(PLACES.questions, Question)][:3]
 
-        def chatted(*arguments: str) -> list[str]:
+        def chatted(**agent: str) -> list[str]:
             shown = []
             for text in questions:
-                monkeypatch.setattr(sys, "argv", ["chat", *arguments, "--question", text])
-                main()
+                ask(**agent, question=text)
                 shown.append(re.sub(r"\d+\.\d s", "", capsys.readouterr().out))
             return shown
 
-        assert chatted("--endpoint", url) == chatted("--endpoint", url, "--model", "warm_start") == chatted()
+        assert chatted(endpoint=url) == chatted(endpoint=url, model="warm_start") == chatted()
         for arguments, message in (
-            (("--question", "word " * 500), "status 400: the prompt of question 'word word"),
-            (("--model", "ppo", "--question", "Who?"), "is called 'warm_start', not 'ppo'"),
+            ({"question": "word " * 500}, "status 400: the prompt of question 'word word"),
+            ({"model": "ppo", "question": "Who?"}, "is called 'warm_start', not 'ppo'"),
         ):
-            monkeypatch.setattr(sys, "argv", ["chat", "--endpoint", url, *arguments])
-            assert message in ended(capsys)
+            assert message in ended(capsys, endpoint=url, **arguments)
     assert model["id"] == "warm_start"
     server.terminate()
     output, errors = server.communicate(timeout=PATIENCE_S)
@@ -186,10 +183,10 @@ def test_a_served_agent_answers_as_chat_does(
     assert "s3cret" not in errors
 
 
-def ended(capsys: pytest.CaptureFixture[str]) -> str:
+def ended(capsys: pytest.CaptureFixture[str], **asked: str) -> str:
     """What a chat says at its end, in whatever way it ends."""
     try:
-        main()
+        ask(**asked)
     except SystemExit as end:
         return str(end.code)
     return capsys.readouterr().out

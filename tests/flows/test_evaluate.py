@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,10 +25,9 @@ from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
-from flows.chat import main as chat_command
+from flows.chat import ask
 from flows.evaluate import evaluate
 from flows.operation.export import NOT_SCORED, export, model_card
-from flows.operation.export import main as export_command
 from flows.operation.register import register
 from flows.policies import Policy, version_of
 from flows.report import report
@@ -70,13 +68,12 @@ def content(project: Path, name: str, file: str) -> dict[str, Any]:
 def test_a_policy_leaves_the_project_whole_with_a_card(
     evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ["export", "--run", "ppo", "--to", str(tmp_path / "agent"), "--license", "mit"]
-    monkeypatch.setattr("sys.argv", command)
     with inside(evaluated):
-        export_command()
-        with pytest.raises(ValueError, match="agent is there already; name another folder, nothing is replaced"):
-            export_command()
         settings = load()
+        policy = Policy.of_run(settings, RunId("ppo"))
+        export(settings, policy, tmp_path / "agent", "mit")
+        with pytest.raises(ValueError, match="agent is there already; name another folder, nothing is replaced"):
+            export(settings, policy, tmp_path / "agent", "mit")
         bare = Policy.named(str(PLACES.warm_start))
         shutil.copytree(PLACES.warm_start, tmp_path / "unscored")
         (tmp_path / "unscored/other").write_text("makes other weights of it")
@@ -86,9 +83,9 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
         )
         with pytest.raises(ValueError, match="owner/name is on the hub already"):
             export(settings, Policy.named("owner/name"), tmp_path / "else", "mit")
-    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "agent")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "agent")
     learned = AutoModelForCausalLM.from_pretrained(policy_in(ppo))
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), learned.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), learned.parameters(), strict=True))
     card, scores = ModelCard.load(tmp_path / "agent/README.md"), content(evaluated, "ppo", "scores.json")
     assert (card.data.license, card.data.tags[0]) == ("mit", "agent_r1")
     [result] = card.data.eval_results
@@ -192,12 +189,11 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
             assert ("final/tool/calculator/calls" in shown.data.metrics) == (steps == 2)
         rows = read_rows(PLACES.training(RunId("own")) / "trajectories/000.parquet", Trajectory)
         assert max(len(row.steps) for row in rows) == 2
-        for model in (["--run", "own"], ["--model", version.reference]):
+        for model in ({"run": "own"}, {"model": version.reference}):
             asked = []
             monkeypatch.setattr("flows.chat.chat", lambda *_: None)
             monkeypatch.setattr("flows.chat.open_agent", lambda own, *_, asked=asked, **__: asked.append(own.env))
-            monkeypatch.setattr(sys, "argv", ["chat", *model])
-            chat_command()
+            ask(**model)
             assert asked == [load().of(RunId("own")).env]
 
 

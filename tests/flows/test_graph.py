@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from agent_r1.params import load
-from flows.__main__ import COMMANDS
 from flows.dvc_files import ask_dvc, collect_graph
 from flows.operation.deployments import STARTS_FROM
 from flows.pipeline import stages
@@ -22,7 +21,10 @@ from flows.pipeline import stages
 ROOT = Path(__file__).parents[2]
 
 # What a stage executes and does not depend on: it changes how a stage runs, never what it writes.
-RUNTIME = {"flows/__main__.py", "flows/stage.py", "flows/processes.py", "agent_r1/tracking", "agent_r1/params"}
+RUNTIME = {
+    *("flows/__main__.py", "flows/commands", "flows/stage.py", "flows/processes.py"),
+    *("agent_r1/tracking", "agent_r1/params"),
+}
 
 
 @functools.cache
@@ -40,7 +42,14 @@ def flow_file(stage: str) -> Path:
     """`python -m flows train --run x` -> flows/train.py"""
     python, option, door, command, *_ = definitions()[stage]["cmd"].split()
     assert (python, option, door) == ("python", "-m", "flows")
-    return source_of(COMMANDS[command][0])
+    [function] = [
+        node
+        for file in (ROOT / "flows/commands").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == command
+    ]
+    [module] = [node.module for node in ast.walk(function) if isinstance(node, ast.ImportFrom)]
+    return source_of(str(module))
 
 
 def source_of(module: str) -> Path:

@@ -89,7 +89,7 @@ def test_an_overlay_is_laid_over_the_base_and_taken_off_byte_for_byte(project: P
     text = (project / "params.yaml").read_text()
     first, *lines = text.splitlines()
     assert "overlays/small.yaml" in first
-    assert "`python -m flows overlay base` goes back" in first
+    assert "`agent-r1 overlay base` goes back" in first
     assert load().places.data == "small/data"
     assert load().train == base.train.model_copy(update={"iterations": 7})
     assert files(project)["overlays/base.yaml"] == before["params.yaml"]

@@ -27,7 +27,7 @@ from agent_r1.search.server import create_app, own_names
 from agent_r1.server import Bounded
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "agent_r1.search.server"]
+COMMAND = [sys.executable, "-m", "flows", "serve_search"]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -93,7 +93,7 @@ def test_without_an_index_it_says_so(tmp_path: Path) -> None:
     process = start("--index", str(tmp_path / "index"))
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert errors.startswith(f"there is no index at {tmp_path / 'index'}; run the index stage")
+    assert f"there is no index at {tmp_path / 'index'}; run the index stage" in errors
 
 
 HEALTH = Health(kind="bm25", index_hash="abc", passages_hash="def", size=1)

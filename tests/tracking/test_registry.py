@@ -229,7 +229,7 @@ def test_an_empty_registry_and_unknown_versions_are_explained(describe: Describe
     with pytest.raises(ValueError, match="models:/agent_r1@champion: the registry is empty; a training that finishes"):
         registry.find("models:/agent_r1@champion")
     version = registry.register(describe(A))
-    message = "no champion; the first becomes one only by `python -m flows promote models:/agent_r1/1 --first`"
+    message = "no champion; the first becomes one only by `agent-r1 promote models:/agent_r1/1 --first`"
     with pytest.raises(ValueError, match=message):
         registry.find("models:/agent_r1@champion")
     with pytest.raises(ValueError, match="models:/agent_r1/4: there is no such version; the latest is 1"):

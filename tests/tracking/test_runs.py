@@ -175,7 +175,7 @@ def test_final_scores_have_no_step_and_artifacts_are_files_of_the_project(projec
 
 
 def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["python -m flows train", "--run", "ppo_no_masks"])
+    monkeypatch.setattr(sys, "argv", ["agent-r1 train", "--run", "ppo_no_masks"])
     run = tracking.start("row-seed0", {}, {**TAGS, "kind": "training"}, about="credit.loss_mask False")
     run.uses({"atlas questions": (Path("data/prepared/questions.parquet"), "ab" * 32)}, "training")
     run.log({"rollout/canary_gap": 0.0, "reward/total": 0.0, "rollout/success": 0.5}, step=0)
@@ -184,7 +184,7 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     found = client(project).get_run(run.run_id)
     assert list(found.data.metrics)[:2] == ["rollout/success", "reward/total"]  # what MLflow compares at first
     assert {
-        "mlflow.source.name": "python -m flows train --run ppo_no_masks",
+        "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
         "mlflow.note.content": "success 0.500 [0.125, 0.750] of the test questions: credit.loss_mask False",
         "kind": "training",
     }.items() <= found.data.tags.items()

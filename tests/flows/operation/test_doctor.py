@@ -246,7 +246,7 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
     found = registered()
     assert "lacks the versions of outputs/register/ppo.json, outputs/ablations/register/ppo-seed3.json" in found.message
     register_descriptor("a" * 64)
-    assert registered().remedy == "python -m flows register --run ppo --seed 3 --sweep ablations"
+    assert registered().remedy == "agent-r1 register --run ppo --seed 3 --sweep ablations"
 
 
 def test_trainings_that_made_room_are_listed_with_their_sizes(project: Path) -> None:

@@ -138,7 +138,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
         evaluation(["ppo"], dataset="atlas")
     assert pages == [("--run", "ppo")]
     assert len(list(HOME.with_name("agent_r1-v1-atlas").iterdir())) == 1
-    assert "no champion to compare with; the first becomes one only by `python -m flows promote" in caplog.text
+    assert "no champion to compare with; the first becomes one only by `agent-r1 promote" in caplog.text
     assert registry.champion() is None
     assert "no page shows test questions before and after training: stage baseline@base_tool_call failed" in caplog.text
     assert "ppo has no new page of its trajectories: stage view failed" in caplog.text
@@ -192,5 +192,5 @@ def test_what_cannot_be_evaluated_is_refused(models: list[str] | None, dataset: 
 
 
 def test_a_registry_without_a_champion_is_explained(version: Version) -> None:
-    with pytest.raises(ValueError, match=r"has no champion; .* only by `python -m flows promote models:/agent_r1/1"):
+    with pytest.raises(ValueError, match=r"has no champion; .* only by `agent-r1 promote models:/agent_r1/1"):
         evaluation()

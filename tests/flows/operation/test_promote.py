@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +20,7 @@ from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Outpaced, Version
-from flows.operation.promote import PROMOTION, crown, gate, latest, main, measure, previous, promote
+from flows.operation.promote import PROMOTION, crown, gate, latest, measure, previous, promote, promote_here
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
@@ -67,7 +66,7 @@ def write_evaluation(folder: Path, version: Version, right: int, **hashes: str) 
 
 
 class Evaluations:
-    """Stands where `python -m flows evaluate` does: writes what an agent that answers so many right would."""
+    """Stands where `agent-r1 evaluate` does: writes what an agent that answers so many right would."""
 
     def __init__(self, right: dict[int, int]) -> None:
         self.right, self.asked = right, list[list[str]]()
@@ -119,8 +118,7 @@ def test_an_equal_one_is_refused_with_the_numbers_and_that_is_no_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("flows.operation.promote._run_evaluate", Evaluations({1: EQUAL, 2: EQUAL}))
-    monkeypatch.setattr(sys, "argv", ["promote", challenger.reference])
-    main()
+    promote_here(challenger.reference)
     said = capsys.readouterr().out
     assert "agent_r1-v2 is refused against agent_r1-v1: the lower bound +0.000 of the difference is not above" in said
     assert "success of agent_r1-v1" in said
@@ -215,10 +213,9 @@ def test_the_first_champion_is_named_by_an_explicit_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], register: Register
 ) -> None:
     version = register("a")
-    with pytest.raises(ValueError, match=r"no champion; .* only by `python -m flows promote models:/agent_r1/1 --f"):
+    with pytest.raises(ValueError, match=r"no champion; .* only by `agent-r1 promote models:/agent_r1/1 --f"):
         gate(version.reference, Evaluations({}))
-    monkeypatch.setattr(sys, "argv", ["promote", version.reference, "--first"])
-    main()
+    promote_here(version.reference, first=True)
     assert capsys.readouterr().out == "models:/agent_r1/1 is the champion\n"
     register("b")
     with pytest.raises(

@@ -284,7 +284,7 @@ def test_a_label_means_what_the_trainings_folder_holds(project: Path, register: 
     write_policy(POLICY, "first")
     assert version_of("ppo", load()) == first
     write_policy(POLICY, "third")
-    with pytest.raises(ValueError, match=f"ppo: the policy in {POLICY} is not registered; `python -m flows register"):
+    with pytest.raises(ValueError, match=f"ppo: the policy in {POLICY} is not registered; `agent-r1 register"):
         version_of("ppo", load())
     shutil.rmtree(POLICY)
     assert version_of("ppo", load()) == second

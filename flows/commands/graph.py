@@ -1,0 +1,139 @@
+"""The stages of the graph, and what runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from agent_r1.params.stages import Baseline, Protocol
+from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, app, completed_overlays
+from flows.stage import run_stage
+
+PANEL = "Run the graph"
+
+
+@app.command(rich_help_panel=PANEL)
+def prepare() -> None:
+    """Writes questions and passages."""
+    from flows.prepare import prepare as stage
+
+    run_stage(stage)
+
+
+@app.command(rich_help_panel=PANEL)
+def index() -> None:
+    """Builds the index over the passages."""
+    from flows.index import index as stage
+
+    run_stage(stage)
+
+
+@app.command("warm_start", rich_help_panel=PANEL)
+def warm_start() -> None:
+    """Makes the policy that trainings start from."""
+    from flows.warm_start import warm_start as stage
+
+    run_stage(stage)
+
+
+@app.command(rich_help_panel=PANEL)
+def train(
+    run: OneRun,
+    seed: Seed = None,
+    sweep: Sweep = None,
+    fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves what is there aside.")] = False,
+) -> None:
+    """Trains a run of params.yaml, or goes on with it."""
+    from flows.train import train as stage
+
+    run_stage(stage, run=run, seed=seed, sweep=sweep or "", fresh=fresh)
+
+
+@app.command(rich_help_panel=PANEL)
+def register(run: OneRun, seed: Seed = None, sweep: Sweep = None) -> None:
+    """Registers the policy that a training finished with."""
+    from flows.operation.register import register as stage
+
+    run_stage(stage, run=run, seed=seed, sweep=sweep or "")
+
+
+@app.command(rich_help_panel=PANEL)
+def evaluate(
+    run: RunName = None,
+    seed: Seed = None,
+    sweep: Sweep = None,
+    baseline: Annotated[
+        Baseline | None, Option(help="In place of --run: the model that trainings start from, chance, or a solver.")
+    ] = None,
+    model: Model = None,
+    endpoint: Annotated[
+        str | None,
+        Option(metavar="URL", help="OpenAI-compatible, where --model is a name; its key: AGENT_R1_ENDPOINT_KEY."),
+    ] = None,
+    protocol: Annotated[Protocol | None, Option(help="In place of tool_call, how runs are trained.")] = None,
+    dataset: Annotated[str | None, Option(help="Asks the questions of this prepared data set alone.")] = None,
+    as_label: Annotated[
+        str | None, Option("--as", metavar="LABEL", help="Of the results: outputs/evaluate/LABEL.")
+    ] = None,
+    into: Annotated[
+        str | None, Option(metavar="FOLDER", help="Of the results, in place of outputs/evaluate/LABEL.")
+    ] = None,
+) -> None:
+    """Puts the test questions to any policy."""
+    from flows.evaluate import evaluate as stage
+
+    run_stage(
+        stage,
+        run=run,
+        seed=seed,
+        sweep=sweep or "",
+        baseline=baseline,
+        model=model,
+        endpoint=endpoint,
+        protocol=protocol,
+        dataset=dataset,
+        as_label=as_label,
+        into=into,
+    )
+
+
+@app.command(rich_help_panel=PANEL)
+def report(
+    sweep: Sweep = None,
+    beside: Annotated[
+        str,
+        Option(metavar="LABELS", help="Further evaluations as baselines, commas between; in outputs/report_beside."),
+    ] = "",
+) -> None:
+    """Compares the runs that were evaluated."""
+    from flows.report import report as stage
+
+    run_stage(stage, sweep=sweep or "", beside=beside)
+
+
+@app.command(rich_help_panel=PANEL)
+def pipeline() -> None:
+    """Runs the graph as one Prefect flow."""
+    from flows.pipeline import run_pipeline
+
+    run_pipeline()
+
+
+@app.command(rich_help_panel=PANEL)
+def overlay(
+    name: Annotated[
+        str, Argument(autocompletion=completed_overlays, help="Of a file in overlays/, without .yaml; or base.")
+    ],
+    into: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Which becomes a project of its own at that scale.")
+    ] = None,
+) -> None:
+    """Switches params.yaml to another scale, and back."""
+    from flows.overlay import lay_out, switch
+
+    if into:
+        lay_out(name, into)
+    else:
+        switch(name)

@@ -1,0 +1,74 @@
+"""What a team does with what it trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from agent_r1 import params
+from flows.commands.shared import Model, RunName, Seed, Sweep, app
+
+PANEL = "Operate"
+
+
+@app.command(rich_help_panel=PANEL)
+def promote(
+    challenger: Annotated[str, Argument(metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training.")],
+    first: Annotated[bool, Option("--first", help="Makes it the first champion, compared with nothing.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Also where the world cut episodes short.")] = False,
+) -> None:
+    """Makes a challenger the champion, if it is better.
+
+    Better beyond chance: the lower bound of the paired difference is above `promote.margin`.
+    """
+    from flows.operation.promote import promote_here
+
+    promote_here(challenger, first=first, anyway=anyway)
+
+
+@app.command(rich_help_panel=PANEL)
+def export(
+    to: Annotated[Path, Option(metavar="FOLDER", help="That is not there yet.")],
+    license_name: Annotated[
+        str, Option("--license", metavar="NAME", help="Of the weights, as Hugging Face calls it: apache-2.0, other.")
+    ],
+    run: RunName = None,
+    seed: Seed = None,
+    sweep: Sweep = None,
+    model: Model = None,
+) -> None:
+    """Writes a policy as a folder for others, with a model card."""
+    from flows.operation.export import export as written
+    from flows.policies import chosen
+
+    settings = params.load()
+    policy = chosen(settings, run, seed, sweep or "", model)
+    written(policy.as_trained(settings), policy, to, license_name)
+
+
+@app.command(rich_help_panel=PANEL)
+def doctor(
+    checks: Annotated[list[str] | None, Argument(metavar="[CHECK]...", help="All, or some by name.")] = None,
+    engine: Annotated[bool, Option("--engine", help="This one alone, with all that the engine says.")] = False,
+) -> None:
+    """Checks whether this machine is fit, and says what to do."""
+    from flows.operation.doctor import doctor as examined
+
+    examined(checks or [], engine=engine)
+
+
+@app.command(rich_help_panel=PANEL)
+def deploy(
+    restarted: Annotated[
+        bool, Option("--restarted", help="The server was just started and has no worker yet.")
+    ] = False,
+) -> None:
+    """Puts the deployments on a Prefect server.
+
+    It is that of PREFECT_API_URL, and gets the work pool too.
+    """
+    from flows.operation.deploy import deploy as put
+
+    put(restarted=restarted)

@@ -1,0 +1,72 @@
+"""The command line as a whole: its help, its completion, and what is no command."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1 import params
+from flows import commands
+
+ROOT = Path(__file__).parents[2]
+
+
+def typed(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What `agent-r1` does in a terminal of 80 columns."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TERMINAL_WIDTH": "80", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def completed(line: str) -> list[str]:
+    """What Bash offers after a line; its last word is what was begun."""
+    asked = {"_AGENT_R1_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    return typed(**asked).stdout.split()
+
+
+def test_help_has_a_line_for_every_command_in_the_order_of_the_story() -> None:
+    shown = typed("--help").stdout
+    assert re.findall(r"─ ([A-Z][\w ]+) ─", shown) == [
+        "Options",
+        *(each.PANEL for each in (commands.graph, commands.look, commands.operate, commands.serve)),
+    ]
+    lines = shown[shown.index(commands.graph.PANEL) :].splitlines()
+    listed = [line[1:-1].split(maxsplit=1) for line in lines if line.startswith("│")]
+    assert [name for name, _ in listed] == [
+        each.name or each.callback.__name__ for each in commands.app.registered_commands if each.callback
+    ]
+    assert all(does[0].isupper() and does.strip().endswith(".") for _, does in listed), "each takes one line"
+
+
+def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
+    assert completed("agent-r1 re") == ["register", "report", "results", "replay"]
+    assert completed("agent-r1 train --fr") == ["--fresh"]
+    assert completed("agent-r1 train --run ppo_no_") == [
+        name for name in params.load(ROOT / "params.yaml").runs if name.startswith("ppo_no_")
+    ]
+    assert completed("agent-r1 overlay frozen") == ["frozen_lake"]
+    assert completed("agent-r1 evaluate --baseline nai") == ["naive_rag"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train"], "Missing option '--run'"),
+        (["train", "--run", "ppo", "--seed", "one"], "Invalid value for '--seed'"),
+        (["report", "--sweep", "other"], "'other' is not one of 'ablations'"),
+    ],
+)
+def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str], message: str) -> None:
+    ended = typed(*line)
+    assert (ended.returncode, message in ended.stderr) == (2, True)
