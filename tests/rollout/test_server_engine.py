@@ -163,7 +163,7 @@ def test_a_server_that_does_not_fit_is_refused(
 def test_a_server_that_is_down_is_told(opened: Open, tiny_model: Path) -> None:
     with closing(socket.socket()) as unused:
         unused.bind(("127.0.0.1", 0))  # and never listens
-        with pytest.raises(EngineError, match=r"did not answer .* in 1 attempts .*; start it with `agent-r1 serve_engine"):
+        with pytest.raises(EngineError, match=r"did not answer .* in 1 attempts .*; start it with `agent-r1 serve_eng"):
             opened(tiny_model, [f"http://127.0.0.1:{unused.getsockname()[1]}"])
 
 
