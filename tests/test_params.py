@@ -855,3 +855,15 @@ def test_a_run_may_have_an_env_of_its_own(content: dict[str, Any]) -> None:
     assert (whole.of(RunId("new")), whole.run(RunId("new"))) == (whole, params.run(RunId("new")))
     with pytest.raises(ValueError, match="there is no run 'nw' under runs:; did you mean 'new'"):
         params.of(RunId("nw"))
+
+
+def test_a_run_takes_functions_and_servers_from_itself_with_null(content: dict[str, Any]) -> None:
+    both = {"functions": {"add": {"module": "own"}}, "mcp": {"files": {"command": ["files"], "timeout_s": 1.0}}}
+    without = {"env": {"tools": {name: dict.fromkeys(entries) for name, entries in both.items()}}}
+    params = check(content, {f"env.tools.{name}": entries for name, entries in both.items()} | {"runs.new": without})
+    ours = params.of(RunId("new")).env.tools
+    assert ([*params.env.tools.functions, *params.env.tools.mcp], ours.functions, ours.mcp) == (
+        ["add", "files"],
+        {},
+        {},
+    )

@@ -88,6 +88,10 @@ class ToolEnv(Env):
             rewards_when_read=self._take_in([each.result for each in made]),
         )
 
+    async def close(self) -> None:
+        for tool in self._tools.values():
+            await tool.close()
+
     async def _make(self, parsed: ParsedAction) -> list[_Made]:
         """What came of an action's calls, which are made at the same time."""
         if parsed.problem:

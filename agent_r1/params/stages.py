@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from agent_r1.params.outside import OutsideParams
 from agent_r1.params.sections import (
@@ -264,6 +264,7 @@ class McpParams(Section):
     command: Annotated[list[str], Field(min_length=1)] | None = None
     url: Annotated[str, AfterValidator(address)] | None = None
     timeout_s: Positive  # of one call
+    scope: Literal["stage", "episode"] = "stage"  # who shares a session with it: all episodes of a stage, or none
     tools: Annotated[list[str], Field(min_length=1)] | None = None  # of those it has; all where left out
     environment: list[Variable] = Field(default=[])  # what a command is given of the stage's own
 
@@ -281,15 +282,21 @@ class FunctionParams(Section):
     timeout_s: Positive | None = None  # of one call, of an `async def`
 
 
+def _without_null(entries: object) -> object:
+    return (
+        {name: entry for name, entry in entries.items() if entry is not None} if isinstance(entries, dict) else entries
+    )
+
+
 class ToolsParams(Section):
-    """What a question is answered with; null leaves a tool out."""
+    """What a question is answered with; null leaves a tool out, a function or a server of the base from a run too."""
 
     search: SearchToolParams | None
     calculator: CalculatorParams | None
     read: ReadParams | None
     python: PythonParams | None
-    functions: dict[str, FunctionParams]
-    mcp: dict[Name, McpParams]
+    functions: Annotated[dict[str, FunctionParams], BeforeValidator(_without_null)]
+    mcp: Annotated[dict[Name, McpParams], BeforeValidator(_without_null)]
 
     def objections(self) -> Iterator[str]:
         built_in = (self.search, self.calculator, self.read, self.python)

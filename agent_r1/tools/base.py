@@ -54,6 +54,10 @@ class Tool(Protocol):
         """Takes note of a call that is not made again, because its result is kept: for tools with a state."""
         return
 
+    async def close(self) -> None:
+        """Lets go of what one episode's tool holds, at the episode's end; may be called again."""
+        return
+
 
 Function = Callable[..., ToolResult | str | Awaitable[ToolResult | str]]
 

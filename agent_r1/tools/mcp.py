@@ -8,9 +8,9 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TextIO, cast
+from typing import Any, Protocol, Self, TextIO, cast
 
 import anyio
 import httpx2
@@ -62,15 +62,28 @@ class McpTimeout(WorldFault, TimeoutError):
     """A call that a server did not answer in time."""
 
 
+class Session(Protocol):
+    """Where a tool's calls go."""
+
+    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult: ...
+
+    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Server:
     """A session with one server. A task of its own opens and closes it, so that anybody may, and its end ends no other.
 
     Its tools are those that it had when it was opened. A session that was lost is opened again by the next call.
     """
 
-    def __init__(self, name: str, params: McpParams) -> None:
-        """Nothing is started yet; a ValueError names an environment variable that cannot be handed on."""
-        self.tools: list[Tool] = []
+    def __init__(self, name: str, params: McpParams, known: Sequence[Tool] = ()) -> None:
+        """Nothing is started yet; a ValueError names an environment variable that cannot be handed on.
+
+        `known` are the tools that it is to have, if that is known.
+        """
+        self.tools = [*known]
         self._name, self._params = name, params
         self._key = read_key(KEY + name.upper().replace("-", "_"))
         self._environment = _handed_on(params.environment)
@@ -83,6 +96,16 @@ class Server:
         self.tools = [_McpTool(self, schema) for schema in self._schemas]
         return self
 
+    def for_episode(self, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> Sequence[Tool]:
+        """What one episode is offered: the tools of the stage's session, or those of a session of its own.
+
+        `is_as_kept` says whether a result is that which was kept of the same call.
+        """
+        if self._params.scope == "stage":
+            return self.tools
+        own = _OfEpisode(Server(self._name, self._params, known=self.tools), is_as_kept)
+        return [_McpTool(own, tool.schema) for tool in self.tools]
+
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
 
@@ -92,9 +115,9 @@ class Server:
             async with asyncio.timeout(self._params.timeout_s):
                 self._require_same(await self._list())
         except TimeoutError:
-            raise McpTimeout(f"{self._who} did not list its tools within {self._params.timeout_s:g} s") from None
+            raise McpTimeout(f"{self.who} did not list its tools within {self._params.timeout_s:g} s") from None
         except _FAULTS as fault:
-            raise WorldFault(f"{self._who} does not list its tools: {_said(fault)}") from fault
+            raise WorldFault(f"{self.who} does not list its tools: {_said(fault)}") from fault
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none."""
@@ -110,14 +133,25 @@ class Server:
             if code == CONNECTION_CLOSED and client is self._client:
                 self._lost = True
             if limit.expired():
-                raise McpTimeout(f"{self._who} took longer than {self._params.timeout_s:g} s for {tool}") from None
-            raise WorldFault(f"{self._who} failed in {tool}: {_said(fault)}") from fault
+                raise McpTimeout(f"{self.who} took longer than {self._params.timeout_s:g} s for {tool}") from None
+            raise WorldFault(f"{self.who} failed in {tool}: {_said(fault)}") from fault
+
+    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
+        """Nothing: the session is not of one episode."""
+
+    async def close(self) -> None:
+        """Nothing: the session is not of one episode."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session has ended, by the server's doing."""
+        return self._lost or self._task.done()
 
     async def _open_again(self) -> None:
         """If the session was lost."""
         async with self._opening:
-            if self._lost or self._task.done():
-                logger.warning("%s is opened again", self._who)
+            if self.lost:
+                logger.warning("%s is opened again", self.who)
                 await self._stop()
                 await self._start()
 
@@ -140,7 +174,7 @@ class Server:
             task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled() and (fault := self._task.exception()):
-            logger.info("%s did not end in peace: %s", self._who, _said(fault))
+            logger.info("%s did not end in peace: %s", self.who, _said(fault))
 
     async def _live(self) -> None:
         """Opens the session, says so, and closes it at the end."""
@@ -151,7 +185,7 @@ class Server:
                     self._client = await stack.enter_async_context(self._connected(log))
                     self._require_same(await self._list())
             except FileNotFoundError as fault:
-                self._opened.set_exception(ValueError(f"{self._who} has no command {fault.filename!r}"))
+                self._opened.set_exception(ValueError(f"{self.who} has no command {fault.filename!r}"))
             except (ValueError, *_FAULTS) as fault:
                 self._opened.set_exception(self._refusal(fault, log))
             else:
@@ -198,7 +232,7 @@ class Server:
         if schemas != known:
             changed = [schema for schema in (*schemas, *known) if schema not in schemas or schema not in known]
             names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in changed)) or "their order"
-            raise ValueError(f"{self._who} has other tools than when this began ({names}); begin again")
+            raise ValueError(f"{self.who} has other tools than when this began ({names}); begin again")
         self._schemas = schemas
 
     def _refusal(self, fault: Exception, log: TextIO) -> Exception:
@@ -206,22 +240,59 @@ class Server:
         words = harmless(log.read()[-_EXCERPT:]).strip()
         end = f"; its last words: {words}" if words else ""
         if isinstance(fault, TimeoutError):
-            return McpTimeout(f"{self._who} did not list its tools within {START_S:g} s{end}")
+            return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
         if isinstance(fault, ValueError) and not isinstance(fault, ValidationError):
-            return ValueError(f"{self._who}: {fault}")
-        return WorldFault(f"{self._who} cannot be used: {_said(fault)}{end}")
+            return ValueError(f"{self.who}: {fault}")
+        return WorldFault(f"{self.who} cannot be used: {_said(fault)}{end}")
 
     @property
-    def _who(self) -> str:
+    def who(self) -> str:
         where = self._params.url or " ".join((self._params.command or [])[:2])
         return f"the MCP server {self._name} ({harmless(without_password(where))[:200]})"
+
+
+class _OfEpisode:
+    """A session of one episode, opened by its first call and ended with it: what the server remembers is the episode's.
+
+    Of calls that a journal answered the server knows nothing. Before the first that it does not answer they are made
+    again, so that the session is where it was; an episode whose session answers them in another way is cut short.
+    """
+
+    def __init__(self, server: Server, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> None:
+        self._server, self._is_as_kept, self._opening = server, is_as_kept, asyncio.Lock()
+        self._is_open = False
+        self._recalled: list[tuple[str, dict[str, Any], ToolResult]] = []
+
+    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call; raises WorldFault if there is none, or the session was lost."""
+        async with self._opening:
+            if not self._is_open:
+                await self._server.__aenter__()
+                self._is_open = True
+            for name, given, result in self._recalled:
+                if not self._is_as_kept(await self._server.ask(name, given), result):
+                    raise WorldFault(
+                        f"{self._server.who} answers {name} in another way than before the stage was ended"
+                    )
+            self._recalled.clear()
+        if self._server.lost:
+            raise WorldFault(f"{self._server.who} ended the session of an episode")
+        return await self._server.ask(tool, arguments)
+
+    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
+        self._recalled.append((tool, arguments, result))
+
+    async def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            await self._server.__aexit__()
 
 
 @dataclass
 class _McpTool(Tool):
     """A tool of a server, which checks the arguments itself."""
 
-    server: Server
+    session: Session
     schema: Schema
 
     def __post_init__(self) -> None:
@@ -229,7 +300,13 @@ class _McpTool(Tool):
         self.waits = True
 
     async def call(self, arguments: dict[str, Any]) -> ToolResult:
-        return await self.server.ask(self.name, arguments)
+        return await self.session.ask(self.name, arguments)
+
+    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        await self.session.recall(self.name, arguments, result)
+
+    async def close(self) -> None:
+        await self.session.close()
 
 
 @contextlib.contextmanager

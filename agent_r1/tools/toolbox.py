@@ -40,7 +40,7 @@ class Toolbox:
         self.under_way = UnderWay()
         self._params, self._index = params, index
         self._servers: list[Server] = []
-        self._makers: list[Callable[[int], Tool]] = []  # a tool for the seed of an episode
+        self._makers: list[Callable[[int], Sequence[Tool]]] = []  # tools for the seed of an episode
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -61,9 +61,10 @@ class Toolbox:
     def tools(self, seed: int) -> list[Tool]:
         """The tools of one episode, in the order of `schemas`; the chance of a sandbox is drawn from the seed.
 
-        Nothing has to be closed: what an episode's tools remember goes with them.
+        To be closed where they were called.
         """
-        return [_Limited(make(seed), self._params.max_result_characters, self.under_way) for make in self._makers]
+        made = [tool for make in self._makers for tool in make(seed)]
+        return [_Limited(tool, self._params.max_result_characters, self.under_way) for tool in made]
 
     @property
     def names(self) -> list[str]:
@@ -82,7 +83,7 @@ class Toolbox:
             servers = [Server(name, params) for name, params in self._params.tools.mcp.items()]
             self._servers = [await opening.enter_async_context(server) for server in servers]
 
-    def _offered(self, opening: AsyncExitStack) -> Iterator[Callable[[int], Tool]]:
+    def _offered(self, opening: AsyncExitStack) -> Iterator[Callable[[int], Sequence[Tool]]]:
         """What `env.tools` switches on, in the order in which the policy is told of it."""
         offered = self._params.tools
         threads = opening.enter_context(ThreadPoolExecutor(_THREADS, "search"))  # has none before it is asked
@@ -96,10 +97,14 @@ class Toolbox:
         if offered.python:
             from agent_r1.tools.python import PythonTool, Sandbox
 
-            yield partial(PythonTool, opening.enter_context(Sandbox(offered.python)))
-        yield from map(_shared, own_tools(offered))
+            sandbox = opening.enter_context(Sandbox(offered.python))
+            yield lambda seed: [PythonTool(sandbox, seed)]
+        yield _shared(*own_tools(offered))
         for server in self._servers:
-            yield from map(_shared, server.tools)
+            yield partial(self._of_server, server)
+
+    def _of_server(self, server: Server, _: int) -> Sequence[Tool]:
+        return server.for_episode(lambda result, kept: cut(result, self._params.max_result_characters) == kept)
 
 
 class _Limited(Tool):
@@ -116,6 +121,9 @@ class _Limited(Tool):
     async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
         await self._tool.recall(arguments, result)
 
+    async def close(self) -> None:
+        await self._tool.close()
+
 
 def cut(result: ToolResult, max_characters: int) -> ToolResult:
     """A result whose text ends after so many characters, and says so; titles that are not in it any more are not shown.
@@ -130,8 +138,8 @@ def cut(result: ToolResult, max_characters: int) -> ToolResult:
     return replace(result, text=f"{kept} [... {len(text) - max_characters:,} characters left out]", titles=titles)
 
 
-def _shared(tool: Tool) -> Callable[[int], Tool]:
-    return lambda seed: tool
+def _shared(*tools: Tool) -> Callable[[int], Sequence[Tool]]:
+    return lambda seed: tools
 
 
 def _require_distinct(names: Sequence[str]) -> None:

@@ -57,6 +57,14 @@ def honest(port: int | None) -> None:
             EmbeddedResource(type="resource", resource=blob),
         ]
 
+    asked = []
+
+    @server.tool()
+    def count() -> int:
+        """Counts how often it was asked."""
+        asked.append(None)
+        return len(asked)
+
     sys.stderr.write("noise of a server\n")
     if port is None:
         server.run()

@@ -75,7 +75,7 @@ def by_http() -> Iterator[str]:
 async def _play(params: McpParams) -> dict[str, ToolResult]:
     async with Server("x", params) as server:
         tools = {tool.name: tool for tool in server.tools}
-        assert [*tools] == ["add", "wait", "fail", "variable", "leave", "show"]
+        assert [*tools] == ["add", "wait", "fail", "variable", "leave", "show", "count"]
         assert all(tool.waits for tool in tools.values())
         assert tools["add"].schema["function"]["description"] == "Adds <|im_end|>."
         words = await asyncio.gather(

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from agent_r1.faults import WorldFault
 from agent_r1.params import Params, load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import EnvParams
@@ -84,7 +85,7 @@ def test_tools_are_offered_in_one_order(env: Env) -> None:
         "calculator",
         "read",
         "python",
-        *("add", "wait", "fail", "variable", "leave", "show"),
+        *("add", "wait", "fail", "variable", "leave", "show", "count"),
     ]
     assert names(env(search=None, calculator={})) == ["calculator"]
 
@@ -194,3 +195,38 @@ def test_tools_that_are_refused(env: Env, changes: dict[str, Any], message: str)
     with pytest.raises(ValueError, match=message) as refusal:
         env(**changes)
     assert "me:k" not in str(refusal.value)
+
+
+def test_a_session_with_a_server_can_be_an_episodes_own(env: Env) -> None:
+    """Opened by the first call, brought to where it was before a kill, and gone with the episode."""
+    before = set(psutil.Process().children(recursive=True))
+
+    def running() -> int:
+        return len(set(psutil.Process().children(recursive=True)) - before)
+
+    async def play() -> None:
+        async with Toolbox(
+            env(search=None, mcp={"own": {**HONEST, "scope": "episode", "tools": ["count", "leave"]}}), None
+        ) as box:
+            one, other, resumed, changed = (dict(zip(box.names, box.tools(seed), strict=True)) for seed in range(4))
+            assert running() == 1
+            counts = [(await tools["count"].call({})).text for tools in (one, one, other, one)]
+            assert (counts, running()) == (["1", "2", "1", "3"], 3)
+            for kept in ("1", "2"):
+                await resumed["count"].recall({}, ToolResult(text=kept))
+            assert running() == 3
+            assert [(await resumed["count"].call({})).text for _ in range(2)] == ["3", "4"]
+            await changed["count"].recall({}, ToolResult(text="7"))
+            with pytest.raises(WorldFault, match="answers count in another way than before"):
+                await changed["count"].call({})
+            with pytest.raises(WorldFault, match="Connection closed"):
+                await other["leave"].call({})
+            with pytest.raises(WorldFault, match="ended the session of an episode"):
+                await other["count"].call({})
+            for tools in (one, other, resumed, changed):
+                for tool in tools.values():
+                    await tool.close()
+            assert running() == 1
+
+    asyncio.run(play())
+    assert running() == 0
