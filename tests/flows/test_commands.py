@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from agent_r1 import params
 from flows import commands
@@ -70,3 +71,20 @@ def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
 def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str], message: str) -> None:
     ended = typed(*line)
     assert (ended.returncode, message in ended.stderr) == (2, True)
+
+
+def shown_in_the_docs() -> list[str]:
+    """Every command with options that a page shows, whole or within a sentence."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = {line for page in pages for line in re.findall(r"agent-r1 ([a-z_]+ [^`#|\n]+)", page.read_text())}
+    return sorted(line.strip() for line in found if "..." not in line)
+
+
+@pytest.mark.parametrize("line", shown_in_the_docs())
+def test_what_the_docs_show_can_be_typed(line: str) -> None:
+    group = get_command(commands.app)
+    with group.make_context("agent-r1", ["train", "--run", "ppo"]) as context:
+        name, *arguments = line.split()
+        command = group.get_command(context, name)  # type: ignore[attr-defined]
+        assert command, f"there is no command {name}"
+        command.make_context(name, arguments, parent=context)
