@@ -1,14 +1,15 @@
 """Takes the pictures of docs/ anew: `python docs/pictures.py`, while `make serve` runs and after a training.
 
 Shows how a training is started in Prefect and the latest finished runs of the flows `training` and `promote`, the runs
-side by side in MLflow, and a run's trajectory viewer on a laptop and on a phone. Needs Chromium or
-Chrome on the PATH.
+side by side in MLflow and three of them compared, and a run's trajectory viewer on a laptop and on a phone. Needs
+Chromium or Chrome on the PATH.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def main(prefect: str, mlflow: str, viewer: Path) -> None:
             page = f"{prefect}/runs/flow-run/{latest_run(prefect, flow)}"
             take(browser, page, name, LAPTOP, headers=known())
         take(browser, comparison(mlflow), "mlflow.png", LAPTOP)
+        take(browser, three_compared(mlflow), "mlflow_compare.png", LAPTOP)
         take(browser, viewer.absolute().as_uri(), "viewer.png", LAPTOP)
         take(browser, viewer.absolute().as_uri(), "viewer_phone.png", PHONE)
         browser.close()
@@ -94,10 +96,26 @@ def latest_run(prefect: str, flow: str) -> str:
 
 def comparison(mlflow: str) -> str:
     """The page that `make ui` prints, on its charts."""
-    asked = {"filter": "name = 'agent_r1'", "max_results": 1}
-    [experiment] = post(f"{mlflow}/api/2.0/mlflow/experiments/search", asked)["experiments"]
     shown = {"viewStateShareKey": VIEW, "compareRunsMode": "CHART"}
-    return f"{mlflow}/#/experiments/{experiment['experiment_id']}/runs?{urlencode(shown)}"
+    return f"{mlflow}/#/experiments/{experiment(mlflow)}/runs?{urlencode(shown)}"
+
+
+def three_compared(mlflow: str) -> str:
+    """What MLflow's button Compare shows of the first training of three variants."""
+    asked = {"experiment_ids": [experiment(mlflow)], "filter": "tags.kind = 'training'", "order_by": ["start_time"]}
+    first: dict[str, str] = {}
+    for run in post(f"{mlflow}/api/2.0/mlflow/runs/search", asked)["runs"]:
+        first.setdefault(run["info"]["run_name"].split("-")[0], run["info"]["run_id"])
+    shown = {"runs": json.dumps(list(first.values())[:3]), "experiments": json.dumps([experiment(mlflow)])}
+    return f"{mlflow}/#/compare-runs?{urlencode(shown)}"
+
+
+def experiment(mlflow: str) -> str:
+    """The id of the project's experiment."""
+    [found] = post(f"{mlflow}/api/2.0/mlflow/experiments/search", {"filter": "name = 'agent_r1'", "max_results": 1})[
+        "experiments"
+    ]
+    return str(found["experiment_id"])
 
 
 def post(url: str, content: dict[str, Any], headers: dict[str, str] | None = None) -> Any:

@@ -34,6 +34,7 @@ R = TypeVar("R")
 
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
+PLACED_BY = ("into", "out")  # parameters of stages that say where, and not what
 LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, where homes are shared by machines without locks
 OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
@@ -73,8 +74,9 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
 
 
 def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
-    """What a stage is called where people look: `train ppo 3`."""
-    return " ".join([stage.__name__, *(str(value) for value in parameters.values() if value not in (None, "", False))])
+    """What a stage is called where people look: `train ppo 3`, wherever it writes."""
+    said = (value for name, value in parameters.items() if name not in PLACED_BY)
+    return " ".join([stage.__name__, *(str(value) for value in said if value not in (None, "", False))])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.states import Cancelled, Cancelling, Failed
 
-from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, task
+from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
 
 SCRIPT = """
 import logging, os, signal, sys
@@ -72,6 +72,13 @@ def script(tmp_path: Path) -> str:
 def ending(process: Any) -> tuple[int, str]:
     _, errors = process.communicate()
     return process.returncode, errors
+
+
+def test_a_stage_is_called_by_what_it_does_wherever_it_writes() -> None:
+    def evaluate() -> None: ...
+
+    given = {"run": None, "seed": 0, "sweep": "", "model": "models:/agent_r1/2", "fresh": False, "into": "outputs/x"}
+    assert shown_name(evaluate, given) == "evaluate 0 models:/agent_r1/2"
 
 
 def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> None:
