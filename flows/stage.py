@@ -75,8 +75,8 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
 
 def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
     """What a stage is called where people look: `train ppo 3`, wherever it writes."""
-    said = (value for name, value in parameters.items() if name not in PLACED_BY)
-    return " ".join([stage.__name__, *(str(value) for value in said if value not in (None, "", False))])
+    said = {name: str(value) for name, value in parameters.items() if value is not None and value is not False}
+    return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in PLACED_BY)])
 
 
 @contextmanager
