@@ -70,7 +70,8 @@ def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> 
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
     available = available_gib(device)
-    logger.info("memory at the peak, estimated:\n%s", table(parts, available))
+    shown = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, shown)
     require_fit(parts, available)
 
 
