@@ -32,7 +32,8 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
     for number, (step, following) in enumerate(zip(trajectory.steps, followings, strict=False), start=1):
         action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
         observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
-        label = "passages" if question.env == QA and step.call_status is CallStatus.OK else "reply"
+        found = step.call_status is CallStatus.OK and all(call.tool == "search" for call in step.calls)
+        label = "passages" if question.env == QA and found else "reply"
         lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
     verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]

@@ -48,6 +48,13 @@ def test_a_malformed_call_is_shown_as_it_is(make_question: Any, make_trajectory:
     assert "answer     (none) (no exact match)" in text
 
 
+def test_what_another_tool_gave_is_no_passage(make_question: Any, make_trajectory: Any, decode: Any) -> None:
+    trajectory = make_trajectory("a")
+    first = replace(trajectory.steps[0], calls=tuple(replace(call, tool="read") for call in trajectory.steps[0].calls))
+    text = transcript(replace(trajectory, steps=[first, *trajectory.steps[1:]]), make_question("a"), decode)
+    assert "reply      Veld: The capital" in text
+
+
 def test_the_prompt_is_shown_on_request(make_question: Any, make_trajectory: Any, decode: Any) -> None:
     trajectory, question = make_trajectory("a"), make_question("a")
     assert "Q a" not in transcript(trajectory, question, decode)
