@@ -23,7 +23,8 @@ WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
 def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *, with_prompt: bool = False) -> str:
     """The whole episode as plain text: question, every step with thought, search and passages, answer, outcome.
 
-    `with_prompt` shows the opening messages too, where the passages of naive RAG are.
+    Where the context was rewritten, what the policy reads from there on is shown whole, roles included. `with_prompt`
+    shows the opening messages too, where the passages of naive RAG are.
     """
     lines = _field("question", question.text)
     if with_prompt:
@@ -31,10 +32,15 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
     followings = [*(step.action_start for step in trajectory.steps[1:]), None]
     for number, (step, following) in enumerate(zip(trajectory.steps, followings, strict=False), start=1):
         action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
-        observation = _decoded(trajectory, slice(step.action_stop, following), Source.OBSERVATION, decode)
+        last = len(trajectory.token_ids) if following is None else following
+        rewritten = next((start for start in trajectory.context_starts if step.action_stop <= start < last), last)
+        observation = _decoded(trajectory, slice(step.action_stop, rewritten), Source.OBSERVATION, decode)
         found = step.call_status is CallStatus.OK and all(call.tool == "search" for call in step.calls)
         label = "passages" if question.env == QA and found else "reply"
         lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
+        if rewritten < last:
+            read = decode(trajectory.token_ids[rewritten:last].tolist()).strip()
+            lines += ["", "a new context", *_field("reads", read)]
     verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]
     if not question.answers:

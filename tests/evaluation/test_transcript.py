@@ -55,6 +55,18 @@ def test_what_another_tool_gave_is_no_passage(make_question: Any, make_trajector
     assert "reply      Veld: The capital" in text
 
 
+def test_a_rewritten_context_is_shown_as_it_is_read(make_question: Any, make_trajectory: Any, decode: Any) -> None:
+    trajectory = make_trajectory("a")
+    start = trajectory.steps[0].action_stop
+    lines = transcript(replace(trajectory, context_starts=[0, start]), make_question("a"), decode).splitlines()
+    begins = lines.index("a new context")
+    assert lines[begins - 2].startswith("search")
+    assert lines[begins + 1] == "reads      user"
+    assert lines.index("           Tesk: Tesk is a city in Veld.") < lines.index("step 2")
+    assert not any(line.startswith("passages") for line in lines)
+    assert transcript(trajectory, make_question("a"), decode).count("a new context") == 0
+
+
 def test_the_prompt_is_shown_on_request(make_question: Any, make_trajectory: Any, decode: Any) -> None:
     trajectory, question = make_trajectory("a"), make_question("a")
     assert "Q a" not in transcript(trajectory, question, decode)
