@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
-PLACED_BY = ("into", "out")  # parameters of stages that say where, and not what
+UNSAID = ("into", "out", "trajectories", "traces")  # parameters of stages that say where and how much, and not what
 LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, where homes are shared by machines without locks
 OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
@@ -74,9 +74,9 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
 
 
 def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
-    """What a stage is called where people look: `train ppo 3`, wherever it writes."""
+    """What a stage is called where people look: `train ppo 3`, wherever it writes, and however much."""
     said = {name: str(value) for name, value in parameters.items() if value is not None and value is not False}
-    return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in PLACED_BY)])
+    return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID)])
 
 
 @contextmanager

@@ -245,7 +245,8 @@ def test_rows_left_out_are_in_no_policy_loss_and_in_no_denominator(
     credits = [dataclasses.replace(make_credit(each), critic_mask=each.action_mask & False) for each in trajectories]
     metrics = beside.update(trajectories, [left_out(credits[0]), credits[1], left_out(credits[2]), credits[3]], 0)
     expected = alone.update(trajectories[1::2], credits[1::2], 0)
-    assert metrics == expected | {"update/trained_share": 0.5}
+    # Rows beside them are padded and summed in other ways.
+    assert metrics == pytest.approx(expected | {"update/trained_share": 0.5}, abs=1e-6)
     assert same_bits(weights(alone.policy), weights(beside.policy))
 
 

@@ -29,27 +29,27 @@ ROOT = Path(__file__).parents[3]
 PATIENCE_S = 400.0
 
 TRAIN = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, time
 from agent_r1.params import load
 from agent_r1.records import Question
 from agent_r1.tables import write_rows
 from flows.stage import accelerator
 
-def main():
-    folder = pathlib.Path("outputs/train") / f"{sys.argv[2]}-seed{sys.argv[4]}"
+def train(run, seed, sweep, fresh):
+    folder = pathlib.Path("outputs/train") / f"{run}-seed{seed}"
     folder.mkdir(parents=True)
     with accelerator():
         (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/success": 0.5}) + "\\n")
         (folder / "mlflow_run_id").write_text("0" * 32)
         write_rows(load().places.questions, [], Question)
         (folder / "pid").write_text(str(os.getpid()))
-        time.sleep(600 if int(sys.argv[4]) else 0)
+        time.sleep(600 if seed else 0)
 """
 REGISTER = """
-import pathlib, sys
+import pathlib
 
-def main():
-    file = pathlib.Path("outputs/register") / f"{sys.argv[2]}-seed{sys.argv[4]}.json"
+def register(run, seed, sweep):
+    file = pathlib.Path("outputs/register") / f"{run}-seed{seed}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text('{"version": "models:/agent_r1/7"}')
 """
