@@ -30,8 +30,8 @@ def main(prefect: str, mlflow: str, viewer: Path) -> None:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         form = f"{prefect}/deployments/deployment/{deployment(prefect, 'training/training')}/run"
         take(browser, form, "prefect_run.png", LAPTOP, headers=known())
-        for flow, tab, name in (("training", "Logs", "prefect.png"), ("promote", "Details", "prefect_decision.png")):
-            page = f"{prefect}/runs/flow-run/{latest_run(prefect, flow)}?tab={tab}"
+        for flow, name in (("training", "prefect.png"), ("promote", "prefect_decision.png")):
+            page = f"{prefect}/runs/flow-run/{latest_run(prefect, flow)}"
             take(browser, page, name, LAPTOP, headers=known())
         take(browser, comparison(mlflow), "mlflow.png", LAPTOP)
         take(browser, three_compared(mlflow), "mlflow_compare.png", LAPTOP)
