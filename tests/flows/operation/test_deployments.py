@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,16 @@ def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, mo
     assert prefect() == Finding(Status.OK, f"a flow went through {prefect_api}")
 
 
+@pytest.fixture
+def client(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
+    """Of a server that has the project's deployments."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    with get_client(sync_client=True) as client:
+        deploy()
+        yield client
+
+
 def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
     """The names of the deployments, and the ids of the automations that detect crashes."""
     names = {found.name for found in client.read_deployments()}
@@ -82,73 +93,65 @@ def on_the_server(client: SyncPrefectClient) -> tuple[set[str], list[str]]:
 
 
 def test_deploying_again_after_a_restart_closes_what_was_left_and_changes_nothing_else(
-    prefect_api: str, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient,
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    with get_client(sync_client=True) as client:
-        deploy()
-        names, detectors = on_the_server(client)
-        assert set(DEPLOYMENTS) <= names
-        assert len(detectors) == 1
-        pool = client.read_work_pool(POOL)
-        assert (pool.type, pool.concurrency_limit) == ("process", 1)
-        assert client.read_global_concurrency_limit_by_name(PROMOTION).limit == 1
-        training = client.read_deployment_by_name("training/training")
-        run = client.create_flow_run_from_deployment(training.id, parameters={"run": "grpo", "seed": 3})
-        for refused in ({"run": "pppo"}, {"run": "ppo", "seed": -1}, {"run": "ppo", "overrides": "iterations"}):
-            field = [*refused][-1]
-            with pytest.raises(HTTPStatusError) as answer:
-                client.create_flow_run_from_deployment(training.id, parameters=refused)
-            assert answer.value.response.status_code == 409
-            assert f"Validation failed for field '{field}'" in answer.value.response.json()["detail"]
-        nightly = client.read_deployment_by_name("evaluation/nightly")
-        with pytest.raises(HTTPStatusError):
-            client.create_flow_run_from_deployment(nightly.id, parameters={"dataset": "musique"})
-        client.create_flow_run_from_deployment(nightly.id, parameters={"dataset": "atlas"})
-        client.set_flow_run_state(run.id, Running(), force=True)
+    names, detectors = on_the_server(client)
+    assert set(DEPLOYMENTS) <= names
+    assert len(detectors) == 1
+    pool = client.read_work_pool(POOL)
+    assert (pool.type, pool.concurrency_limit) == ("process", 1)
+    assert client.read_global_concurrency_limit_by_name(PROMOTION).limit == 1
+    training = client.read_deployment_by_name("training/training")
+    run = client.create_flow_run_from_deployment(training.id, parameters={"run": "grpo", "seed": 3})
+    for refused in ({"run": "pppo"}, {"run": "ppo", "seed": -1}, {"run": "ppo", "overrides": "iterations"}):
+        field = [*refused][-1]
+        with pytest.raises(HTTPStatusError) as answer:
+            client.create_flow_run_from_deployment(training.id, parameters=refused)
+        assert answer.value.response.status_code == 409
+        assert f"Validation failed for field '{field}'" in answer.value.response.json()["detail"]
+    nightly = client.read_deployment_by_name("evaluation/nightly")
+    with pytest.raises(HTTPStatusError):
+        client.create_flow_run_from_deployment(nightly.id, parameters={"dataset": "musique"})
+    client.create_flow_run_from_deployment(nightly.id, parameters={"dataset": "atlas"})
+    client.set_flow_run_state(run.id, Running(), force=True)
 
-        deploy(restarted=True)
-        assert on_the_server(client) == (names, detectors)  # anew it would forget which runs it waits for
-        assert client.read_flow_run(run.id).state_name == "Crashed"
+    deploy(restarted=True)
+    assert on_the_server(client) == (names, detectors)  # anew it would forget which runs it waits for
+    assert client.read_flow_run(run.id).state_name == "Crashed"
 
 
 def test_of_the_nights_that_waited_for_the_worker_one_runs_and_none_of_a_paused_schedule(
-    prefect_api: str, monkeypatch: pytest.MonkeyPatch
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    with get_client(sync_client=True) as client:
-        deploy()
-        nightly = client.read_deployment_by_name("evaluation/nightly")
-        begin, end = (str(datetime.now(UTC) + timedelta(days=days)) for days in (-5, 1))
-        wanted = {"start_time": begin, "end_time": end, "min_runs": 6}
-        client._client.post(f"/deployments/{nightly.id}/schedule", json=wanted)
-        by_hand = client.create_flow_run_from_deployment(nightly.id)
+    nightly = client.read_deployment_by_name("evaluation/nightly")
+    begin, end = (str(datetime.now(UTC) + timedelta(days=days)) for days in (-5, 1))
+    wanted = {"start_time": begin, "end_time": end, "min_runs": 6}
+    client._client.post(f"/deployments/{nightly.id}/schedule", json=wanted)
+    by_hand = client.create_flow_run_from_deployment(nightly.id)
 
-        def nights() -> list[FlowRun]:
-            ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[nightly.id]))
-            found = client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
-            return [run for run in found if run.auto_scheduled]
+    def nights() -> list[FlowRun]:
+        ours = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[nightly.id]))
+        found = client.read_flow_runs(flow_run_filter=ours, sort=FlowRunSort.EXPECTED_START_TIME_ASC)
+        return [run for run in found if run.auto_scheduled]
 
-        first = nights()[0]
-        monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(nightly.id))
-        monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(first.id))
-        client.set_flow_run_state(first.id, Running(), force=True)
-        assert expired() is None
-        past = [run for run in nights() if run.expected_start_time < datetime.now(UTC)]
-        assert [run.state_name for run in past] == ["Running", *["Cancelled"] * (len(past) - 1)]
-        assert len(past) == 5
-        assert f"{first.name}, which waited too, stands for it" in str(past[1].state)
-        assert client.read_flow_run(by_hand.id).state_name == "Scheduled"
-        assert all(run.state_name == "Scheduled" for run in nights() if run not in past)
+    first = nights()[0]
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", str(nightly.id))
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(first.id))
+    client.set_flow_run_state(first.id, Running(), force=True)
+    assert expired() is None
+    past = [run for run in nights() if run.expected_start_time < datetime.now(UTC)]
+    assert [run.state_name for run in past] == ["Running", *["Cancelled"] * (len(past) - 1)]
+    assert len(past) == 5
+    assert f"{first.name}, which waited too, stands for it" in str(past[1].state)
+    assert client.read_flow_run(by_hand.id).state_name == "Scheduled"
+    assert all(run.state_name == "Scheduled" for run in nights() if run not in past)
 
-        client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
-        state = expired()
-        assert state is not None
-        assert (state.name, state.message) == ("Cancelled", "its schedule was paused while it waited")
-        monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(by_hand.id))
-        assert expired() is None
+    client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=False)
+    state = expired()
+    assert state is not None
+    assert (state.name, state.message) == ("Cancelled", "its schedule was paused while it waited")
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(by_hand.id))
+    assert expired() is None
 
 
 def test_whoever_starts_a_flow_it_gives_two_signs_of_life_before_it_counts_as_crashed(
