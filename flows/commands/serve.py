@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from typer import Argument, Context, Option
 
 from agent_r1 import params
-from flows.commands.shared import LOOPBACK, Model, RunName, Seed, Sweep, Temperature, app
+from flows.commands.shared import Model, RunName, Seed, Sweep, Temperature, app
+from flows.processes import HOST
 
 PANEL = "Serve"
 
@@ -36,7 +37,7 @@ def serve_agent(
     sweep: Sweep = None,
     model: Model = None,
     temperature: Temperature = 0.0,
-    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = LOOPBACK,
+    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENDPOINT_KEY.")] = HOST,
     port: int = 8710,
 ) -> None:
     """Serves an agent with its tools, for OpenAI's clients.
@@ -52,7 +53,9 @@ def serve_agent(
 @app.command("serve_search", rich_help_panel=PANEL)
 def serve_search(
     index: Annotated[Path, Option(help="The index's folder.")] = Path("data/index"),
-    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_SEARCH_KEY.")] = LOOPBACK,
+    host: Annotated[
+        str, Option(help="Another than this machine's own lets others search; it asks nobody for a key.")
+    ] = HOST,
     port: int = 8700,
     name: Annotated[
         list[str] | None, Option(help="A further name that clients ask for, such as a proxy's; may be given again.")
@@ -70,7 +73,7 @@ def serve_search(
 def serve_engine(
     context: Context,
     model: Annotated[str, Argument(help="A Hugging Face folder or hub id; trainings replace its weights.")],
-    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENGINE_KEY.")] = LOOPBACK,
+    host: Annotated[str, Option(help="Another than this machine's own needs AGENT_R1_ENGINE_KEY.")] = HOST,
     port: int = 8001,
 ) -> None:
     """Serves a vLLM engine to trainings.

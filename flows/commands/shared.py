@@ -11,8 +11,6 @@ from typer import Option
 from agent_r1 import params
 from flows.stage import prepare_process
 
-LOOPBACK = "127.0.0.1"
-
 app = typer.Typer(
     help="Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline.",
     no_args_is_help=True,
