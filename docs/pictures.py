@@ -102,11 +102,12 @@ def comparison(mlflow: str) -> str:
 
 def three_compared(mlflow: str) -> str:
     """What MLflow's button Compare shows of the first training of three variants."""
-    asked = {"experiment_ids": [experiment(mlflow)], "filter": "tags.kind = 'training'", "order_by": ["start_time"]}
+    own = experiment(mlflow)
+    asked = {"experiment_ids": [own], "filter": "tags.kind = 'training'", "order_by": ["start_time"]}
     first: dict[str, str] = {}
     for run in post(f"{mlflow}/api/2.0/mlflow/runs/search", asked)["runs"]:
         first.setdefault(run["info"]["run_name"].split("-")[0], run["info"]["run_id"])
-    shown = {"runs": json.dumps(list(first.values())[:3]), "experiments": json.dumps([experiment(mlflow)])}
+    shown = {"runs": json.dumps(list(first.values())[:3]), "experiments": json.dumps([own])}
     return f"{mlflow}/#/compare-runs?{urlencode(shown)}"
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich.console import Console
-
 from agent_r1 import params
 from agent_r1.inspection.side_by_side import compared, rendered
+from flows.stage import output
 
 
 def compare(a: str, b: str, *, sweep: str = "", anyway: bool = False) -> None:
     """Prints what sets evaluation A apart from B; see `compared`."""
     found = compared(params.load(), a, b, sweep=sweep, anyway=anyway)
-    Console(width=None if sys.stdout.isatty() else 120).print(rendered(found))
+    output().print(rendered(found))

@@ -6,15 +6,13 @@ Nothing is generated and nothing is written, so a replay holds no lock and distu
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from agent_r1 import params
 from agent_r1.inspection import replay as stored
 from agent_r1.params import RunId
+from flows.stage import output
 
 
 def replay(
@@ -41,6 +39,6 @@ def replay(
         iterations=iterations,
         with_gradient=with_gradient,
     )
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = output()
     for part in stored.tables(replayed):
         console.print(part)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
-from rich.console import Console
 from rich.markdown import Markdown
 
 from agent_r1 import params
 from agent_r1.harmless import harmless_lines
+from flows.stage import output
 
-WIDTH = 120  # of what is printed elsewhere than on a terminal
 NEXT = """\
 - the whole report: `{page}`
 - the runs side by side in MLflow: `make ui`
@@ -25,5 +22,4 @@ def results(sweep: str = "") -> None:
         raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `make repro`")
     _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
     shown = [about, *(part for part in parts if part.startswith("|"))][:2]
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    console.print(Markdown("\n\n".join([*shown, NEXT.format(page=page)])))
+    output().print(Markdown("\n\n".join([*shown, NEXT.format(page=page)])))

@@ -54,6 +54,7 @@ QUIET = {
 }
 
 TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
+WIDTH = 120  # of tables that are printed elsewhere than on a terminal
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,11 @@ def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> 
     """What a stage is called where people look: `train ppo 3`, wherever it writes, and however much."""
     said = {name: str(value) for name, value in parameters.items() if value is not None and value is not False}
     return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID)])
+
+
+def output() -> Console:
+    """Standard output for tables: as wide as its terminal, or wide enough elsewhere."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
 from agent_r1.evaluation.comparison import markdown_table, mean_cell, read_curve, read_scores
-from agent_r1.evaluation.scores import in_words
+from agent_r1.evaluation.scores import BOUNDS, in_words
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.evaluation.verdicts import Decision, Drift, decision_table, explain, verdict
 from agent_r1.harmless import harmless, in_markdown
@@ -16,7 +16,7 @@ from agent_r1.params import Params, Places
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version
-from flows.operation.serving import mlflow_ui
+from agent_r1.tracking.views import address
 
 COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 
@@ -45,7 +45,7 @@ def show_evaluation(version: Version, folder: Path, settings: Params, found: Dri
     """The table of a version's scores and what has changed since the time before; the score of all questions."""
     questions = read_rows(settings.places.questions, Question)
     measured = read_scores(folder, questions, settings.evaluate)
-    means = (name for name in measured if not name.endswith(("/low", "/high")))
+    means = (name for name in measured if not name.endswith(BOUNDS))
     rows = [[in_markdown(name), _cell(measured, name)] for name in means]
     parts = [
         f"{folder.parent.name}, of {version.descriptor.label}. {_link(_mlflow_run(folder), 'In MLflow')}",
@@ -66,7 +66,7 @@ def show_decision(decision: Decision, mlflow_run_id: str) -> None:
 
 def run_page(run_id: str) -> str:
     """Where a browser finds a run of MLflow."""
-    return f"{mlflow_ui()}/#/runs/{run_id}"
+    return f"{address()}/#/runs/{run_id}"
 
 
 def _link(run_id: str, text: str) -> str:

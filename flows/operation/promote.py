@@ -22,7 +22,6 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
 from prefect.states import Completed
-from rich.console import Console
 from rich.markdown import Markdown
 
 from agent_r1 import params, tracking
@@ -42,7 +41,7 @@ from flows.operation.pages import show_decision
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
-from flows.stage import speak
+from flows.stage import output, speak
 
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 Evaluate = Callable[[Sequence[str]], None]  # runs `agent-r1 evaluate` with these arguments to its end
@@ -179,7 +178,7 @@ def _run_evaluate(arguments: Sequence[str]) -> None:
 
 def promote_here(challenger: str, *, first: bool = False, anyway: bool = False) -> None:
     """Decides at a terminal, and prints."""
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = output()
     if first:
         console.print(f"{crown(challenger).reference} is the champion")
     elif decision := gate(challenger, _run_evaluate, anyway=anyway):

@@ -66,12 +66,12 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         if code := subprocess.run(command, env=environment, check=False).returncode:
             sys.exit(code)  # its own lines say why
         page = without_password(environment["PREFECT_API_URL"]).removesuffix("/api")
-        mlflow = mlflow_ui(mlflow_port)
+        mlflow = address(mlflow_port)
         if not remote:
             _say_who_may_enter(environment[OF_CLIENTS])
         logger.info("start a training or a promotion: %s/deployments", page)
         logger.info("what runs, and what came of it: %s/runs", page)
-        logger.info("compare the runs in MLflow: %s", compared_runs(mlflow_port))
+        logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
         logger.info("Ctrl-C ends everything")
         worker = Part(
             name="worker",
@@ -104,10 +104,10 @@ def show_mlflow(port: int) -> None:
     """Runs the MLflow UI alone, until interrupted."""
     found = _mlflow_servers(port)
     if not found:
-        raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {mlflow_ui()}")
+        raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {address()}")
     with _running(found) as servers:
-        logger.info("the runs side by side: %s", compared_runs(port))
-        logger.info("MLflow at %s; Ctrl-C ends it", mlflow_ui(port))
+        logger.info("the runs side by side: %s", comparison(port))
+        logger.info("MLflow at %s; Ctrl-C ends it", address(port))
         raise OSError(_obituary(_first_to_end(servers)))
 
 
@@ -180,16 +180,6 @@ def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_S)
-
-
-def mlflow_ui(port: int = 5000) -> str:
-    """Where a browser finds MLflow: what `make serve` says, the tracking server, or else this port of this machine."""
-    return address(port)
-
-
-def compared_runs(port: int = 5000) -> str:
-    """The page of MLflow on which the trainings stand side by side, grouped by variant."""
-    return comparison(port)
 
 
 def require_free(port: int, variable: str) -> None:

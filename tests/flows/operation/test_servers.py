@@ -12,7 +12,8 @@ from importlib.metadata import version
 
 import pytest
 
-from flows.operation.serving import mlflow_ui, require_free, require_server
+from agent_r1.tracking import views
+from flows.operation.serving import require_free, require_server
 from flows.processes import api_on
 
 
@@ -95,4 +96,4 @@ def test_where_a_browser_finds_mlflow(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert mlflow_ui(5001) == address
+    assert views.address(5001) == address
