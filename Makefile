@@ -122,4 +122,5 @@ ifeq ($(INSTALL),)
 else
 	$(PIP) $(INSTALL)
 endif
+	@python -c 'import vl_convert; print(vl_convert.javascript_bundle())' > $(VENV)/vega.js  # for .dvc/plots.html
 	touch $@

@@ -1,7 +1,8 @@
-"""DVC's experiments as docs/operating.md has them: with a name, and beside files that are staged."""
+"""DVC's experiments as docs/operating.md has them, with a name and beside files that are staged, and its plots."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import vl_convert
 
 ROOT = Path(__file__).parents[2]
 GRAPH = """
@@ -19,6 +21,8 @@ stages:
       p.Path('scores.json').write_text('{\\"name\\": \\"' + os.environ.get('DVC_EXP_NAME', '') + '\\"}')"
     params: [train.update.learning_rate]
     metrics: [{scores.json: {cache: false}}]
+plots:
+  - success of the sampled episodes: {x: iteration, y: {curve.json: [ppo, grpo]}, template: runs}
 """
 
 
@@ -30,6 +34,10 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / ".dvc").mkdir()
     for name in ("config", ".gitignore"):
         shutil.copy(ROOT / ".dvc" / name, tmp_path / ".dvc" / name)
+    shutil.copy(ROOT / ".dvc/plots.html", tmp_path / ".dvc")
+    shutil.copytree(ROOT / ".dvc/plots", tmp_path / ".dvc/plots")
+    curve = [{"iteration": number, "ppo": number / 8, "grpo": number / 9} for number in range(4)]
+    (tmp_path / "curve.json").write_text(json.dumps(curve))
     (tmp_path / ".dvc/config.local").write_text(f"[core]\n site_cache_dir = {tmp_path}/.git/site\n")
     shell(tmp_path, "git init -q && git config user.name a && git config user.email a@localhost")
     shell(tmp_path, "dvc repro -q && git add . && git commit -qm made && echo > staged && git add staged")
@@ -54,3 +62,17 @@ def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(project
         assert shell(project, "git diff --cached --name-only") == "staged\n", command
     assert (project / "scores.json").read_text() == '{"name": "slow"}'
     assert "learning_rate: 0.0001" in shell(project, "dvc exp show --only-changed --csv; cat params.yaml")
+
+
+def test_a_page_of_plots_overlays_two_revisions_without_a_network(project: Path) -> None:
+    curve = project / "curve.json"
+    curve.write_text(curve.read_text().replace("0.375", "0.5"))
+    shell(project, "dvc plots diff HEAD")
+    page = (project / "dvc_plots/index.html").read_text()
+    from_network = re.findall(r'<template id="network">.*?</template>', page, re.DOTALL)
+    assert re.findall(r'<script[^>]* src="([^"]*)"', page.replace(*from_network, "")) == ["../.venv/vega.js"]
+    [spec] = re.findall(r"var spec = (\{.*?\});\n", page, re.DOTALL)
+    svg = vl_convert.vegalite_to_svg(json.loads(spec))
+    for label in ("ppo", "grpo", "workspace", "HEAD", "iteration"):
+        assert f">{label}</text>" in svg
+    assert svg.count('aria-roledescription="line mark"') == 4
