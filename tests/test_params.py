@@ -25,9 +25,9 @@ LAKE = {"env": "frozen_lake", "size": 4, "frozen": 0.8, "intended": 1.0, "test":
 MUSIQUE = {"format": "musique", "test": {"file": "x", "questions": 0}}
 GENERIC = {"format": "generic", "test": {"file": "x.jsonl", "questions": 0}}
 GROUPS = {"train.rollout.samples": 4}
+NO_OTHERS = {"ablations.closer": {"runs": [], "seeds": []}, "ablations.references": []}
 # The other runs' overrides cannot be refused then.
-NONE_CLOSER = {"runs": [], "seeds": []}
-ONLY_PPO = {"runs": {"ppo": {}}, "repro_runs": ["ppo"], "ablations.runs": ["ppo"], "ablations.closer": NONE_CLOSER}
+ONLY_PPO = {"runs": {"ppo": {}}, "repro_runs": ["ppo"], "ablations.runs": ["ppo"], **NO_OTHERS}
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +366,7 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"runs.closed_book": {}}, "runs: 'closed_book' is the name of a baseline; name the run differently"),
         ({"repro_runs": ["ppo", "grppo"]}, r"repro_runs names 'grppo'.*did you mean 'grpo'\?"),
         (
-            {"ablations.closer": NONE_CLOSER, "ablations.runs": ["ppo", "grppo"]},
+            {**NO_OTHERS, "ablations.runs": ["ppo", "grppo"]},
             r"ablations\.runs names 'grppo'.*did you mean 'grpo'\?",
         ),
         ({"ablations.runs": ["ppo", "grpo", "ppo"]}, "runs names 'ppo' more than once"),
@@ -400,6 +400,7 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
         ({"ablations.closer": {"runs": ["ppo"], "seeds": []}}, "runs and seeds belong together"),
         ({"ablations.closer": {"runs": ["ppo"], "seeds": [9, 9]}}, "seeds names 9 more than once"),
         ({"ablations.closer": {"runs": ["dapo"], "seeds": [9]}}, r"closer\.runs names 'dapo', which runs does not"),
+        ({"ablations.references": ["ppo", "gpro"]}, r"references names 'gpro', which is none.*did you mean 'grpo'\?"),
         ({"ablations.closer.seeds": [2, 3]}, r"closer\.seeds names 2, which every run has already"),
         ({"ablations.train.seed": 3}, r"train\.seed has no effect"),
         ({"ablations.train": {"iteration": 3}}, r"ablations: runs\.ppo.*iteration.*did you mean 'iterations'"),
@@ -588,7 +589,7 @@ def test_a_policy_that_never_trains_is_refused(
     check(content, {**changes, key: iterations - 1})
     with pytest.raises(ValueError, match=r"ablations: runs\.ppo: update\.critic\.warmup .* 12 iterations, .* all 12"):
         check(content, {**plain, key: content["ablations"]["train"]["iterations"]})
-    without_critic = {"ablations.runs": ["grpo"], "ablations.closer": NONE_CLOSER, "ablations.train.iterations": 2}
+    without_critic = {"ablations.runs": ["grpo"], **NO_OTHERS, "ablations.train.iterations": 2}
     check(content, {**plain, key: 12, **without_critic})
 
 

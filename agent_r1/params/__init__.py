@@ -218,11 +218,12 @@ class CloserParams(Section):
 
 
 class AblationsParams(Section):
-    """The sweep: every run with every seed, some with further ones, and what all are compared with."""
+    """The sweep: every run with every seed, some with further ones, and baselines without."""
 
     runs: Annotated[list[str], Field(min_length=1)]
     seeds: Annotated[Seeds, Field(min_length=1)]
     baselines: Annotated[list[Baseline], Field(min_length=1)]
+    references: list[str]  # what all are compared with; []: the first run and the first baseline
     closer: CloserParams
     train: dict[str, Any]  # over the `train` section of every run
 
@@ -231,7 +232,12 @@ class AblationsParams(Section):
         return self.seeds + (self.closer.seeds if run in self.closer.runs else [])
 
     def objections(self) -> Iterator[str]:
-        yield from _repeated(runs=self.runs, seeds=self.seeds, baselines=list(self.baselines))
+        yield from _repeated(
+            runs=self.runs, seeds=self.seeds, baselines=list(self.baselines), references=self.references
+        )
+        for name in self.references:
+            if name not in (agents := [*self.runs, *self.baselines]):
+                yield f"references names {name!r}, which is none of its runs and baselines{nearest(name, agents)}"
         for run in self.closer.runs:
             if run not in self.runs:
                 yield f"closer.runs names {run!r}, which runs does not{nearest(run, self.runs)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.report import render_sweep, successes
+from agent_r1.evaluation.sweep import render_sweep, successes
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Outcome, Question
 
@@ -35,9 +36,10 @@ def evaluate(questions: list[Question], make_evaluation: Any) -> Evaluate:
     return make
 
 
-def curve(alarm_in: int | None, *, critic: bool = False) -> list[dict[str, float]]:
+def curve(alarm_in: int | None, *, critic: bool = False, update_s: float = 10.0) -> list[dict[str, float]]:
+    times = TIMES | {"time/update_s": update_s}
     rows = [
-        {"iteration": i, "rollout/success": 0.1 * i, "monitor/alarms": float(i == alarm_in), **TIMES} for i in range(4)
+        {"iteration": i, "rollout/success": 0.1 * i, "monitor/alarms": float(i == alarm_in), **times} for i in range(4)
     ]
     if critic:
         rows = [row | {"value/explained_variance": 0.2 * row["iteration"]} for row in rows]
@@ -50,7 +52,7 @@ def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: E
     render_sweep(
         {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2},
         [evaluate("base_tool_call", 1)],
-        {"ppo": [curve(None, critic=True), curve(2, critic=True)], "grpo": [curve(None), curve(None)]},
+        {"ppo": [curve(None, critic=True), curve(2, critic=True, update_s=40.0)], "grpo": [curve(None), curve(None)]},
         questions,
         tmp_path,
         draws,
@@ -81,11 +83,33 @@ def test_differences_by_hand(page: str) -> None:
     assert "-0.375 [" in base
 
 
+def test_differences_by_stratum_by_hand(page: str) -> None:
+    # Of one hop grpo has 1 and ppo 1/4, of two hops both have everything.
+    assert "## Differences from `ppo` by number of hops\n\n| agent | 1 hop | 2 hops |" in page
+    grpo, base = (rows(page, name)[2] for name in ("grpo", "base_tool_call"))
+    assert re.fullmatch(r"\| `grpo` \| \+0\.750 \[.*\] \| \+0\.000 \[\+0\.000, \+0\.000\] \|", grpo.replace("*", ""))
+    assert "| -0.250 [" in base.replace("*", "")
+    assert "by kind" not in page, "all are of one kind"
+
+
+def test_references_are_what_all_are_compared_with(
+    evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams
+) -> None:
+    agents = {"ppo": [evaluate("ppo-seed0", 3)], "grpo": [evaluate("grpo-seed0", 4)]}
+    curves = {name: [curve(None)] for name in agents}
+    render_sweep(agents, [evaluate("base_tool_call", 1)], curves, questions, tmp_path, draws, ["grpo", "ppo"])
+    page = (tmp_path / "report.md").read_text()
+    assert "| agent | less `grpo` | less `ppo` |" in page
+    assert "| `grpo` |  | +0.250 [" in page
+
+
 def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
     # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .1, .2 and .3.
     # Of the variance .2, .4 and .6 are explained then, where there is a critic. The last validations say .6 and .7.
-    assert "| `ppo` | 4 | 0.200 | 0.650 | 0.40 | none, 2 | 2.0 |" in page
-    assert "| `grpo` | 4 | 0.200 | n/a | n/a | none, none | 2.0 |" in page
+    # One of ppo's takes twice as long: after two minutes it has made two iterations, of 0 and .1, the others four.
+    assert "| run | iterations | sampled exact match | at equal time, 2.0 min |" in page
+    assert "| `ppo` | 4 | 0.200 | 0.140 | 0.650 | 0.40 | none, 2 | 3.0 |" in page
+    assert "| `grpo` | 4 | 0.200 | 0.200 | n/a | n/a | none, none | 2.0 |" in page
 
 
 def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ SMALL = {
     "ablations": {
         "runs": ["ppo"],
         "seeds": [0, 1],
+        "references": [],
         "closer": {"runs": [], "seeds": []},
         "train": {"iterations": 2, "validation": {"every": 2, "questions": 6}},
     },

@@ -1,0 +1,178 @@
+"""The report of a sweep with every seed: one Markdown page and two pictures.
+
+S = seeds, N = questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent_r1.evaluation.comparison import (
+    Evaluation,
+    above_chance,
+    cut_short,
+    difference_cell,
+    markdown_table,
+    mean_cell,
+    warning,
+)
+from agent_r1.evaluation.plots import EXPLAINED, SAMPLED, VALIDATED, Curve, final_scores, seed_curves
+from agent_r1.evaluation.report import (
+    ABSENT,
+    CURVES_PNG,
+    FINAL_PNG,
+    STRATA,
+    differences_table,
+    in_order,
+    strata_of,
+    stratum_title,
+    write_page,
+)
+from agent_r1.evaluation.scores import CEILING, FLOOR
+from agent_r1.evaluation.statistics import Interval, difference_over_seeds, interval_over_seeds
+from agent_r1.params.stages import EvaluateParams
+from agent_r1.records import Question, words_of
+
+AT_THE_END = 3  # iterations
+
+Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
+Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, success [S, N] of every seed and question
+Chosen = Mapping[str, NDArray[np.bool_]]  # by stratum, which questions [N] are in it
+
+
+def render_sweep(
+    runs: Agents,
+    baselines: Sequence[Evaluation],
+    curves: Mapping[str, Sequence[Curve]],
+    questions: Sequence[Question],
+    folder: Path,
+    params: EvaluateParams,
+    references: Sequence[str] = (),
+) -> dict[str, Interval]:
+    """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
+
+    The table of differences has a column for each of the references, which are the first run and the first baseline if
+    none are named, and one for chance.
+    """
+    agents = {**runs, **{baseline.name: [baseline] for baseline in baselines}}
+    hits, draws = successes(agents), (params.bootstrap_samples, params.seed)
+    found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
+    of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
+    reference, base = next(iter(runs)), baselines[0].name
+    seeds, asked = sorted({len(evaluations) for evaluations in runs.values()}), hits[reference].shape[1]
+
+    def difference(name: str, other: str, chosen: NDArray[np.bool_] | slice = slice(None)) -> str:
+        if name == other:
+            return ""
+        return difference_cell(difference_over_seeds(hits[name][:, chosen], hits[other][:, chosen], *draws))
+
+    word = words_of(questions).right
+    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds, word)
+    title = f"{word.capitalize()} of the sampled episodes, by iteration"
+    limits = {str(name): found[name].mean for name in (FLOOR, CEILING) if name in found}
+    seed_curves(folder / CURVES_PNG, curves, reference, SAMPLED, title, limits)
+    compared = dict.fromkeys([*(references or (reference, base)), *(name for name in limits if name == FLOOR)])
+    strata_by_name = {name: _strata(agents[reference][0], questions, name) for name in strata_of(questions)}
+    parts = [
+        "# Ablations",
+        f"{len(runs)} runs with {' or '.join(map(str, seeds))} seeds each, {asked} test questions, greedy decoding. "
+        "Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one seed, over "
+        "questions.",
+        *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
+        *above_chance(found),
+        f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
+        f"## {word.capitalize()}",
+        _scores_by_seed(hits, found, next(iter(strata_by_name.values()), {})),
+        "## Differences on the same questions",
+        "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
+        differences_table(list(hits), list(compared), difference),
+    ]
+    for name, strata in strata_by_name.items():
+        others = [agent for agent in hits if agent != reference and len(strata) > 1]
+        rows = [
+            [f"`{agent}`", *(difference(agent, reference, chosen) for chosen in strata.values())] for agent in others
+        ]
+        title = f"## Differences from `{reference}` by {STRATA.get(name, name)}"
+        parts += [title, markdown_table(["agent", *strata], rows)] if rows else []
+    parts += [
+        "## Training",
+        f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
+        f"is the share of its targets' variance that a critic explains. At equal time is of the last {AT_THE_END} "
+        f"iterations that had ended when the fastest training was over. On dev is the {word} of the last "
+        "validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
+        "iteration is that of the first one.",
+        _training(curves, word),
+        f"![{word.capitalize()} per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
+    ]
+    write_page(folder, parts)
+    return found
+
+
+def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
+    """By agent, success [S, N] of every seed; the questions are in the same order everywhere."""
+    evaluations = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
+    first, asked = evaluations[0][0], evaluations[0][1].asked
+    if aborted := cut_short([evaluation for _, evaluation in evaluations]):
+        raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
+    for name, evaluation in evaluations:
+        if evaluation.asked != asked:
+            raise ValueError(
+                f"{name} and {first} answered different questions; evaluate both again under the same configuration"
+            )
+    return {
+        name: np.array([[one for _, one in sorted(each.success.items())] for each in seeds], dtype=np.float64)
+        for name, seeds in agents.items()
+    }
+
+
+def _strata(evaluation: Evaluation, questions: Sequence[Question], name: str) -> Chosen:
+    """By the values of one of the strata, such as hops, which questions are in it, in the order of `successes`."""
+    strata = {each.question_id: f"{name}_{each.strata[name]}" if name in each.strata else "" for each in questions}
+    found = np.array([strata[question_id] for question_id in sorted(evaluation.success)])
+    return {stratum_title(each): found == each for each in sorted(set(found.tolist()) - {""}, key=in_order)}
+
+
+def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Chosen) -> str:
+    rows = []
+    for name, values in hits.items():
+        seeds = " ".join(f"{mean:.3f}" for mean in values.mean(axis=1))
+        of_each = [f"{values[:, chosen].mean():.3f}" for chosen in strata.values()]
+        rows.append([f"`{name}`", mean_cell(found[name]), seeds, *of_each])
+    return markdown_table(["agent", "all", "single seeds", *strata], rows)
+
+
+def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
+    shortest, rows = min(_seconds(curve) for seeds in curves.values() for curve in seeds), []
+    for run, seeds in curves.items():
+        alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
+        firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
+        validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics][-1:] for curve in seeds]
+        row = [
+            _mean([metrics[SAMPLED] for curve in seeds for metrics in curve[-AT_THE_END:]], 3),
+            _mean([metrics[SAMPLED] for curve in seeds for metrics in _until(curve, shortest)[-AT_THE_END:]], 3),
+            _mean([score for scores in validated for score in scores], 3),
+            _mean([each[EXPLAINED] for curve in seeds for each in curve[-AT_THE_END:] if EXPLAINED in each], 2),
+        ]
+        minutes = _mean([_seconds(curve) / 60 for curve in seeds], 1)
+        rows.append([f"`{run}`", str(len(seeds[0])), *row, ", ".join(firsts), minutes])
+    header = ["run", "iterations", f"sampled {word}", f"at equal time, {shortest / 60:.1f} min", "on dev", "explained"]
+    return markdown_table([*header, "first alarm, by seed", "minutes per seed"], rows)
+
+
+def _mean(values: Sequence[float], decimals: int) -> str:
+    return f"{np.mean(values):.{decimals}f}" if values else ABSENT
+
+
+def _until(curve: Curve, seconds: float) -> Curve:
+    """The iterations that had ended after so many seconds of training."""
+    return [metrics for number, metrics in enumerate(curve) if _seconds(curve[: number + 1]) <= seconds]
+
+
+def _seconds(curve: Curve) -> float:
+    """The sum of `time/*_s`, the only metrics that add up to a time."""
+    return sum(value for metrics in curve for name, value in metrics.items() if fnmatch(name, "time/*_s"))
