@@ -222,6 +222,11 @@ def above_chance(found: Mapping[str, Interval]) -> list[str]:
     ]
 
 
+def interval_of(scores: Mapping[str, float], name: str) -> Interval:
+    """A score with the bounds that stand beside it."""
+    return Interval(mean=scores[name], low=scores[f"{name}/low"], high=scores[f"{name}/high"])
+
+
 def mean_cell(found: Interval, decimals: int = 3) -> str:
     """A mean with its interval, which has one decimal less: 0.750 [0.70, 0.80]."""
     return f"{found.mean:.{decimals}f} [{found.low:.{decimals - 1}f}, {found.high:.{decimals - 1}f}]"

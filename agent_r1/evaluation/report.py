@@ -13,6 +13,7 @@ from agent_r1.evaluation.comparison import (
     Evaluation,
     above_chance,
     difference_cell,
+    interval_of,
     markdown_table,
     mean_cell,
     paired,
@@ -57,7 +58,7 @@ def render(
     scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
     baselines = {name: row[SUCCESS] for name, row in scores.items() if name not in curves}
     best = max(curves or scores, key=lambda name: scores[name][SUCCESS])
-    final = {name: _interval(row, SUCCESS) for name, row in scores.items()}
+    final = {name: interval_of(row, SUCCESS) for name, row in scores.items()}
     word = words_of(questions).right
     learning_curves(folder / CURVES_PNG, curves, baselines, word)
     final_scores(folder / FINAL_PNG, final, list(curves), {}, word)
@@ -162,9 +163,5 @@ def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], p
     return differences_table(list(by_name), references, cell)
 
 
-def _interval(scores: Mapping[str, float], key: str) -> Interval:
-    return Interval(mean=scores[key], low=scores[f"{key}/low"], high=scores[f"{key}/high"])
-
-
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
-    return mean_cell(_interval(scores, key), decimals) if key in scores else ABSENT
+    return mean_cell(interval_of(scores, key), decimals) if key in scores else ABSENT

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from agent_r1.evaluation.comparison import markdown_table, mean_cell, read_curve, read_scores
+from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_curve, read_scores
 from agent_r1.evaluation.scores import BOUNDS, in_words
-from agent_r1.evaluation.statistics import Interval
 from agent_r1.evaluation.verdicts import Decision, Drift, decision_table, explain, verdict
 from agent_r1.harmless import harmless, in_markdown
 from agent_r1.params import Params, Places
@@ -84,7 +83,7 @@ def _success(places: Places) -> str:
 def _cell(measured: dict[str, float], name: str) -> str:
     if f"{name}/low" not in measured:
         return f"{measured[name]:.3f}"
-    return mean_cell(Interval(mean=measured[name], low=measured[f"{name}/low"], high=measured[f"{name}/high"]))
+    return mean_cell(interval_of(measured, name))
 
 
 def _key(kind: str, name: str) -> str:
