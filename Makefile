@@ -14,8 +14,6 @@ VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
 PYTEST := pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(if $(CI),--durations=40)
 INSTALLED := $(VENV)/.installed
-# Games that are made at the same time do not wait for each other: on a CPU each has a core.
-BESIDE = $(if $(filter -j%,$(MAKEFLAGS)),AGENT_R1_LOCKS=$(CURDIR)/games/$*/.locks)
 # Of what is locked pip takes nothing but files of known content, and builds with nothing else either. The bytes of torch
 # depend on where its CPU wheel comes from.
 PIP := python -m pip install
@@ -35,13 +33,8 @@ COMPILE = $(UV_PLACES) uv pip compile --quiet \
 	--generate-hashes --python-version 3.11 --index-strategy unsafe-best-match --no-emit-index-url \
 	--no-emit-find-links --custom-compile-command "make lock"
 
-# Without the advice to push, to a remote that there may not be.
-REPRO = PYTHONUNBUFFERED=1 dvc repro $(1) | sed '/^Use `dvc push`/d'
-SHELL := bash
-.SHELLFLAGS := -o pipefail -c
-
-# `dvc repro` runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the
-# doctor looks at first.
+# DVC runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the doctor looks
+# at first.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
@@ -49,7 +42,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro pipeline ablations games serve doctor check test hostile lint ui lock clean
+.PHONY: help repro ablations games serve doctor check test hostile lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,26 +50,20 @@ help:  ## say what can be made
 repro: $(INSTALLED)  ## prepare, train, evaluate and report whatever is out of date; at another scale with OVERLAY=NAME
 	$(if $(OVERLAY),agent-r1 overlay $(OVERLAY))
 	agent-r1 doctor parameters
-	@$(call REPRO)
+	agent-r1 pipeline
 	@agent-r1 results
 
-pipeline: $(INSTALLED)  ## the same as one Prefect flow, on the server of PREFECT_API_URL or a temporary one
-	agent-r1 pipeline
-
-ablations: $(INSTALLED) ablations/dvc.yaml  ## train, evaluate and compare every run of params.yaml's ablations; OVERLAY=NAME as above
+ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml's ablations; OVERLAY=NAME as above
 	$(if $(OVERLAY),agent-r1 overlay $(OVERLAY))
 	agent-r1 doctor parameters
-	@$(call REPRO,ablations/dvc.yaml)
+	agent-r1 pipeline --sweep ablations
 	@agent-r1 results --sweep ablations
 
-ablations/dvc.yaml:  # from here on DVC's commands know the sweep
-	ln -s graph.yaml $@
-
-games: $(GAMES:%=game-%)  ## play every game, or GAMES=sokoban: the same sweep in games/NAME; -j2 makes two at a time
+games: $(GAMES:%=game-%)  ## play every game, or GAMES=sokoban: the same sweep in games/NAME
 
 game-%: $(INSTALLED)
 	agent-r1 overlay $* --into games/$*
-	cd games/$* && agent-r1 doctor parameters && $(BESIDE) $(call REPRO,ablations/dvc.yaml)
+	cd games/$* && agent-r1 doctor parameters && agent-r1 pipeline --sweep ablations
 	@cd games/$* && agent-r1 results --sweep ablations
 
 serve: $(INSTALLED)  ## bring up Prefect (PREFECT_PORT or PREFECT_API_URL), deployments, a worker and MLflow (MLFLOW_PORT)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 REMINDER_S = 300.0  # between two calls that say for whom a lock is waited for
+LOOK_S = 0.05  # between two looks at one that is held
 
 
 @contextmanager
@@ -77,22 +79,38 @@ def finish_swap(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds a lock file; the kernel frees it when the process ends, however it ends.
-
-    Where another process holds it, `when_held` is called, which may raise, and again every `REMINDER_S` of waiting.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock, patience_s = FileLock(path), 0.0
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=patience_s)
-        except Timeout:
-            when_held()
-            patience_s = REMINDER_S
-    try:
+    """Holds a lock file, as `locked_one` does."""
+    with locked_one([path], when_held):
         yield
+
+
+@contextmanager
+def locked_one(paths: Sequence[Path], when_held: Callable[[], None]) -> Iterator[Path]:
+    """Holds whichever of some lock files is free first, and gives it.
+
+    The kernel frees it when the process ends, however it ends. Where others hold them all, `when_held` is called, which
+    may raise, and again every `REMINDER_S` of waiting.
+    """
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    locks, reminder = {path: FileLock(path) for path in paths}, time.monotonic()
+    while (held := _acquired(locks)) is None:
+        if time.monotonic() >= reminder:
+            when_held()
+            reminder = time.monotonic() + REMINDER_S
+        time.sleep(LOOK_S)
+    try:
+        yield held
     finally:
-        lock.release()
+        locks[held].release()
+
+
+def _acquired(locks: Mapping[Path, FileLock]) -> Path | None:
+    for path, lock in locks.items():
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            return path
+    return None
 
 
 def sha256(path: Path) -> str:

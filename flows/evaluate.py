@@ -175,7 +175,7 @@ def _ask(
         elif subject.elsewhere:
             trajectories = answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared)
         else:
-            with accelerator():
+            with accelerator(settings.operate.side_by_side):
                 trajectories = answer_greedily(
                     policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
                 )

@@ -1,4 +1,4 @@
-"""The graphs of DVC as Prefect flows: one task per stage's command, in the order that DVC gives."""
+"""The graphs of DVC as Prefect flows: one task per stage's command, those that are ready side by side."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
@@ -20,6 +22,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import TerminationSignal
+from prefect.futures import PrefectConcurrentFuture
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -27,9 +30,11 @@ from prefect.states import Completed
 
 from agent_r1 import params
 from flows.dvc_files import DVC, ask_dvc, collect_graph
-from flows.processes import end_with_parent, prefect_server, process_group
+from flows.processes import GRACE_S, end_group, end_with_parent, ended_after, prefect_server, process_group
 from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
 
+CACHED = "Cached"  # the state of a stage that was up to date
+PUSH = "Use `dvc push`"  # DVC's advice after every stage, to whoever has a remote
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 
 logger = logging.getLogger(__name__)
@@ -43,21 +48,83 @@ class StageUnavailable(StageFailed):
     """A stage ended because a file or a server failed it: the same may work later."""
 
 
+class Beside:
+    """The commands of a flow that run beside each other; once they were ended no other begins."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._over = False
+
+    @contextmanager
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+        """Runs a command as `process_group` does. Raises StageFailed if the others were ended."""
+        with process_group(command, environment) as process:
+            self._running.add(process)
+            try:
+                if self._over:  # looked at after `end` can find the command
+                    raise StageFailed("its flow was ended as the stage began")
+                yield process
+            finally:
+                self._running.discard(process)
+
+    def end(self) -> None:
+        """Ends what runs, with all that it started."""
+        self._over = True
+        for process in [*self._running]:
+            end_group(process, GRACE_S)
+
+
 def run_command(stage: str, *arguments: str) -> None:
     """Runs `agent-r1 STAGE ARGUMENTS` as a task.
 
     Raises StageFailed if its command failed, or took longer than `operate.timeouts_s`.
     """
-    _limited(stage, stage, [sys.executable, "-m", "flows", stage, *arguments], by_dvc=False)
+    _task_of(stage)(stage, [sys.executable, "-m", "flows", stage, *arguments], Beside())
 
 
 def reproduce(stage: str) -> None:
     """Runs one DVC stage as a task if anything it depends on has changed; its state is Cached where nothing has.
 
     The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
+    Raises StageFailed as `run_command` does.
     """
-    name = stage.rpartition(":")[2].partition("@")[0]
-    _limited(name, stage, [*DVC, "repro", "--single-item", stage], by_dvc=True)
+    _task_of(stage)(stage, _repro(stage), Beside(), ask=True)
+
+
+def reproduce_all(file: str) -> None:
+    """Brings every stage of a dvc.yaml up to date, and those of others that they depend on.
+
+    Stages that are ready run side by side, `operate.side_by_side` at a time, first those for which most others wait.
+    Raises the first StageFailed once all that ran beside that stage has ended; nothing is begun meanwhile.
+    """
+    needs, changed, slots = stages(file), out_of_date("--with-deps", file), params.load().operate.side_by_side
+    behind, order, beside = waiting(needs), TopologicalSorter(needs), Beside()
+    running: dict[Future[State[None]], str] = {}
+    made, faults, ready = set[str](), list[Any](), list[str]()
+    order.prepare()
+    try:
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
+            while ready and len(running) < slots and not faults:
+                stage = ready.pop(0)
+                if stage in changed or made & needs[stage]:
+                    begun = _task_of(stage).submit(stage, _repro(stage), beside, ask=stage not in changed)
+                else:
+                    begun = _unchanged.submit(stage)
+                running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
+            if not running:
+                break
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                stage, state = running.pop(ended), ended.result()
+                if state.is_completed():
+                    order.done(stage)
+                    made |= {stage} if state.name != CACHED else set()
+                else:
+                    faults.append(state.result(raise_on_failure=False))
+    finally:
+        beside.end()
+    if faults:
+        raise faults[0]
 
 
 @contextmanager
@@ -69,52 +136,60 @@ def expendable(loss: str) -> Iterator[None]:
         logger.warning("%s: %s", loss, fault)
 
 
-def _limited(name: str, stage: str, command: list[str], *, by_dvc: bool) -> None:
-    """Runs a stage's command as a task with the time limit and the retries of params.yaml."""
-    operate = params.load().operate
-    timeout_s = operate.timeout_s(name)
-    limited = _run.with_options(
-        timeout_seconds=timeout_s, retries=operate.retries, retry_delay_seconds=operate.retry_delay_s
-    )
-    try:
-        limited(stage, command, by_dvc=by_dvc)
-    except TimeoutError:
-        raise StageFailed(
-            f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at; "
-            f"raise operate.timeouts_s.{name} in params.yaml if it needs more"
-        ) from None
-
-
 def _may_work_later(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     return isinstance(state.data, StageUnavailable)
 
 
+def _task_of(stage: str) -> Task[..., State[None]]:
+    operate = params.load().operate
+    return _run.with_options(retries=operate.retries, retry_delay_seconds=operate.retry_delay_s)
+
+
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
-def _run(stage: str, command: list[str], *, by_dvc: bool) -> State[None]:
-    if by_dvc:
-        found = ask_dvc("status", "--json", stage)
-        if not found.returncode and not json.loads(found.stdout):
-            logger.info("stage %s is up to date", stage)
-            return Completed(name="Cached")
-    _follow(stage, command)
+def _run(stage: str, command: list[str], beside: Beside, *, ask: bool = False) -> State[None]:
+    """Runs a stage's command, of DVC's only if it says that it is out of date where that is to be asked."""
+    if ask and not out_of_date(stage):
+        return _cached(stage)
+    _follow(stage, command, beside)
     return Completed()
 
 
-def _follow(stage: str, command: Sequence[str]) -> None:
-    """Runs a command to its end, its lines logged as they come.
+@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
+def _unchanged(stage: str) -> State[None]:
+    return _cached(stage)
+
+
+def _cached(stage: str) -> State[None]:
+    logger.info("stage %s is up to date", stage)
+    return Completed(name=CACHED)
+
+
+def _follow(stage: str, command: Sequence[str], beside: Beside) -> None:
+    """Runs a command to its end, or to that of its time, its lines logged as they come.
 
     DVC's own exit code does not tell how a stage's command ended, so the stage's rim writes that to a file.
     """
     if deployment.id:  # a worker started this process; without it nobody would end it, or see it end
         end_with_parent()
+    name = stage.rpartition(":")[2].partition("@")[0]
+    timeout_s = params.load().operate.timeout_s(name)
     with TemporaryDirectory() as folder:
         exit_code = Path(folder) / "exit_code"
-        with process_group(command, _stage_environment(exit_code)) as process:
+        with (
+            beside.run(command, _stage_environment(exit_code)) as process,
+            ended_after(process, timeout_s) as late,
+        ):
             for line in filter(str.strip, process.stdout or ()):
-                _pass_on(line.rstrip())
+                if not line.startswith(PUSH):
+                    _pass_on(line.rstrip())
             code = process.wait()
         if code and exit_code.exists():
             code = int(exit_code.read_text())
+    if late.is_set():
+        raise StageFailed(
+            f"stage {name} took longer than {timeout_s:g} s and was ended; its lines above say what it was at; "
+            f"raise operate.timeouts_s.{name} in params.yaml if it needs more"
+        )
     if code:
         fault = StageUnavailable if code == UNAVAILABLE else StageFailed
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
@@ -143,49 +218,77 @@ def _stage_environment(exit_code: Path) -> dict[str, str]:
 
 @flow(name="pipeline")
 def pipeline() -> None:
-    """Brings every stage of dvc.yaml up to date; the first one that fails ends the flow."""
+    """Brings every stage of dvc.yaml up to date; after one that fails no other is begun."""
     speak()
-    for stage in stages("dvc.yaml"):
-        reproduce(stage)
+    reproduce_all("dvc.yaml")
 
 
 @flow(name="ablations")
 def ablations() -> None:
     """Brings every stage of the sweep's graph up to date, and all that the sweep is made of, as `pipeline` does."""
     speak()
-    for stage in stages(collect_graph(Path("ablations"))):
-        reproduce(stage)
+    reproduce_all(collect_graph(Path("ablations")))
 
 
-def stages(file: str) -> list[str]:
-    """The stages of a dvc.yaml and those of others that they depend on, each after its own dependencies.
+def stages(file: str) -> dict[str, set[str]]:
+    """The stages of a dvc.yaml and those of others that they depend on, each with those that it depends on itself.
 
     Raises ValueError if params.yaml, whose names DVC puts into commands, or the graph is not valid.
     """
     params.load()
-    drawn = ask_dvc("dag", "--dot", file)
-    if drawn.returncode:
-        raise ValueError(f"dvc dag failed: {drawn.stderr.strip()}")
-    return ordered(drawn.stdout)
+    return edges(_answer("dag", "--dot", file))
 
 
-def ordered(dot: str) -> list[str]:
-    """The nodes of a graph in the DOT language, each after its predecessors."""
-    graph: TopologicalSorter[str] = TopologicalSorter()
+def edges(dot: str) -> dict[str, set[str]]:
+    """The nodes of a graph in the DOT language, each with its predecessors."""
+    found: dict[str, set[str]] = {}
     for line in dot.splitlines():
         match re.findall(r'"([^"]+)"', line):
             case [node]:
-                graph.add(node)
+                found.setdefault(node, set())
             case [before, after]:
-                graph.add(after, before)
-    return list(graph.static_order())
+                found.setdefault(before, set())
+                found.setdefault(after, set()).add(before)
+    return found
 
 
-def run_pipeline() -> None:
-    """Runs the pipeline on the server of PREFECT_API_URL, or on one that ends with it."""
+def waiting(needs: Mapping[str, Set[str]]) -> dict[str, set[str]]:
+    """The stages that cannot begin before a stage has ended, for every stage."""
+    behind: dict[str, set[str]] = {stage: set() for stage in needs}
+    for stage in reversed([*TopologicalSorter(needs).static_order()]):
+        for before in needs[stage]:
+            behind[before] |= {stage, *behind[stage]}
+    return behind
+
+
+def out_of_date(*targets: str) -> set[str]:
+    """The stages among some that DVC would run. Raises ValueError where it cannot say."""
+    return {*json.loads(_answer("status", "--json", *targets))}
+
+
+def _answer(*arguments: str) -> str:
+    done = ask_dvc(*arguments)
+    if done.returncode:
+        raise ValueError(f"dvc {arguments[0]} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _repro(stage: str) -> list[str]:
+    return [*DVC, "repro", "--single-item", stage]
+
+
+def run_pipeline(sweep: str = "") -> None:
+    """Runs the pipeline, or that of a sweep, on the server of PREFECT_API_URL, or on one that ends with it.
+
+    Without a server of its own, nothing is started where everything is up to date.
+    """
+    file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
+    if not os.environ.get("PREFECT_API_URL") and not (stages(file) and out_of_date("--with-deps", file)):
+        logger.info("everything is up to date")
+        return
     with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
         try:
-            pipeline()
+            (ablations if sweep else pipeline)()
         except StageFailed as fault:
             logger.error("%s", fault)
             sys.exit(1)

@@ -50,6 +50,23 @@ def process_group(
         end_group(process, grace_s)
 
 
+@contextmanager
+def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
+    """Ends a process group that runs longer than the block may last; the event tells that it did."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        end_group(process, GRACE_S)
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
 def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
     """Asks a process group to end; kills what has not after `grace_s`, or at a second interrupt."""
     try:

@@ -24,7 +24,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from agent_r1 import params
-from agent_r1.files import locked
+from agent_r1.files import locked_one
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params import project_root
 from flows.processes import end_with_parent, server_answers
@@ -43,7 +43,7 @@ TERMINATED = 128 + signal.SIGTERM
 UNAVAILABLE = os.EX_TEMPFAIL  # 75
 # A file that is not there, or in the way, stays so however often it is asked for.
 LASTING = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-QUIET = {
+ENVIRONMENT = {
     "DO_NOT_TRACK": "1",  # vLLM, Prefect and Hugging Face
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DVC_NO_ANALYTICS": "1",
@@ -51,6 +51,9 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MALLOC_MMAP_MAX_": "0",  # these two are for child processes; this one calls `keep_freed_memory`
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+    # A thread that waits for others of its process at a barrier gives its core to other stages, and does not spin.
+    "OMP_WAIT_POLICY": "passive",
+    "KMP_BLOCKTIME": "0",
 }
 
 TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
@@ -148,7 +151,7 @@ def prepare_process() -> None:
 
     To be called before torch is imported. Without a readable params.yaml the command itself says so.
     """
-    for name, value in QUIET.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     keep_freed_memory()
     try:
@@ -162,15 +165,28 @@ def prepare_process() -> None:
 
 
 @contextmanager
-def accelerator() -> Iterator[None]:
-    """Holds the machine's accelerator, or its CPU where there is none; waits while another stage holds it.
+def accelerator(side_by_side: int) -> Iterator[None]:
+    """Holds a GPU of the machine, which is then the only one that this process and its engine see.
 
-    The kernel frees the lock when the process ends, however it ends.
+    On a machine without one it holds one of so many places on its CPU. Waits while other stages hold them all. The
+    kernel frees what is held when the process ends, however it ends.
     """
+    import torch  # which is to find the number of threads set
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    devices = named if len(named) == count else [str(number) for number in range(count)]
     # One per machine and user, so that two clones of the project queue up as well.
-    path = own_folder() / f"accelerator-{platform.node()}.lock"
-    with locked(path, lambda: logger.info("waiting for the accelerator, held by process %s", path.read_text())):
+    paths = [own_folder() / f"accelerator-{platform.node()}-{place}.lock" for place in devices or range(side_by_side)]
+
+    def tell() -> None:
+        held = ", ".join(path.read_text() for path in paths)
+        logger.info("waiting for the accelerator, held by process %s", held)
+
+    with locked_one(paths, tell) as path:
         path.write_text(str(os.getpid()))
+        if devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices[paths.index(path)]
         yield
 
 

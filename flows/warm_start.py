@@ -30,7 +30,7 @@ def warm_start() -> None:
     """
     settings = params.load()
     places = settings.places
-    with accelerator():
+    with accelerator(settings.operate.side_by_side):
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if settings.model.path and not settings.warm_start.fine_tune:

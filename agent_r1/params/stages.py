@@ -459,6 +459,7 @@ class TimeoutsParams(Section):
 
 
 class OperateParams(Section):
+    side_by_side: Count
     timeouts_s: TimeoutsParams
     retries: Natural
     retry_delay_s: Weight

@@ -114,11 +114,11 @@ def report(
 
 
 @app.command(rich_help_panel=PANEL)
-def pipeline() -> None:
-    """Runs the graph as one Prefect flow."""
+def pipeline(sweep: Sweep = None) -> None:
+    """Runs what is out of date of the graph as one Prefect flow, stages that are ready side by side."""
     from flows.pipeline import run_pipeline
 
-    run_pipeline()
+    run_pipeline(sweep or "")
 
 
 @app.command(rich_help_panel=PANEL)

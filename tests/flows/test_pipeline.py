@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,18 @@ from prefect import Flow, flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from flows.pipeline import StageFailed, StageUnavailable, ablations, expendable, ordered, pipeline, run_command, stages
+from flows.pipeline import (
+    StageFailed,
+    StageUnavailable,
+    ablations,
+    edges,
+    expendable,
+    pipeline,
+    run_command,
+    run_pipeline,
+    stages,
+    waiting,
+)
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """
@@ -155,7 +167,12 @@ def states(run_flow: Flow[[], None]) -> dict[str, str]:
     assert state.is_completed()
     with get_client(sync_client=True) as client:
         flow_run = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
-        return {task.name: str(task.state_name) for task in client.read_task_runs(flow_run_filter=flow_run)}
+        for _ in range(100):  # events bring a task's states to the server, which takes a moment
+            found = {task.name: str(task.state_name) for task in client.read_task_runs(flow_run_filter=flow_run)}
+            if {*found.values()} <= {"Completed", "Cached"}:
+                return found
+            time.sleep(0.1)
+    raise AssertionError(found)
 
 
 def test_stages_run_in_dvcs_order_and_are_cached_afterwards(prefect_api: str, project: Path) -> None:
@@ -175,6 +192,47 @@ def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, 
     done = (project.parent / "order.txt").read_text().split()
     assert done[:2] == ["prepare", "index"]
     assert set(done[2:]) == {"a", "b"}
+
+
+def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path) -> None:
+    """Each of the two ends only once the other has begun."""
+    meet = "echo > ../{own}.begun && until [ -e ../{other}.begun ]; do sleep .1; done; echo {own} > {own}.txt"
+    definitions: dict[str, dict[str, Any]] = {
+        own: {"cmd": meet.format(own=own, other=other), "outs": [f"{own}.txt"]}
+        for own, other in (("prepare", "index"), ("index", "prepare"))
+    }
+    both = ["prepare.txt", "index.txt"]
+    definitions["report"] = {"cmd": "cat prepare.txt index.txt > report.txt", "deps": both, "outs": ["report.txt"]}
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": definitions}))
+    assert states(pipeline) == dict.fromkeys(("prepare", "index", "report"), "Completed")
+    assert (project / "report.txt").read_text() == "prepare\nindex\n"
+    (project / "index.txt").unlink()
+    assert states(pipeline) == {"prepare": "Cached", "index": "Completed", "report": "Completed"}  # DVC skips it
+
+
+def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(prefect_api: str, project: Path) -> None:
+    definitions: dict[str, dict[str, Any]] = {
+        "prepare": {"cmd": "until [ -e ../failed ]; do sleep .1; done; sleep 2; echo > prepare.txt"},
+        "index": {"cmd": "touch ../failed && exit 3"},
+        "report": {"cmd": "touch ../begun", "deps": ["prepare.txt"]},
+    }
+    definitions["prepare"]["outs"] = ["prepare.txt"]
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": definitions}))
+    with pytest.raises(StageFailed, match="stage index failed with exit code"):
+        pipeline()
+    assert "prepare" in yaml.safe_load((project / "dvc.lock").read_text())["stages"]
+    assert not (project.parent / "begun").exists()
+
+
+def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], check=True)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr("flows.pipeline.prefect_server", lambda: pytest.fail("a server was started"))
+    with caplog.at_level(logging.INFO, logger="flows.pipeline"):
+        run_pipeline()
+    assert caplog.messages == ["everything is up to date"]
 
 
 def test_a_failed_stage_ends_the_pipeline(prefect_api: str, project: Path) -> None:
@@ -205,12 +263,11 @@ def test_parameters_are_checked_before_dvc_reads_them(project: Path, write_param
         stages("dvc.yaml")
 
 
-def test_a_stage_comes_after_all_it_depends_on() -> None:
-    """c needs a and b, b needs a, d stands alone: only a, b, c in this order."""
-    dot = 'strict digraph {\n"c";\n"d";\n"a" -> "c";\n"b" -> "c";\n"a" -> "b";\n}\n'
-    order = ordered(dot)
-    assert [stage for stage in order if stage != "d"] == ["a", "b", "c"]
-    assert "d" in order
+def test_a_stage_waits_for_all_it_depends_on() -> None:
+    """c needs a and b, b needs a, d stands alone."""
+    needs = edges('strict digraph {\n"c";\n"d";\n"a" -> "c";\n"b" -> "c";\n"a" -> "b";\n}\n')
+    assert needs == {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": set()}
+    assert waiting(needs) == {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": set()}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -38,7 +38,7 @@ from flows.stage import accelerator
 def train(run, seed, sweep, fresh):
     folder = pathlib.Path("outputs/train") / f"{run}-seed{seed}"
     folder.mkdir(parents=True)
-    with accelerator():
+    with accelerator(1):
         (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/success": 0.5}) + "\\n")
         (folder / "mlflow_run_id").write_text("0" * 32)
         write_rows(load().places.questions, [], Question)

@@ -32,13 +32,14 @@ ROOT = Path(__file__).parents[3]
 N = 100
 RIGHT = {1: 60, 2: 58, 3: 80}  # version -> questions of N that it answers right
 DVC = """
-import sys
+import json, sys
 
 if "dag" in sys.argv:
     print('"ablations/dvc.yaml:train@ppo-0";' if "ablations" in sys.argv[-1] else '"prepare";')
 elif "repro" in sys.argv:
     print("made", sys.argv[-1])
-sys.exit("status" in sys.argv)
+elif "status" in sys.argv:
+    print(json.dumps(dict.fromkeys(["prepare", "ablations/dvc.yaml:train@ppo-0", sys.argv[-1]])))
 """
 STAGES = """
 import json, pathlib, shutil, sys
