@@ -233,9 +233,8 @@ def ablations() -> None:
 def stages(file: str) -> dict[str, set[str]]:
     """The stages of a dvc.yaml and those of others that they depend on, each with those that it depends on itself.
 
-    Raises ValueError if params.yaml, whose names DVC puts into commands, or the graph is not valid.
+    Raises ValueError if params.yaml or the graph is not valid.
     """
-    params.load()
     return edges(_answer("dag", "--dot", file))
 
 
@@ -262,11 +261,12 @@ def waiting(needs: Mapping[str, Set[str]]) -> dict[str, set[str]]:
 
 
 def out_of_date(*targets: str) -> set[str]:
-    """The stages among some that DVC would run. Raises ValueError where it cannot say."""
+    """The stages among some that DVC would run. Raises ValueError if params.yaml or the graph is not valid."""
     return {*json.loads(_answer("status", "--json", *targets))}
 
 
 def _answer(*arguments: str) -> str:
+    params.load()  # checks the names that DVC puts into commands
     done = ask_dvc(*arguments)
     if done.returncode:
         raise ValueError(f"dvc {arguments[0]} failed: {done.stderr.strip()}")
@@ -283,7 +283,7 @@ def run_pipeline(sweep: str = "") -> None:
     Without a server of its own, nothing is started where everything is up to date.
     """
     file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
-    if not os.environ.get("PREFECT_API_URL") and not (stages(file) and out_of_date("--with-deps", file)):
+    if not os.environ.get("PREFECT_API_URL") and not out_of_date("--with-deps", file):
         logger.info("everything is up to date")
         return
     with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):

@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock, Timeout
+
+from agent_r1.files import locked, write_text
 from agent_r1.harmless import without_password
 
 GRACE_S = 10.0
@@ -26,6 +29,9 @@ HOST = "127.0.0.1"
 STARTUP_S = 120.0
 ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
+SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
+PASSWORD = HOME / "password"  # of that server
+OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +131,29 @@ def server_answers() -> bool:
         logger.warning("PREFECT_API_URL %s does not answer (%s): going on without it", *shown)
         return False
     return True
+
+
+@contextmanager
+def known(api_url: str) -> Iterator[None]:
+    """Has this clone's commands find its server while the block lasts. Raises ValueError if they find another."""
+
+    def refuse() -> None:
+        raise ValueError(f"`make serve` serves this clone already, at {SERVED.read_text()}; end that first")
+
+    with locked(SERVED.with_suffix(".lock"), refuse):
+        write_text(SERVED, api_url)
+        yield
+
+
+def own_server() -> str | None:
+    """The API of the server that `make serve` runs for this clone now."""
+    if not SERVED.exists():
+        return None
+    try:
+        with FileLock(SERVED.with_suffix(".lock")).acquire(timeout=0):
+            return None  # whoever wrote the address has gone, and anybody may listen there
+    except Timeout:
+        return SERVED.read_text()
 
 
 @contextmanager

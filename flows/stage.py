@@ -27,7 +27,7 @@ from agent_r1 import params
 from agent_r1.files import locked_one
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params import project_root
-from flows.processes import end_with_parent, server_answers
+from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,6 +107,18 @@ def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callabl
             return call
 
         yield shown
+
+
+def report_to_own_server() -> None:
+    """Has this process and what it starts report to the server of `make serve`, where that serves this clone.
+
+    To be called before Prefect is imported. Where `PREFECT_API_URL` names a server it stays that one.
+    """
+    if "PREFECT_API_URL" in os.environ or not (api_url := own_server()):
+        return
+    os.environ["PREFECT_API_URL"] = api_url
+    if PASSWORD.exists() and is_own(PASSWORD, stat.S_IFREG, closed=0o077):
+        os.environ.setdefault(OF_CLIENTS, PASSWORD.read_text().strip())
 
 
 def started_by_another() -> bool:

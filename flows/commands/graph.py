@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from agent_r1.params.stages import Baseline, Protocol
 from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, app, completed_overlays
-from flows.stage import run_stage
+from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"
 
@@ -116,6 +116,7 @@ def report(
 @app.command(rich_help_panel=PANEL)
 def pipeline(sweep: Sweep = None) -> None:
     """Runs what is out of date of the graph as one Prefect flow, stages that are ready side by side."""
+    report_to_own_server()
     from flows.pipeline import run_pipeline
 
     run_pipeline(sweep or "")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 
 from agent_r1.harmless import without_password
@@ -19,9 +19,12 @@ from agent_r1.tracking.store import open_store, store_file
 from agent_r1.tracking.views import MLFLOW_UI, address, comparison
 from flows.processes import (
     HOST,
+    OF_CLIENTS,
+    PASSWORD,
     Part,
     api_on,
     await_health,
+    known,
     log_path,
     prefect_environment,
     process_group,
@@ -30,8 +33,6 @@ from flows.processes import (
 from flows.stage import is_own
 
 POOL = "agent_r1"  # the work pool of prefect.yaml
-OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
-PASSWORD = "password"  # the file beside Prefect's logs
 ANSWER_S = 10.0  # for a server on this machine, or near it
 GRACE_S = 40.0  # for the worker's runs to end their stages and to say so
 STEADY_S = 20.0  # a worker that died sooner would only die again
@@ -60,7 +61,10 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         require_free(prefect_port, "PREFECT_PORT")
         environment[OF_CLIENTS] = own_password() if with_password else ""
         of_prefect.append(server_part(prefect_port, environment[OF_CLIENTS]))
-    with _running([*of_prefect, *_mlflow_servers(mlflow_port)]) as servers:
+    with (
+        nullcontext() if remote else known(api_on(prefect_port)),
+        _running([*of_prefect, *_mlflow_servers(mlflow_port)]) as servers,
+    ):
         logger.info("putting the deployments of prefect.yaml on the server")
         command = [sys.executable, "-m", "flows", "deploy", *([] if remote else ["--restarted"])]
         if code := subprocess.run(command, env=environment, check=False).returncode:
@@ -84,12 +88,17 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
 
 def own_password() -> str:
     """The password of this clone's Prefect server, made once; a ValueError says that others may know it."""
-    path = log_path("server").with_name(PASSWORD)
-    with suppress(FileExistsError), os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new:
+    PASSWORD.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        suppress(FileExistsError),
+        os.fdopen(os.open(PASSWORD, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
+    ):
         new.write(secrets.token_urlsafe(18))
-    password = path.read_text().strip() if is_own(path, stat.S_IFREG, closed=0o077) else ""
+    password = PASSWORD.read_text().strip() if is_own(PASSWORD, stat.S_IFREG, closed=0o077) else ""
     if not password:
-        raise ValueError(f"others may know or have written what is in {path}; remove it, and a new password is made")
+        raise ValueError(
+            f"others may know or have written what is in {PASSWORD}; remove it, and a new password is made"
+        )
     return password
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from flows import prefect_app, processes
-from flows.processes import process_group
+from flows.processes import OF_CLIENTS, PASSWORD, SERVED, known, process_group
+from flows.stage import report_to_own_server
 
 # The leader starts a child that will not end by itself; the child says its process id.
 FAMILY = """
@@ -103,3 +105,21 @@ def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: p
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_commands_find_the_server_that_serves_their_clone_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("PREFECT_API_URL", OF_CLIENTS):
+        monkeypatch.setenv(name, "")
+        del os.environ[name]
+    with known("http://127.0.0.1:4200/api"):
+        PASSWORD.write_text("secret\n")
+        PASSWORD.chmod(0o600)
+        with pytest.raises(ValueError, match=r"serves this clone already, at .*:4200/api; end that"):
+            known("http://127.0.0.1:4201/api").__enter__()
+        report_to_own_server()
+        assert (os.environ.pop("PREFECT_API_URL"), os.environ.pop(OF_CLIENTS)) == (SERVED.read_text(), "secret")
+    report_to_own_server()
+    assert "PREFECT_API_URL" not in os.environ, "it has ended, and the password is for nobody else"
