@@ -28,6 +28,18 @@ def test_intervals_stand_in_such_tables_alone() -> None:
     assert [line for line in outside.splitlines() if line.startswith("|") and re.search(r"\[[-+]?\d?\.\d", line)] == []
 
 
+def test_figures_in_sentences_stand_in_the_reports() -> None:
+    """With its interval where there is one."""
+    figure = re.compile(r"(?<![\d.])-?\.\d{2,3}(?!\d)(?: \[-?\.\d{3}, -?\.\d{3}\])?")
+    pages, said = (
+        figure.findall(re.sub(r"\b0(?=\.\d)|\+", "", " ".join(text.split())))
+        for text in ("".join(map(Path.read_text, sorted((ROOT / "docs").glob("*/report.md")))), BLOCK.sub("", README))
+    )
+    stored = {*pages, *(each.split()[0] for each in pages)}
+    assert len(said) > 5
+    assert [each for each in said if each not in stored] == []
+
+
 @pytest.mark.parametrize("page", SCORES)
 def test_reports_say_what_the_scores_in_git_say(page: str) -> None:
     rows = [line.split("|")[1:3] for line in table((ROOT / page).read_text(), "Exact match").splitlines()[2:]]
