@@ -148,8 +148,9 @@ def _task_of(stage: str) -> Task[..., State[None]]:
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
 def _run(stage: str, command: list[str], beside: Beside, *, ask: bool = False) -> State[None]:
     """Runs a stage's command, of DVC's only if it says that it is out of date where that is to be asked."""
-    if ask and not out_of_date(stage):
-        return _cached(stage)
+    with suppress(ValueError):  # where DVC cannot say, the command tells why
+        if ask and not out_of_date(stage):
+            return _cached(stage)
     _follow(stage, command, beside)
     return Completed()
 

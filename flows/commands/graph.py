@@ -115,7 +115,7 @@ def report(
 
 @app.command(rich_help_panel=PANEL)
 def pipeline(sweep: Sweep = None) -> None:
-    """Runs what is out of date of the graph as one Prefect flow, stages that are ready side by side."""
+    """Runs what is out of date of the graph, as one Prefect flow."""
     report_to_own_server()
     from flows.pipeline import run_pipeline
 
