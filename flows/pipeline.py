@@ -79,7 +79,7 @@ def run_command(stage: str, *arguments: str) -> None:
 
     Raises StageFailed if its command failed, or took longer than `operate.timeouts_s`.
     """
-    _task_of(stage)(stage, [sys.executable, "-m", "flows", stage, *arguments], Beside())
+    _with_retries()(stage, [sys.executable, "-m", "flows", stage, *arguments], Beside())
 
 
 def reproduce(stage: str) -> None:
@@ -88,7 +88,7 @@ def reproduce(stage: str) -> None:
     The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
     Raises StageFailed as `run_command` does.
     """
-    _task_of(stage)(stage, _repro(stage), Beside(), ask=True)
+    _with_retries()(stage, _repro(stage), Beside(), ask=True)
 
 
 def reproduce_all(file: str) -> None:
@@ -108,7 +108,7 @@ def reproduce_all(file: str) -> None:
             while ready and len(running) < slots and not faults:
                 stage = ready.pop(0)
                 if stage in changed or made & needs[stage]:
-                    begun = _task_of(stage).submit(stage, _repro(stage), beside, ask=stage not in changed)
+                    begun = _with_retries().submit(stage, _repro(stage), beside, ask=stage not in changed)
                 else:
                     begun = _unchanged.submit(stage)
                 running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
@@ -140,7 +140,7 @@ def _may_work_later(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> 
     return isinstance(state.data, StageUnavailable)
 
 
-def _task_of(stage: str) -> Task[..., State[None]]:
+def _with_retries() -> Task[..., State[None]]:
     operate = params.load().operate
     return _run.with_options(retries=operate.retries, retry_delay_seconds=operate.retry_delay_s)
 

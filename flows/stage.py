@@ -117,8 +117,14 @@ def report_to_own_server() -> None:
     if "PREFECT_API_URL" in os.environ or not (api_url := own_server()):
         return
     os.environ["PREFECT_API_URL"] = api_url
-    if PASSWORD.exists() and is_own(PASSWORD, stat.S_IFREG, closed=0o077):
-        os.environ.setdefault(OF_CLIENTS, PASSWORD.read_text().strip())
+    if password := kept_password():
+        os.environ.setdefault(OF_CLIENTS, password)
+
+
+def kept_password() -> str:
+    """The password of this clone's Prefect server; "" where there is none, or others may know or have written it."""
+    own = PASSWORD.exists() and is_own(PASSWORD, stat.S_IFREG, closed=0o077)
+    return PASSWORD.read_text().strip() if own else ""
 
 
 def started_by_another() -> bool:

@@ -6,9 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agent_r1.evaluation.comparison import (
     Evaluation,
     above_chance,
@@ -34,12 +31,9 @@ from agent_r1.records import Question, words_of
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
-AT_THE_END = 3  # iterations
 STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, where the name is not enough
 
 Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
-Agents = Mapping[str, Sequence[Evaluation]]  # by run or baseline, an evaluation per seed
-Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, success [S, N] of every seed and question
 
 
 def render(

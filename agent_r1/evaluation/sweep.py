@@ -52,7 +52,7 @@ def render_sweep(
     questions: Sequence[Question],
     folder: Path,
     params: EvaluateParams,
-    references: Sequence[str] = (),
+    references: Sequence[str],
 ) -> dict[str, Interval]:
     """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
@@ -93,12 +93,14 @@ def render_sweep(
         differences_table(list(hits), list(compared), difference),
     ]
     for name, strata in strata_by_name.items():
-        others = [agent for agent in hits if agent != reference and len(strata) > 1]
-        rows = [
-            [f"`{agent}`", *(difference(agent, reference, chosen) for chosen in strata.values())] for agent in others
-        ]
-        title = f"## Differences from `{reference}` by {STRATA.get(name, name)}"
-        parts += [title, markdown_table(["agent", *strata], rows)] if rows else []
+        if len(strata) > 1:
+            rows = [
+                [f"`{agent}`", *(difference(agent, reference, chosen) for chosen in strata.values())]
+                for agent in hits
+                if agent != reference
+            ]
+            title = f"## Differences from `{reference}` by {STRATA.get(name, name)}"
+            parts += [title, markdown_table(["agent", *strata], rows)]
     parts += [
         "## Training",
         f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "

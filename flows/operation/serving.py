@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ from flows.processes import (
     process_group,
     server_part,
 )
-from flows.stage import is_own
+from flows.stage import kept_password
 
 POOL = "agent_r1"  # the work pool of prefect.yaml
 ANSWER_S = 10.0  # for a server on this machine, or near it
@@ -94,7 +93,7 @@ def own_password() -> str:
         os.fdopen(os.open(PASSWORD, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as new,
     ):
         new.write(secrets.token_urlsafe(18))
-    password = PASSWORD.read_text().strip() if is_own(PASSWORD, stat.S_IFREG, closed=0o077) else ""
+    password = kept_password()
     if not password:
         raise ValueError(
             f"others may know or have written what is in {PASSWORD}; remove it, and a new password is made"

@@ -56,6 +56,7 @@ def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: E
         questions,
         tmp_path,
         draws,
+        references=[],
     )
     return (tmp_path / "report.md").read_text()
 
@@ -130,6 +131,7 @@ def test_what_chance_reaches_bounds_every_claim(
         questions,
         tmp_path,
         draws,
+        references=[],
     )
     page = (tmp_path / "report.md").read_text()
     assert "above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
