@@ -132,19 +132,19 @@ def measure_one(shape: str, engine: str, *, adapters: bool, work: Work, rate: fl
         before, after = Path(scratch) / "before", Path(scratch) / "after"
         learner.save_policy(before)
         sampler.load_weights(before, 0)
-        requests = list(_requests(work, SHAPES[shape][5]))
+        requests = list(random_requests(work, SHAPES[shape][5]))
         sampler.sample(requests[:1])
         started = time.perf_counter()
         actions = sampler.sample(requests)
         sampled_s = time.perf_counter() - started
-        trajectories = [_trajectory(*pair) for pair in zip(requests, actions, strict=True)]
+        trajectories = [trajectory_of(*pair) for pair in zip(requests, actions, strict=True)]
         gap = _gap(learner, trajectories, settings)
         peak = measure(learner, settings.env)
-        credits_ = [_credit(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
+        credits_ = [credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
         updated_s = _seconds(lambda: learner.update(trajectories, credits_, 0), device)
         learner.save_policy(after)
         sampler.load_weights(after, 1)
-        again = [_trajectory(*pair) for pair in zip(requests, sampler.sample(requests), strict=True)]
+        again = [trajectory_of(*pair) for pair in zip(requests, sampler.sample(requests), strict=True)]
         gap_after = _gap(learner, again, settings)
     sampled = sum(len(each.token_ids) for each in actions)
     learned = sum(len(each.token_ids) for each in trajectories)
@@ -162,14 +162,14 @@ def measure_one(shape: str, engine: str, *, adapters: bool, work: Work, rate: fl
     }
 
 
-def _requests(work: Work, words: int) -> Iterator[Request]:
+def random_requests(work: Work, words: int) -> Iterator[Request]:
     draws = np.random.default_rng(0)
     for episode in range(work.episodes):
         context = draws.integers(0, words, work.prompt).tolist()
         yield Request(episode=episode, step=0, context=context, seed=episode, max_tokens=work.action)
 
 
-def _trajectory(request: Request, action: Action) -> Trajectory:
+def trajectory_of(request: Request, action: Action) -> Trajectory:
     """An episode of one action."""
     prompt, sampled = len(request.context), len(action.token_ids)
     step = Step(action_start=prompt, action_stop=prompt + sampled, stop_reason=StopReason.LENGTH, calls=[], rewards={})
@@ -191,7 +191,7 @@ def _trajectory(request: Request, action: Action) -> Trajectory:
     )
 
 
-def _credit(trajectory: Trajectory, sign: int) -> Credit:
+def credit_of(trajectory: Trajectory, sign: int) -> Credit:
     acted, zeros = trajectory.action_mask, np.zeros(len(trajectory.token_ids), np.float32)
     return Credit(
         trajectory_id=trajectory.trajectory_id,

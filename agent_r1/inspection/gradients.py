@@ -138,7 +138,7 @@ def policy_gradient(
     weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     sampled, observed = torch.zeros(2, sum(weight.numel() for weight in weights))
     seen: list[LossTokens] = []
-    for tokens, _ in policy_pass(policy, rows, params, compute, learn=True):
+    for tokens, _ in policy_pass(policy, rows, params, compute, learn=True, whole=True):
         for part, total in ((tokens.sampled, sampled), (~tokens.sampled, observed)):
             if part.any():
                 loss = (token_losses(_only(tokens, part), params) * tokens.weights).sum() / divisor

@@ -7,7 +7,7 @@ context, N = selected tokens of all trajectories.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agent_r1.params.train import CriticParams, UpdateParams
-from agent_r1.policy.model import precision, token_logprobs
+from agent_r1.policy.model import precision
+from agent_r1.policy.output import token_logprobs
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
@@ -54,6 +55,14 @@ class MicroBatch:
     def split(self, entries: Tensor) -> list[Tensor]:
         """Takes entries [N] apart again: [R], one piece per trajectory."""
         return list(torch.split(entries, [int(mask.sum()) for mask in self.masks]))
+
+    def cut(self, sizes: Sequence[int]) -> Iterator[MicroBatch]:
+        """The same trajectories with so many of their tokens after the other; `ids` and `mask` stay the whole one's."""
+        lengths = [len(mask) for mask in self.masks]
+        numbers = np.split(np.cumsum(np.concatenate(self.masks)), np.cumsum(lengths)[:-1])  # of the tokens, from 1 on
+        for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
+            pairs = zip(self.masks, numbers, strict=True)
+            yield replace(self, masks=[mask & (stop - size < number) & (number <= stop) for mask, number in pairs])
 
 
 def minibatches(

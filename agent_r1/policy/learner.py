@@ -25,13 +25,13 @@ from agent_r1.policy.losses import LossTokens, Metrics
 from agent_r1.policy.model import (
     Critic,
     compute_dtype,
-    compute_output_in_float32,
     default_device,
     load_policy,
     load_tokenizer,
     precision,
     recompute_activations,
 )
+from agent_r1.policy.output import compute_output_in_float32
 from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive

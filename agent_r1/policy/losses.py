@@ -215,12 +215,6 @@ def k3(logprobs: Tensor, others: Tensor) -> Tensor:
     return torch.expm1(difference) - difference
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of each of the distributions [N, V] -> [N]."""
-    logprobs = logits.log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
-
-
 def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, *, value_clip: float) -> Tensor:
     """[N] PPO2's clipped value loss: max((V - T)^2, (clip(V, V_old - c, V_old + c) - T)^2) / 2.
 

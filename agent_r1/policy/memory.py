@@ -19,13 +19,14 @@ from agent_r1.params import Params, RunId
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device
+from agent_r1.policy.output import CHUNK
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
 FLOAT32 = 4
 ADAM_STATES = 2
-LOGIT_COPIES = 5  # float32 tensors [N, V] at the peak: logits, log-probabilities twice, probabilities, gradient
+LOGIT_COPIES = 3  # of a chunk at the peak, in float32: logits, log-probabilities, gradient
 LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the allocator holds back
 REMEDIES = (
     "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
@@ -115,7 +116,7 @@ def estimate(demand: Demand) -> dict[str, float]:
     if frozen < FLOAT32 and not demand.adapter:
         parts["weights cast for matrix products"] = count.policy * frozen
     parts["activations"] = activation_bytes(demand)
-    parts["logits"] = demand.tokens * shape.vocab_size * FLOAT32 * LOGIT_COPIES
+    parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}
     return gib | {"sampler": demand.sampler_gib, "libraries": LIBRARIES_GIB}
 

@@ -1,4 +1,4 @@
-"""Policy and critic: loading them, and their logprobs and values where they are asked for."""
+"""Policy and critic: loading them, and the critic's values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -97,26 +96,6 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-class Float32Output(nn.Linear):
-    """An output layer that computes in float32, whatever the precision of what goes into it and of its weights.
-
-    Source: MiniMax-M1 (arXiv 2506.13585), where sampler and learner came to agree by it.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.float()
-        with torch.autocast(input.device.type, enabled=False):
-            return F.linear(input.float(), self.weight.float(), bias)
-
-
-def compute_output_in_float32(model: PreTrainedModel) -> None:
-    """Puts a `Float32Output` in place of a model's output layer, with the weights of that."""
-    layer = model.get_output_embeddings()
-    output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-    output.weight, output.bias = layer.weight, layer.bias
-    model.set_output_embeddings(output)
-
-
 def recompute_activations(model: PreTrainedModel) -> None:
     """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
 
@@ -134,33 +113,6 @@ def recompute_activations(model: PreTrainedModel) -> None:
         layer.training = True
         for name in [name for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)]:
             setattr(layer, name, 0.0)
-
-
-def selected_logits(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """The logits [N, V] in float32 that predict the tokens that the mask [B, T] selects of right-padded ids [B, T].
-
-    The output layer is the costly part of a small model with a large vocabulary, so it runs on those tokens only. What
-    a model does to its logits afterwards (scales of Granite and Cohere, the soft cap of Gemma) stays the model's own.
-    """
-    if mask[:, 0].any():
-        raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
-
-    def select(_: nn.Module, hidden: tuple[Tensor, ...]) -> Tensor:
-        return hidden[0][:, :-1][mask[:, 1:]].unsqueeze(0)
-
-    with model.get_output_embeddings().register_forward_pre_hook(select):
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits
-    return logits.squeeze(0).float()
-
-
-def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
-    """The logprobs [N] in nats of the selected tokens; arguments as in `selected_logits`."""
-    return chosen_logprobs(selected_logits(model, ids, mask), ids[mask])
-
-
-def chosen_logprobs(logits: Tensor, chosen: Tensor) -> Tensor:
-    """The logprobs [N] in nats that logits [N, V] give to token ids [N]."""
-    return -F.cross_entropy(logits, chosen, reduction="none")
 
 
 class Critic(nn.Module):

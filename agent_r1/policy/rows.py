@@ -14,7 +14,8 @@ from agent_r1.params.train import UpdateParams
 from agent_r1.policy import losses
 from agent_r1.policy.batching import Compute, Floats32, Mask, MicroBatch, micro_batches, score_logprobs
 from agent_r1.policy.losses import LossTokens
-from agent_r1.policy.model import chosen_logprobs, precision, selected_logits
+from agent_r1.policy.model import precision
+from agent_r1.policy.output import output_of
 from agent_r1.records import Credit, Trajectory
 
 
@@ -112,26 +113,37 @@ def policy_pass(
     compute: Compute,
     *,
     learn: bool,
+    whole: bool = False,
 ) -> Iterator[tuple[LossTokens, Tensor]]:
-    """The loss tokens of one micro-batch after the other, and their losses [N], with a graph where they `learn`."""
+    """Loss tokens, a part of a micro-batch after the other, and their losses [N], with a graph where they `learn`.
+
+    Then call backward on each part's loss before asking for the next part: after the last of a micro-batch the backbone
+    gets its gradients. Tokens that share a ratio are in one part; with `whole` all are, in one graph.
+    """
     trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):
         with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-            logits = selected_logits(policy, batch.ids, batch.mask)
-        tokens = loss_tokens(batch, rows, logits, params)
-        terms = losses.token_losses(tokens, params)
-        require_finite("policy loss", batch, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
-        yield tokens, terms
+            output = output_of(policy, batch.ids, batch.mask)
+        parts = [output] if whole or params.ratio != "token" else output.cut()
+        for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
+            with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
+                own = part.logprobs_and_entropy()
+            tokens = loss_tokens(piece, rows, *own, params)
+            terms = losses.token_losses(tokens, params)
+            require_finite("policy loss", piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
+            yield tokens, terms
+        if learn:
+            output.join(parts)
 
 
 def loss_tokens(
-    batch: MicroBatch, rows: Sequence[CreditedTrajectory], logits: Tensor, params: UpdateParams
+    batch: MicroBatch, rows: Sequence[CreditedTrajectory], logprobs: Tensor, entropy: Tensor, params: UpdateParams
 ) -> LossTokens:
-    """The tokens of a micro-batch over the rows' loss masks, from the logits [N, V] that predict them."""
+    """The tokens of a micro-batch over the rows' loss masks, with the learner's logprobs [N] and entropy [N]."""
     chosen = [rows[row] for row in batch.rows]
     return LossTokens(
-        logprobs=chosen_logprobs(logits, batch.ids[batch.mask]),
-        entropy=losses.entropy(logits if params.entropy_bonus else logits.detach()),
+        logprobs=logprobs,
+        entropy=entropy,
         old_logprobs=batch.take([row.old_logprobs for row in rows]),
         sampler_logprobs=batch.take([row.sampler_logprobs for row in rows]),
         reference_logprobs=batch.take([row.credit.reference_logprobs for row in rows]),

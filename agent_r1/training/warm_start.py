@@ -37,8 +37,8 @@ from agent_r1.policy.model import (
     load_tokenizer,
     precision,
     recompute_activations,
-    token_logprobs,
 )
+from agent_r1.policy.output import token_logprobs
 from agent_r1.records import QA, Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

@@ -29,7 +29,8 @@ from agent_r1.policy.adapter import (
     trained_state,
 )
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import load_policy, token_logprobs
+from agent_r1.policy.model import load_policy
+from agent_r1.policy.output import token_logprobs
 from agent_r1.records import Trajectory
 
 Make = Callable[..., Any]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agent_r1.params.stages import LoraParams
+from agent_r1.policy import output
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy
 from agent_r1.records import Credit, Trajectory
@@ -176,6 +177,19 @@ def test_the_importance_cap_weighs_the_gradient(
     metrics = make_learner(importance_cap=1.5).update(stale, credits, 0)
     assert metrics["policy/clip_fraction"] == 0.0
     assert metrics["policy/mismatch_max"] == pytest.approx(np.log(2), abs=1e-4)
+
+
+@pytest.mark.parametrize("ratio", ["token", "step", "sequence", "sequence_token"])
+def test_chunks_of_the_output_layer_change_nothing_but_rounding(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, monkeypatch: pytest.MonkeyPatch, ratio: str
+) -> None:
+    """Of two tokens each, with every term of the loss in play."""
+    terms = {"ratio": ratio, "kl_loss": 0.3, "entropy_bonus": 0.2, "importance_cap": 1.5, "max_grad_norm": 1e9}
+    credits = [make_credit(each) for each in trajectories]
+    whole = make_learner(**terms)
+    expected = gradients_of(monkeypatch, whole, trajectories, credits)
+    monkeypatch.setattr(output, "CHUNK", 2 * whole.policy.config.vocab_size)
+    assert_close(expected, gradients_of(monkeypatch, make_learner(**terms), trajectories, credits))
 
 
 def without_advantage(credits: list[Credit]) -> list[Credit]:

@@ -12,7 +12,6 @@ from agent_r1.policy.losses import (
     clipped_policy_loss,
     clipped_tokens,
     clipped_value_loss,
-    entropy,
     importance_weights,
     k3,
     policy_ratio,
@@ -152,12 +151,6 @@ def test_k3_estimates_the_divergence_from_the_distribution_that_drew() -> None:
     assert (p * k3(p.log(), q.log())).sum().item() == pytest.approx(kl, abs=1e-6)
 
 
-def test_entropy_by_hand() -> None:
-    # Uniform over 4: ln 4; a certain token: 0
-    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [100.0, 0.0, 0.0, 0.0]])
-    assert entropy(logits).tolist() == pytest.approx([math.log(4), 0.0], abs=1e-6)
-
-
 def normal(*shape: int, scale: float = 1.0, seed: int = 0, **options: Any) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).requires_grad_(bool(options))
@@ -171,10 +164,9 @@ def normal(*shape: int, scale: float = 1.0, seed: int = 0, **options: Any) -> Te
         lambda logprobs: clipped_policy_loss(torch.exp(logprobs), normal(12, seed=1), CLIP),
         lambda logprobs: k3(logprobs, normal(12, seed=1)),
         lambda logprobs: k3(normal(12, seed=1), logprobs),
-        lambda logits: entropy(logits.view(3, 4)),
         lambda values: clipped_value_loss(values, normal(12, seed=1), normal(12, seed=2), value_clip=0.5),
     ],
-    ids=["ratio", "ratio of spans", "policy", "k3 drawn", "k3 other", "entropy", "value"],
+    ids=["ratio", "ratio of spans", "policy", "k3 drawn", "k3 other", "value"],
 )
 def test_gradients_agree_with_finite_differences(loss: Callable[[Tensor], Tensor]) -> None:
     assert torch.autograd.gradcheck(loss, [normal(12, requires_grad=True)])

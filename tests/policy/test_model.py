@@ -9,94 +9,22 @@ import pytest
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GPT2Config,
-    GraniteConfig,
     OPTConfig,
     OPTForCausalLM,
-    PreTrainedConfig,
     PreTrainedTokenizerFast,
 )
 
 from agent_r1.files import load_pretrained
-from agent_r1.params.train import UpdateParams
-from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import (
     Critic,
-    chosen_logprobs,
     compute_dtype,
     load_policy,
     load_tokenizer,
     recompute_activations,
-    selected_logits,
-    token_logprobs,
 )
+from agent_r1.policy.output import token_logprobs
 
 CPU = torch.device("cpu")
-IDS = torch.tensor([[30, 31, 32, 33, 34], [40, 41, 42, 0, 0]])
-MASK = torch.tensor([[False, True, False, True, True], [False, False, True, False, False]])
-
-
-def test_selected_logprobs_equal_those_of_the_full_forward(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    full = model(input_ids=IDS).logits.log_softmax(-1)
-    expected = [full[row, token - 1, IDS[row, token]].item() for row, token in MASK.nonzero().tolist()]
-    assert token_logprobs(model, IDS, MASK).tolist() == pytest.approx(expected, abs=1e-5)
-
-
-SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-CONFIGS = {
-    "scaled": GraniteConfig(**SHAPE, intermediate_size=64, logits_scaling=8.0),
-    "multiplied": CohereConfig(**SHAPE, intermediate_size=64, eos_token_id=1, logit_scale=0.1),
-    "capped": Gemma2Config(**SHAPE, num_key_value_heads=2, head_dim=16, intermediate_size=64),
-    "older": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1),
-}
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_selected_logits_are_the_models_own_whatever_it_does_to_them(config: PreTrainedConfig) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        model.get_output_embeddings().weight *= 100  # so that a cap and a scale are felt
-        own = model(input_ids=IDS).logits[:, :-1][MASK[:, 1:]]
-        assert torch.equal(selected_logits(model, IDS, MASK), own)
-        assert own.abs().max() > 1
-
-
-def test_right_padding_changes_no_logprob(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    alone = token_logprobs(model, IDS[1:, :3], MASK[1:, :3])
-    assert token_logprobs(model, IDS, MASK)[-1:].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
-
-
-def test_masked_tokens_have_exactly_no_gradient(update_params: UpdateParams) -> None:
-    # The selected logits are those at masked_positions - 1; every other row of the gradient is exactly 0, although
-    # the advantages of the masked tokens are not even numbers.
-    logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    ids = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(1))
-    advantages = torch.where(MASK, 1.0, torch.nan)
-    logprobs = chosen_logprobs(logits[:, :-1][MASK[:, 1:]], ids[MASK])
-    ratio = torch.exp(logprobs - logprobs.detach())
-    clipped_policy_loss(ratio, advantages[MASK], update_params).sum().backward()
-    assert logits.grad is not None
-    touched = (logits.grad != 0).any(-1)
-    assert torch.equal(touched, torch.nn.functional.pad(MASK[:, 1:], (0, 1)))
-
-
-def test_hidden_states_of_masked_tokens_have_exactly_no_gradient(tiny_model: Path) -> None:
-    model = load_policy(tiny_model, device=CPU)
-    seen: list[torch.Tensor] = []
-    model.base_model.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))
-    logits = selected_logits(model, IDS, MASK)
-    seen[0].retain_grad()
-    chosen_logprobs(logits, IDS[MASK]).sum().backward()
-    assert logits.shape[0] == MASK.sum()
-    assert seen[0].grad is not None
-    assert torch.equal((seen[0].grad != 0).any(-1), torch.nn.functional.pad(MASK[:, 1:], (0, 1)))
 
 
 def test_weights_do_not_change_with_the_file_they_came_from(tiny_model: Path, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from agent_r1.params.train import UpdateParams
 from agent_r1.policy.losses import (
     LossTokens,
     concatenate,
-    entropy,
     mismatch_metrics,
     normaliser,
     policy_metrics,
     token_losses,
     token_weight,
 )
+from agent_r1.policy.output import Scores
 
 LN2 = math.log(2)
 
@@ -193,7 +193,8 @@ AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
 
 def predicted(logits: Tensor) -> dict[str, Tensor]:
     """What logits [N, V] say: the entries of `LossTokens` that carry the gradient."""
-    return {"logprobs": logits.log_softmax(-1)[range(6), CHOSEN], "entropy": entropy(logits)}
+    logprobs, entropy = Scores.apply(logits, torch.as_tensor(CHOSEN), True)
+    return {"logprobs": logprobs, "entropy": entropy}
 
 
 def small_case(logits: Tensor, params: UpdateParams) -> LossTokens:

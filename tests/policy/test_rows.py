@@ -16,6 +16,7 @@ from torch import Tensor
 from agent_r1.params.train import UpdateParams
 from agent_r1.policy.batching import Compute, micro_batches
 from agent_r1.policy.losses import normaliser, token_losses
+from agent_r1.policy.output import Scores
 from agent_r1.policy.rows import (
     CreditedTrajectory,
     asked_of_learner,
@@ -53,7 +54,7 @@ def step_loss(rows: Sequence[CreditedTrajectory], table: Tensor, params: UpdateP
     sums = [torch.zeros((), dtype=torch.float64)]
     for batch in micro_batches([row.trajectory for row in rows], masks, compute(max_tokens)):
         logits = table[batch.ids[:, :-1]][batch.mask[:, 1:]]
-        tokens = loss_tokens(batch, rows, logits, params)
+        tokens = loss_tokens(batch, rows, *Scores.apply(logits, batch.ids[batch.mask], True), params)
         sums.append((token_losses(tokens, params) * tokens.weights).sum())
     return torch.stack(sums).sum() / normaliser([row.loss_tokens for row in rows], params)
 
@@ -103,7 +104,7 @@ def test_the_gradient_at_masked_tokens_is_exactly_zero(
     [batch] = micro_batches(episodes, [each.action_mask for each in episodes], compute(100))
     logits = torch.randn(2, 7, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits.requires_grad_()
-    tokens = loss_tokens(batch, rows, logits[batch.mask], params)
+    tokens = loss_tokens(batch, rows, *Scores.apply(logits[batch.mask], batch.ids[batch.mask], True), params)
     ((token_losses(tokens, params) * tokens.weights).sum() / normaliser([4, 2], params)).backward()
     assert logits.grad is not None
     assert (logits.grad.abs().sum(-1) > 0).equal(batch.mask)

@@ -101,7 +101,7 @@ def test_micro_batches_add_up_to_the_batch(
     rows = [make_trajectory(i, [P, P, *[A] * (2 + i + i // 2)]) for i in range(3)]
     sizes: list[tuple[int, ...]] = []
     models = [load_policy(tiny_model, device=torch.device("cpu")) for _ in range(2)]
-    models[1].register_forward_pre_hook(lambda *call: sizes.append(tuple(call[2]["input_ids"].shape)), with_kwargs=True)
+    models[1].base_model.layers[0].register_forward_pre_hook(lambda _, inputs: sizes.append(tuple(inputs[0].shape[:2])))
     whole, parts = (
         fit(model, rows, make_params(steps=1, batch_size=3, max_tokens_per_microbatch=budget))
         for model, budget in zip(models, (21, 20), strict=True)

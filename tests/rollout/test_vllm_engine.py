@@ -24,7 +24,7 @@ from agent_r1.params.stages import LoraParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.adapter import trained_state
 from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import token_logprobs
+from agent_r1.policy.output import token_logprobs
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
