@@ -111,8 +111,9 @@ def test_chunks_change_nothing_but_rounding(
     monkeypatch.setattr(output, "CHUNK", 2 * WORDS)
     assert len(output_of(model, IDS, MASK).cut()) == 2
     assert torch.allclose(scores(), expected, atol=1e-5)
-    largest = max(float(gradient.abs().max()) for gradient in all_at_once.values())
-    for name, gradient in gradients(model).items():
+    largest, found = max(float(gradient.abs().max()) for gradient in all_at_once.values()), gradients(model)
+    assert found.keys() == all_at_once.keys()
+    for name, gradient in found.items():
         assert torch.allclose(gradient, all_at_once[name], atol=1e-6 * largest), name
 
 
