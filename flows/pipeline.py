@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -29,8 +28,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 
 from agent_r1 import params
+from flows.beside import Beside
 from flows.dvc_files import DVC, ask_dvc, collect_graph
-from flows.processes import GRACE_S, end_group, end_with_parent, ended_after, prefect_server, process_group
+from flows.processes import end_with_parent, ended_after, prefect_server
 from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
@@ -46,32 +46,6 @@ class StageFailed(RuntimeError):
 
 class StageUnavailable(StageFailed):
     """A stage ended because a file or a server failed it: the same may work later."""
-
-
-class Beside:
-    """The commands of a flow that run beside each other; once they were ended no other begins."""
-
-    def __init__(self) -> None:
-        self._running: set[subprocess.Popen[str]] = set()
-        self._over = False
-
-    @contextmanager
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-        """Runs a command as `process_group` does. Raises StageFailed if the others were ended."""
-        with process_group(command, environment) as process:
-            self._running.add(process)
-            try:
-                if self._over:  # looked at after `end` can find the command
-                    raise StageFailed("its flow was ended as the stage began")
-                yield process
-            finally:
-                self._running.discard(process)
-
-    def end(self) -> None:
-        """Ends what runs, with all that it started."""
-        self._over = True
-        for process in [*self._running]:
-            end_group(process, GRACE_S)
 
 
 def run_command(stage: str, *arguments: str) -> None:
@@ -98,11 +72,11 @@ def reproduce_all(file: str) -> None:
     Raises the first StageFailed once all that ran beside that stage has ended; nothing is begun meanwhile.
     """
     needs, changed, slots = stages(file), out_of_date("--with-deps", file), params.load().operate.side_by_side
-    behind, order, beside = waiting(needs), TopologicalSorter(needs), Beside()
+    behind, order = waiting(needs), TopologicalSorter(needs)
     running: dict[Future[State[None]], str] = {}
     made, faults, ready = set[str](), list[Any](), list[str]()
     order.prepare()
-    try:
+    with Beside() as beside:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
             while ready and len(running) < slots and not faults:
@@ -121,8 +95,6 @@ def reproduce_all(file: str) -> None:
                     made |= {stage} if state.name != CACHED else set()
                 else:
                     faults.append(state.result(raise_on_failure=False))
-    finally:
-        beside.end()
     if faults:
         raise faults[0]
 
@@ -178,11 +150,12 @@ def _follow(stage: str, command: Sequence[str], beside: Beside) -> None:
         exit_code = Path(folder) / "exit_code"
         with (
             beside.run(command, _stage_environment(exit_code)) as process,
+            beside.line(stage) as show,
             ended_after(process, timeout_s) as late,
         ):
             for line in filter(str.strip, process.stdout or ()):
                 if not line.startswith(PUSH):
-                    _pass_on(line.rstrip())
+                    show(_passed_on(line.rstrip()))
             code = process.wait()
         if code and exit_code.exists():
             code = int(exit_code.read_text())
@@ -196,11 +169,12 @@ def _follow(stage: str, command: Sequence[str], beside: Beside) -> None:
         raise fault(f"stage {stage} failed with exit code {code}; its own lines above say why")
 
 
-def _pass_on(line: str) -> None:
-    """Logs a stage's line at the level that it has, with a time of this process."""
+def _passed_on(line: str) -> str:
+    """Logs a stage's line at the level that it has, with a time of this process; returns what it says."""
     found = _LINE.fullmatch(line)
-    level = logging.getLevelNamesMapping()[found["level"]] if found else logging.INFO
-    logger.log(level, "%s", found["said"] if found else line)
+    level, said = (logging.getLevelNamesMapping()[found["level"]], found["said"]) if found else (logging.INFO, line)
+    logger.log(level, "%s", said)
+    return said
 
 
 def _stage_environment(exit_code: Path) -> dict[str, str]:

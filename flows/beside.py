@@ -1,0 +1,60 @@
+"""The commands of a flow that run beside each other: a live line for each on a terminal, and one end for all."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+from agent_r1.harmless import harmless
+from flows.processes import GRACE_S, end_group, process_group
+from flows.stage import TERMINAL
+
+
+class Beside:
+    """Commands that run beside each other. As a context it shows them while it lasts, and ends them with it."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._over = False
+        said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+        columns = SpinnerColumn(), said, TimeElapsedColumn()
+        shown = TERMINAL.is_terminal
+        self._lines = Progress(*columns, console=TERMINAL, transient=True, expand=True, disable=not shown)
+
+    def __enter__(self) -> Self:
+        self._lines.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        """Ends what runs, with all that it started; no other command begins."""
+        self._over = True
+        for process in [*self._running]:
+            end_group(process, GRACE_S)
+        self._lines.stop()
+
+    @contextmanager
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+        """Runs a command as `process_group` does; one that begins after the others were ended is ended at once."""
+        with process_group(command, environment) as process:
+            self._running.add(process)
+            try:
+                if self._over:  # looked at after `__exit__` can find the command
+                    end_group(process, GRACE_S)
+                yield process
+            finally:
+                self._running.discard(process)
+
+    @contextmanager
+    def line(self, stage: str) -> Iterator[Callable[[str], None]]:
+        """A live line of a stage: how long it has run, and what it said last, as far as the terminal is wide."""
+        shown = self._lines.add_task(stage)
+        try:
+            yield lambda said: self._lines.update(shown, description=f"{stage}  {harmless(said)}")
+        finally:
+            self._lines.remove_task(shown)
