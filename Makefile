@@ -95,7 +95,8 @@ lock: $(INSTALLED)  ## write requirements/cpu.txt and build.txt anew from pyproj
 	echo setuptools | $(COMPILE) - --constraint requirements/cpu.txt --output-file requirements/build.txt
 
 clean:  ## remove what the stages and checks wrote, registered policies too; keeps .venv, data/raw and .tracking
-	rm -rf outputs scales games data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
+	git clean -ffdxq -- outputs  # what git keeps stays: scores and curves
+	rm -rf scales games data/prepared data/index data/.index.* .dvc/cache .dvc/tmp dvc_plots build *.egg-info models/*/
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(INSTALLED): requirements/cpu.txt requirements/torch.txt pyproject.toml
