@@ -31,7 +31,7 @@ from mcp_types import (
 from mcp_types import Tool as Listed
 from pydantic import ValidationError
 
-from agent_r1.client import read_key
+from agent_r1.client import MAX_ANSWER_BYTES, read_key
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
 from agent_r1.params.stages import McpParams
@@ -200,10 +200,10 @@ class Server:
             async with Client(stdio_client(started, log), cache=None) as client:
                 yield client
             return
-        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
         limits = httpx2.Timeout(self._params.timeout_s, read=None)  # a call has one of its own
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=limits) as http,
+            httpx2.AsyncClient(headers=headers, timeout=limits, transport=_Bounded()) as http,
             Client(streamable_http_client(self._params.url or "", http_client=http), cache=None) as client,
         ):
             yield client
@@ -249,6 +249,36 @@ class Server:
     def who(self) -> str:
         where = self._params.url or " ".join((self._params.command or [])[:2])
         return f"the MCP server {self._name} ({harmless(without_password(where))[:200]})"
+
+
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """Cuts what a server answers a request with while it is read; of what it says unasked there is no end."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if request.method == "POST":
+            if response.headers.get("content-encoding", "identity") != "identity":
+                raise httpx2.DecodingError("its answer is compressed, which was not asked for", request=request)
+            response.stream = _Counted(cast("httpx2.AsyncByteStream", response.stream))
+        return response
+
+
+class _Counted(httpx2.AsyncByteStream):
+    """The bytes of an answer. Raises httpx2.ReadError beyond MAX_ANSWER_BYTES."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for piece in self._stream:
+            size += len(piece)
+            if size > MAX_ANSWER_BYTES:
+                raise httpx2.ReadError(f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
 
 class _OfEpisode:

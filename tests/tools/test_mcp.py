@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +178,55 @@ def test_variables_that_are_named_are_handed_on(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("OWN_TOKEN")
     with pytest.raises(ValueError, match="hands on OWN_TOKEN, which is not set"):
         Server("x", params)
+
+
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+SENT_MIB = 300
+
+
+async def _answer_at_length(
+    sent: list[int], head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """A server by HTTP whose answer to a call is of 300 MiB, after a head of its own; notes how many MiB it sent."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while asked := await reader.readuntil(b"\r\n\r\n"):
+            [length] = re.findall(rb"(?i)content-length: (\d+)", asked) or [b"0"]
+            request = json.loads(await reader.readexactly(int(length)) or "{}")
+            if request.get("method") == "tools/call":
+                writer.write(head + b"content-length: %d\r\n\r\n" % (SENT_MIB << 20))
+                for _ in range(SENT_MIB):
+                    writer.write(bytes(1 << 20))
+                    await writer.drain()
+                    sent.append(1)
+                continue
+            about = {"serverInfo": {"name": "long", "version": "1"}, "capabilities": {"tools": {}}}
+            result = {"protocolVersion": "2025-06-18", **about, "tools": [listed("long")]}
+            reply = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
+            writer.write(PLAIN + b"content-length: %d\r\n\r\n" % len(reply) + reply)
+            await writer.drain()
+    writer.close()
+
+
+HEADS = {
+    "json": PLAIN,
+    "compressed": PLAIN + b"content-encoding: gzip\r\n",
+    "unknown": PLAIN.replace(b"json", b"octet-stream"),
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_an_answer_without_end_is_cut_while_it_is_read(head: bytes) -> None:
+    sent: list[int] = []
+
+    async def play() -> None:
+        server = await asyncio.start_server(partial(_answer_at_length, sent, head), "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        async with server, Server("x", McpParams(url=f"http://127.0.0.1:{port}/mcp", timeout_s=20)) as session:
+            await session.tools[0].call({})
+
+    with pytest.raises(WorldFault):
+        asyncio.run(play())
+    assert sum(sent) < 50
 
 
 @pytest.mark.parametrize(
