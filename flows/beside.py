@@ -52,9 +52,9 @@ class Beside:
 
     @contextmanager
     def line(self, stage: str) -> Iterator[Callable[[str], None]]:
-        """A live line of a stage: how long it has run, and what it said last, as far as the terminal is wide."""
+        """A live line of a stage: what it said last, which begins with its label, and how long it has run."""
         shown = self._lines.add_task(stage)
         try:
-            yield lambda said: self._lines.update(shown, description=f"{stage}  {harmless(said)}")
+            yield lambda said: self._lines.update(shown, description=harmless(said))
         finally:
             self._lines.remove_task(shown)

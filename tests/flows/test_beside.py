@@ -46,14 +46,15 @@ def shown(terminal: Console) -> str:
 def test_every_stage_has_a_line_of_its_own_while_it_runs(terminal: Console) -> None:
     with Beside() as others, others.line("train@ppo") as say:
         with others.line("evaluate@grpo") as say_too:
+            assert "train@ppo" in shown(terminal).splitlines()[-2]
             say("train ppo: iteration 7 of 20, [about] 9 min left")
             say_too("evaluate grpo: " + "x" * 60 + "\x1b[2J")
             both = shown(terminal).splitlines()[-2:]
-            assert "train@ppo  train ppo: iteration 7 of 20, [about]" in both[0]
-            assert "evaluate@grpo  evaluate grpo: xxx" in both[1]
+            assert "train ppo: iteration 7 of 20, [about]" in both[0]
+            assert "evaluate grpo: xxx" in both[1]
             assert "\x1b[2J" not in both[1]
             assert "0:00:0" in both[0], "how long it runs"
-        assert "evaluate@grpo" not in shown(terminal).splitlines()[-1]
+        assert "evaluate grpo" not in shown(terminal).splitlines()[-1]
 
 
 def test_elsewhere_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
