@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
@@ -102,12 +102,12 @@ class Client:
             httpx.Client(base_url=self._url, verify=self._tls, timeout=timeout) as client,
             client.stream("POST", path, content=content, headers=self._headers) as response,
         ):
-            _require_plain(response)
+            require_plain(response.headers)
             read, rest, ok = 0, bytearray(), response.status_code == 200
             for piece in response.iter_raw():
                 read += len(piece)
                 rest += piece
-                _require_small(read)
+                require_small(read)
                 if time.monotonic() > ends:
                     raise TimeoutError
                 if ok and b"\n" in piece:
@@ -142,19 +142,21 @@ class Client:
             httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=timeout) as client,
             client.stream(method, path, content=content, headers=self._headers) as response,
         ):
-            _require_plain(response)
+            require_plain(response.headers)
             body = bytearray()
             async for piece in response.aiter_raw():
                 body += piece
-                _require_small(len(body))
+                require_small(len(body))
             return Answer(response.status_code, bytes(body))
 
 
-def _require_plain(response: httpx.Response) -> None:
-    if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+def require_plain(headers: Mapping[str, str]) -> None:
+    """Raises BadAnswerError if an answer with these headers is compressed."""
+    if (coding := headers.get("content-encoding", "identity")) != "identity":
         raise BadAnswerError(f"it is compressed ({coding[:20]}), which was not asked for")
 
 
-def _require_small(size: int) -> None:
+def require_small(size: int) -> None:
+    """Raises BadAnswerError if an answer of so many bytes is larger than MAX_ANSWER_BYTES."""
     if size > MAX_ANSWER_BYTES:
         raise BadAnswerError(f"it is larger than {MAX_ANSWER_BYTES >> 20} MiB")

@@ -69,13 +69,13 @@ class Work:
 def rate_of_products(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """FLOP/s of matrix products in the dtype, the best of five runs."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    seconds = min(_seconds(lambda: left @ right, device) for _ in range(5))
+    seconds = min(seconds_of(lambda: left @ right, device) for _ in range(5))
     return 2 * size**3 / seconds
 
 
-def make_model(folder: Path, shape: str, tokens: int) -> None:
-    """Writes a model of random weights, with a tokenizer of a few hundred words."""
-    hidden, layers, heads, key_heads, width, words, _ = SHAPES[shape]
+def make_model(folder: Path, shape: Sequence[int], tokens: int) -> None:
+    """Writes a model of random weights in a shape of `SHAPES`, with a tokenizer of a few hundred words."""
+    hidden, layers, heads, key_heads, width, words = shape[:6]
     tokenizer = builtin.train_tokenizer(["a question and an answer"], 400)
     config = Qwen2Config(
         vocab_size=words,
@@ -141,7 +141,7 @@ def measure_one(shape: str, engine: str, *, adapters: bool, work: Work, rate: fl
         gap = _gap(learner, trajectories, settings)
         peak = measure(learner, settings.env)
         credits_ = [credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
-        updated_s = _seconds(lambda: learner.update(trajectories, credits_, 0), device)
+        updated_s = seconds_of(lambda: learner.update(trajectories, credits_, 0), device)
         learner.save_policy(after)
         sampler.load_weights(after, 1)
         again = [trajectory_of(*pair) for pair in zip(requests, sampler.sample(requests), strict=True)]
@@ -218,7 +218,7 @@ def _gap(learner: Learner, trajectories: Sequence[Trajectory], settings: Params)
     )
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     started = time.perf_counter()
     work()
     if device.type == "cuda":
@@ -236,7 +236,7 @@ def campaign(shapes: Sequence[str], samplers: Sequence[str], work: Work, budget_
     out.mkdir(parents=True, exist_ok=True)
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
-            make_model(Path(folder), shape, work.tokens)
+            make_model(Path(folder), SHAPES[shape], work.tokens)
             for sampler, adapters in product(samplers, (False, True)):
                 part = partial(
                     measure_one, shape, sampler, adapters=adapters, work=work, rate=rate, folder=Path(folder)

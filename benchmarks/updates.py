@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,12 @@ import torch
 from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.params import SHIPPED, load
 from agent_r1.policy.learner import Learner
-from agent_r1.records import StopReason
 from agent_r1.rollout.sampling import Action
 from benchmarks import gpu
-from flows.stage import ENVIRONMENT, keep_freed_memory
+from flows.stage import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
+SHAPE = 128, 4, 2, 2, 256  # of the built-in model, but for its words; as in gpu.SHAPES
 REPEATS = 3
 ROUNDS = 2  # turns of each checkout
 
@@ -53,32 +54,22 @@ SIZES = [
 
 def measure(size: Size) -> dict[str, float]:
     """The seconds of the fastest of some updates, and the GiB that the process had at most."""
-    keep_freed_memory()
     settings = load(SHIPPED)
     torch.set_num_threads(settings.model.threads)
     work = gpu.Work(episodes=size.episodes, prompt=size.length // 3, action=size.length - size.length // 3)
-    gpu.SHAPES["built-in"] = (128, 4, 2, 2, 256, size.words, 0)
     with tempfile.TemporaryDirectory() as folder:
-        gpu.make_model(Path(folder), "built-in", work.tokens)
+        gpu.make_model(Path(folder), (*SHAPE, size.words), work.tokens)
         learner = Learner(folder, settings.train.update, settings.model, with_critic=False, seed=0)
     draws = np.random.default_rng(0)
-    actions = [
-        Action(
-            token_ids=draws.integers(0, size.words, work.action).tolist(),
-            logprobs=np.full(work.action, -np.log(size.words), np.float32),
-            stop_reason=StopReason.LENGTH,
-        )
-        for _ in range(size.episodes)
-    ]
-    requests = gpu.random_requests(work, size.words)
-    trajectories = [gpu.trajectory_of(*pair) for pair in zip(requests, actions, strict=True)]
+    trajectories = []
+    for request in gpu.random_requests(work, size.words):
+        ids = draws.integers(0, size.words, work.action).tolist()
+        action = Action.of(ids, [-math.log(size.words)] * work.action, end_id=-1)
+        trajectories.append(gpu.trajectory_of(request, action))
     credits_ = [gpu.credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
-    seconds = []
-    for iteration in range(REPEATS):
-        started = time.perf_counter()
-        learner.update(trajectories, credits_, iteration)
-        seconds.append(time.perf_counter() - started)
-    return {"seconds": min(seconds), "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    update = partial(learner.update, trajectories, credits_, 0)
+    seconds = min(gpu.seconds_of(update, learner.compute.device) for _ in range(REPEATS))
+    return {"seconds": seconds, "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 
 def measured_in(checkout: Path, size: Size) -> dict[str, float]:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from agent_r1.harmless import harmless
 from flows.processes import GRACE_S, end_group, process_group
-from flows.stage import TERMINAL
+from flows.stage import live_lines
 
 
 class Beside:
@@ -23,9 +23,7 @@ class Beside:
         self._running: set[subprocess.Popen[str]] = set()
         self._over = False
         said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-        columns = SpinnerColumn(), said, TimeElapsedColumn()
-        shown = TERMINAL.is_terminal
-        self._lines = Progress(*columns, console=TERMINAL, transient=True, expand=True, disable=not shown)
+        self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
 
     def __enter__(self) -> Self:
         self._lines.start()

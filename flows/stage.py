@@ -21,7 +21,7 @@ from uuid import UUID
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from agent_r1 import params
 from agent_r1.files import locked_one
@@ -88,6 +88,11 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
+def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
+    """Lines at the end of the terminal that change while something lasts, and then go; elsewhere nothing is shown."""
+    return Progress(*columns, console=TERMINAL, transient=True, expand=expand, disable=not TERMINAL.is_terminal)
+
+
 @contextmanager
 def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callable[..., R]], Callable[..., R]]]:
     """On a terminal, a live line that says at which verb of which iteration a training is.
@@ -95,7 +100,7 @@ def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callabl
     Gives what wraps each verb for that; its first argument is the iteration. `total` is that of the iterations.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=TERMINAL, transient=True, disable=not TERMINAL.is_terminal) as progress:
+    with live_lines(*columns) as progress:
         line = progress.add_task(label, completed=done, total=total)
 
         def shown(verb: Callable[..., R]) -> Callable[..., R]:

@@ -31,7 +31,7 @@ from mcp_types import (
 from mcp_types import Tool as Listed
 from pydantic import ValidationError
 
-from agent_r1.client import MAX_ANSWER_BYTES, read_key
+from agent_r1.client import BadAnswerError, read_key, require_plain, require_small
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
 from agent_r1.params.stages import McpParams
@@ -50,6 +50,7 @@ _FAULTS = (  # what a session with a server that is ill can raise
     ValidationError,
     RuntimeError,  # of a session that has ended, or of a result that is not of its tool's shape
     httpx2.HTTPError,
+    BadAnswerError,
     anyio.BrokenResourceError,
     anyio.ClosedResourceError,
     ExceptionGroup,
@@ -241,7 +242,7 @@ class Server:
         end = f"; its last words: {words}" if words else ""
         if isinstance(fault, TimeoutError):
             return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
-        if isinstance(fault, ValueError) and not isinstance(fault, ValidationError):
+        if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
             return ValueError(f"{self.who}: {fault}")
         return WorldFault(f"{self.who} cannot be used: {_said(fault)}{end}")
 
@@ -257,14 +258,13 @@ class _Bounded(httpx2.AsyncHTTPTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
         if request.method == "POST":
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise httpx2.DecodingError("its answer is compressed, which was not asked for", request=request)
+            require_plain(response.headers)
             response.stream = _Counted(cast("httpx2.AsyncByteStream", response.stream))
         return response
 
 
 class _Counted(httpx2.AsyncByteStream):
-    """The bytes of an answer. Raises httpx2.ReadError beyond MAX_ANSWER_BYTES."""
+    """The bytes of an answer, as long as it is small enough."""
 
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
@@ -273,8 +273,7 @@ class _Counted(httpx2.AsyncByteStream):
         size = 0
         async for piece in self._stream:
             size += len(piece)
-            if size > MAX_ANSWER_BYTES:
-                raise httpx2.ReadError(f"its answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+            require_small(size)
             yield piece
 
     async def aclose(self) -> None:
