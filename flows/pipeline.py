@@ -30,7 +30,7 @@ from prefect.states import Completed
 from agent_r1 import params
 from flows.beside import Beside
 from flows.dvc_files import DVC, ask_dvc, collect_graph
-from flows.processes import end_with_parent, ended_after, prefect_server
+from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server
 from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
@@ -187,6 +187,7 @@ def _stage_environment(exit_code: Path) -> dict[str, str]:
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         PARENT_TASK_RUN: str(context.task_run.id),
         EXIT_CODE_FILE: str(exit_code),
+        PIPELINE: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
 

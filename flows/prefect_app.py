@@ -12,6 +12,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from agent_r1.client import LOOPBACK
+from flows.processes import end_with_parent
 
 _scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
 
@@ -21,6 +22,7 @@ def create() -> ASGIApp:
 
     Around the app and not in it: what Prefect asks of itself comes under a name of its own.
     """
+    end_with_parent()
     # Prefect 3.7 stops its event loop here until a lock is free that the same loop may hold, and answers nobody any
     # more: issue 23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
     automations.run_coro_as_sync = _schedule  # type: ignore[attr-defined, assignment]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
 from filelock import FileLock, Timeout
 
 from agent_r1.files import locked, write_text
@@ -31,6 +32,7 @@ ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
 PASSWORD = HOME / "password"  # of that server
+PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
 
 logger = logging.getLogger(__name__)
@@ -84,11 +86,14 @@ def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
 
 @functools.cache
 def end_with_parent() -> None:
-    """From now on this process gets a SIGTERM when the one that started it is gone, however that ended."""
-    parent = os.getppid()
+    """From now on this process gets a SIGTERM when the one that started it is gone, however that ended.
+
+    A stage that DVC started for a pipeline ends with the pipeline too, for which DVC itself would not.
+    """
+    parent, pipeline = os.getppid(), int(os.environ.get(PIPELINE, os.getpid()))
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and psutil.pid_exists(pipeline):
             time.sleep(WATCH_S)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from prefect import Flow, flow
@@ -268,6 +269,31 @@ def test_a_stage_waits_for_all_it_depends_on() -> None:
     needs = edges('strict digraph {\n"c";\n"d";\n"a" -> "c";\n"b" -> "c";\n"a" -> "b";\n}\n')
     assert needs == {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": set()}
     assert waiting(needs) == {"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": set()}
+
+
+STAGE_THAT_STAYS = """
+import pathlib, sys, time
+from flows.stage import run_stage
+
+def stay() -> None:
+    pathlib.Path(sys.argv[1]).write_text("began")
+    time.sleep(600)
+
+run_stage(stay)
+"""
+
+
+def test_a_pipeline_that_is_killed_leaves_no_process(project: Path, start: Any) -> None:
+    fifo, stage = project.parent / "began", project.parent / "stay.py"
+    subprocess.run(["mkfifo", str(fifo)], check=True)
+    stage.write_text(STAGE_THAT_STAYS)
+    (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: '{sys.executable} {stage} {fifo}; true'}}}}")
+    killed = start("-c", f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()", "pipeline")
+    assert fifo.read_text() == "began"
+    left = psutil.Process(killed.pid).children(recursive=True)  # its server, DVC and the stage
+    killed.kill()
+    killed.communicate()
+    assert psutil.wait_procs(left, timeout=60)[1] == []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
