@@ -1,0 +1,94 @@
+"""What waits for whom, with a real engine: `python -m benchmarks.arrivals`.
+
+Episodes of vLLM whose world takes its time, in rounds and by arrival, beside the same episodes whose world answers at
+once. The model has the shape of the built-in one and random weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from agent_r1.envs.base import Attempt, Env, Transition
+from agent_r1.envs.shared import Shared
+from agent_r1.evaluation.comparison import markdown_table
+from agent_r1.params import SHIPPED, load
+from agent_r1.params.stages import EnvParams, Order
+from agent_r1.policy.model import load_tokenizer
+from agent_r1.records import Outcome
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episodes import collect
+from agent_r1.rollout.sampling import Actor, Engine
+from benchmarks import gpu
+
+EPISODES, CALLS = 64, 5
+SHAPE = 128, 4, 2, 2, 256, 2048  # of the built-in model, as in gpu.SHAPES
+OFTEN_S, SELDOM_S, SELDOM = 0.1, 5.0, 0.1
+REPEATS = 3
+
+
+class Slow(Env):
+    """Takes any action for a call, and answers after a while."""
+
+    system, user = "You act.", "Go on."
+
+    def __init__(self, delays: Sequence[float]) -> None:
+        self._delays = iter(delays)
+
+    async def step(self, action: str) -> Transition:
+        """Ends the episode after the last delay."""
+        delay = next(self._delays, None)
+        if delay is None:
+            return Transition(outcome=Outcome.ENDED)
+        await asyncio.sleep(delay)
+        return Transition(observations=("Go on.",))
+
+
+def play(engine: Engine, chat: Chat, delays: Sequence[Sequence[float]], limits: EnvParams) -> tuple[float, list[int]]:
+    """The seconds that the episodes take together, and their tokens, one episode after the other."""
+    attempts = [
+        Attempt(question_id=f"q{number}", group=number, sample=0, env=lambda _, waits=waits: Slow(waits))
+        for number, waits in enumerate(delays)
+    ]
+    with Shared(limits) as shared:
+        started = time.perf_counter()
+        trajectories = collect(engine, chat, attempts, shared, seed=0)
+        took = time.perf_counter() - started
+    return took, [token for each in trajectories for token in each.token_ids.tolist()]
+
+
+def main() -> None:
+    settings, orders = load(SHIPPED), get_args(Order)[:2]
+    drawn = np.random.default_rng(0).random((EPISODES, CALLS))
+    delays = np.where(drawn < SELDOM, SELDOM_S, OFTEN_S).tolist()
+    longest, in_rounds = max(map(sum, delays)), sum(map(max, zip(*delays, strict=True)))
+    rows, tokens = [], list[list[int]]()
+    with tempfile.TemporaryDirectory() as folder:
+        gpu.make_model(Path(folder), SHAPE, settings.env.max_tokens)
+        chat = Chat(load_tokenizer(folder))
+        actor = Actor(
+            model=folder, end_id=chat.end_id, max_tokens=settings.env.max_tokens, temperature=1.0, dtype="float32"
+        )
+        with open_engine(settings.engine, actor) as engine:
+            for order in orders * REPEATS:
+                limits = settings.env.model_copy(update={"order": order})
+                alone, quick = play(engine, chat, [[0.0] * CALLS] * EPISODES, limits)
+                took, slow = play(engine, chat, delays, limits)
+                tokens += [quick, slow]
+                rows.append([order, *(f"{figure:.2f}" for figure in (alone, took, took / (longest + alone)))])
+    print(f"{EPISODES} episodes of {CALLS} answers, of {OFTEN_S:g} s each, one in {1 / SELDOM:.0f} of {SELDOM_S:g} s")
+    waits = {"their sum": sum(map(sum, delays)), "the longest episode": longest, "the slowest in each round": in_rounds}
+    print(", ".join(f"{name} {seconds:.1f} s" for name, seconds in waits.items()))
+    print(markdown_table(["order", "at once, s", "slowly, s", "of the longest wait and at once"], rows))
+    print("tokens:", "the same" if all(each == tokens[0] for each in tokens) else "OTHERS")
+
+
+if __name__ == "__main__":
+    main()
