@@ -34,7 +34,6 @@ MAX_CHARACTERS = 20_000  # of a program
 MAX_PRINTED = 1 << 20  # bytes
 MAX_STATE = 1 << 20  # bytes that the names of an episode take
 MAX_RECURSION = 500
-_ATTEMPTS = 2  # at a program whose worker dies
 _PATIENCE = 10  # how much longer than its limit a call may take that once ended within it
 
 
@@ -67,14 +66,15 @@ class Sandbox:
         """Runs a program after those that left a state, b"" for none; chance is seeded where there is no state.
 
         Raises ToolTimeout if it takes longer than `patience` times its limit, and ToolError if it fails otherwise. A
-        worker that dies is replaced, and the program tried once more: it may have been ended from outside.
+        worker that dies is replaced and the program tried again, once more than there are workers: each of them may
+        have been ended from outside.
         """
         code = _showing_its_value(program)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._run, code, state, seed, patience)
 
     def _run(self, code: str, state: bytes, seed: int, patience: int) -> Ran:
-        for _ in range(_ATTEMPTS):
+        for _ in range(self._params.workers + 1):
             try:
                 return self._attempt(code, state, seed, patience)
             except MontyCrashedError as fault:
