@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -19,17 +18,16 @@ from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.stages import EnvParams, Order
+from agent_r1.params.stages import EnvParams
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Outcome
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor, Engine
-from benchmarks import gpu
+from benchmarks import gpu, updates
 
 EPISODES, CALLS = 64, 5
-SHAPE = 128, 4, 2, 2, 256, 2048  # of the built-in model, as in gpu.SHAPES
 OFTEN_S, SELDOM_S, SELDOM = 0.1, 5.0, 0.1
 REPEATS = 3
 
@@ -65,19 +63,23 @@ def play(engine: Engine, chat: Chat, delays: Sequence[Sequence[float]], limits: 
 
 
 def main() -> None:
-    settings, orders = load(SHIPPED), get_args(Order)[:2]
+    settings = load(SHIPPED)
     drawn = np.random.default_rng(0).random((EPISODES, CALLS))
     delays = np.where(drawn < SELDOM, SELDOM_S, OFTEN_S).tolist()
     longest, in_rounds = max(map(sum, delays)), sum(map(max, zip(*delays, strict=True)))
     rows, tokens = [], list[list[int]]()
     with tempfile.TemporaryDirectory() as folder:
-        gpu.make_model(Path(folder), SHAPE, settings.env.max_tokens)
+        gpu.make_model(Path(folder), (*updates.SHAPE, updates.Size().words), settings.env.max_tokens)
         chat = Chat(load_tokenizer(folder))
         actor = Actor(
-            model=folder, end_id=chat.end_id, max_tokens=settings.env.max_tokens, temperature=1.0, dtype="float32"
+            model=folder,
+            end_id=chat.end_id,
+            max_tokens=settings.env.max_tokens,
+            temperature=settings.train.rollout.temperature,
+            dtype=settings.model.dtype,
         )
         with open_engine(settings.engine, actor) as engine:
-            for order in orders * REPEATS:
+            for order in ("rounds", "arrival") * REPEATS:
                 limits = settings.env.model_copy(update={"order": order})
                 alone, quick = play(engine, chat, [[0.0] * CALLS] * EPISODES, limits)
                 took, slow = play(engine, chat, delays, limits)

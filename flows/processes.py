@@ -90,7 +90,7 @@ def end_with_parent() -> None:
 
     A stage that DVC started for a pipeline ends with the pipeline too, for which DVC itself would not.
     """
-    parent, pipeline = os.getppid(), int(os.environ.get(PIPELINE, os.getpid()))
+    parent, pipeline = os.getppid(), int(os.environ.get(PIPELINE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent and psutil.pid_exists(pipeline):

@@ -149,6 +149,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
+def start_in(start: Start) -> Start:
+    """Starts a command of the project in a folder, `start_in(FOLDER, COMMAND, ...)`."""
+
+    def start_command(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        entered = f"import os; os.chdir({str(folder)!r}); from flows.__main__ import main; main()"
+        return start("-c", entered, *arguments, **environment)
+
+    return start_command
+
+
+@pytest.fixture
 def serve_index(start: Start, free_port: Callable[[], int]) -> ServeIndex:
     """Starts a search server of an index and waits until it answers; gives its address. It ends with the test."""
 

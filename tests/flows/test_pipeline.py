@@ -283,12 +283,12 @@ run_stage(stay)
 """
 
 
-def test_a_pipeline_that_is_killed_leaves_no_process(project: Path, start: Any) -> None:
+def test_a_pipeline_that_is_killed_leaves_no_process(project: Path, start_in: Any) -> None:
     fifo, stage = project.parent / "began", project.parent / "stay.py"
     subprocess.run(["mkfifo", str(fifo)], check=True)
     stage.write_text(STAGE_THAT_STAYS)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: '{sys.executable} {stage} {fifo}; true'}}}}")
-    killed = start("-c", f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()", "pipeline")
+    killed = start_in(project, "pipeline")
     assert fifo.read_text() == "began"
     left = psutil.Process(killed.pid).children(recursive=True)  # its server, DVC and the stage
     killed.kill()
@@ -298,17 +298,12 @@ def test_a_pipeline_that_is_killed_leaves_no_process(project: Path, start: Any) 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_cancel_leaves_no_process(
-    prefect_api: str, project: Path, start: Any, number: signal.Signals, code: int
+    prefect_api: str, project: Path, start_in: Any, number: signal.Signals, code: int
 ) -> None:
     fifo = project.parent / "started"
     subprocess.run(["mkfifo", str(fifo)], check=True)
     (project / "dvc.yaml").write_text(f"stages: {{train: {{cmd: 'echo $$ > {fifo}; sleep 600; true'}}}}")
-    process = start(
-        "-c",
-        f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()",
-        "pipeline",
-        PREFECT_API_URL=prefect_api,
-    )
+    process = start_in(project, "pipeline", PREFECT_API_URL=prefect_api)
     shell = int(fifo.read_text())  # blocks until the stage runs
     process.send_signal(number)
     process.communicate()

@@ -278,13 +278,12 @@ def test_an_interrupt_ends_everything(served: Served) -> None:
     assert not (served.folder / "mlflow.db").exists()  # its state is under .tracking
 
 
-def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, start: Any) -> None:
+def test_a_port_in_use_is_refused_before_anything_is_started(project: Path, start_in: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = f"import os; os.chdir({str(project)!r}); from flows.__main__ import main; main()"
-        refused = start("-c", command, "serving", "--mlflow-port", str(port))
+        refused = start_in(project, "serving", "--mlflow-port", str(port))
         _, errors = refused.communicate()
     assert refused.returncode == 1
     assert f"port {port} of 127.0.0.1 cannot be used" in errors
