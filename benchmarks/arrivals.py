@@ -18,7 +18,7 @@ from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Outcome
 from agent_r1.rollout.chat import Chat

@@ -41,7 +41,8 @@ from agent_r1.evaluation.scores import (
 )
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import model_hash, write_text
-from agent_r1.params import Params, RunId
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
 from agent_r1.policy.model import load_tokenizer

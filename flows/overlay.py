@@ -18,7 +18,8 @@ import yaml
 from ruamel.yaml import YAML
 
 from agent_r1.files import write_text
-from agent_r1.params import PARAMS, Params, tracking_folder
+from agent_r1.params import Params
+from agent_r1.params.places import PARAMS, tracking_folder
 from agent_r1.params.sections import differences, flatten, nearest, override, validated
 
 FOLDER = Path("overlays")

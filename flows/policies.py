@@ -10,7 +10,8 @@ import torch
 import yaml
 
 from agent_r1.files import sha256, write_text
-from agent_r1.params import Params, RunId, adapter_in, policy_in
+from agent_r1.params import Params
+from agent_r1.params.places import RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
 from agent_r1.policy import adapter, checkpoint
 from agent_r1.policy.model import compute_dtype, default_device

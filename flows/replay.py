@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent_r1 import params
 from agent_r1.inspection import replay as stored
-from agent_r1.params import RunId
+from agent_r1.params.places import RunId
 from flows.stage import output
 
 

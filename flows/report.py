@@ -16,7 +16,8 @@ from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.sweep import render_sweep
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.files import load_pretrained
-from agent_r1.params import Params, RunId
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking.views import comparison

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from agent_r1 import params
 from agent_r1.files import locked_one
 from agent_r1.harmless import harmless_lines, without_password
-from agent_r1.params import project_root
+from agent_r1.params.places import project_root
 from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 
 P = ParamSpec("P")

@@ -13,7 +13,8 @@ from agent_r1 import params, tracking
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, sha256, write_text
-from agent_r1.params import Params, RunId
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import adapter, checkpoint, memory
 from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer

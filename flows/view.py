@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agent_r1 import params
 from agent_r1.inspection.viewer import show
-from agent_r1.params import RunId
+from agent_r1.params.places import RunId
 
 
 def view(

@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from agent_r1 import params
 from agent_r1.files import load_pretrained, replaced_folder
 from agent_r1.params import Params
+from agent_r1.params.places import RunId
 from agent_r1.policy import memory
 from agent_r1.policy.adapter import save_merged
 from agent_r1.policy.model import compute_dtype, default_device, load_policy, load_tokenizer
@@ -52,7 +53,7 @@ def warm_start() -> None:
 def _check_memory(settings: Params, path: str) -> None:
     """Refuses a model that is too large for this machine, before it is loaded: for the runs, and to be fine-tuned."""
     config = load_pretrained(AutoConfig, path)
-    memory.check(config, settings, [params.RunId(run) for run in settings.repro_runs])
+    memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:
         tokens = max(settings.warm_start.max_tokens_per_microbatch, settings.env.max_tokens)
         device, model = default_device(), settings.model

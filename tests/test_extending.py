@@ -20,9 +20,10 @@ from agent_r1.envs.gym_env import GymEnv, require_gymnasium
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.faults import WorldFault
-from agent_r1.params import Params, RunId, load
+from agent_r1.params import Params, load
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
-from agent_r1.params.train import CreditParams
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.tools.toolbox import Toolbox
 from tests.envs.outside import play

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from agent_r1.files import write_text
-from agent_r1.params import SHIPPED, Params, RunId, fingerprint, load
+from agent_r1.params import SHIPPED, Params, fingerprint, load
+from agent_r1.params.credit import WITH_GROUPS, Estimator
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import differences, flatten, override, validated
-from agent_r1.params.train import WITH_GROUPS, Estimator
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 PPO_EPOCHS = load(FILE).train.update.epochs

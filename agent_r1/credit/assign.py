@@ -15,7 +15,8 @@ from agent_r1.credit.collapse import repetition_metrics
 from agent_r1.credit.estimators import estimate, group_statistics
 from agent_r1.credit.filters import differing, left_out, select
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params.train import LARGEST_K3_DIFFERENCE, CreditParams
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.update import LARGEST_K3_DIFFERENCE
 from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
 
 OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # of what credit sees

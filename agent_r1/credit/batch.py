@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 from agent_r1.records import Source, Trajectory
 
 Floats = NDArray[np.float64]

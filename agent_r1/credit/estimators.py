@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from agent_r1.credit.batch import Batch, Floats, Mask
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 
 Counts = NDArray[np.int64]
 

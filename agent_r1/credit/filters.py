@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.batch import Floats, Mask
 from agent_r1.credit.estimators import group_statistics
-from agent_r1.params.train import FilterParams, LeftOutParams
+from agent_r1.params.credit import FilterParams, LeftOutParams
 from agent_r1.records import CallStatus, Trajectory
 
 EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order

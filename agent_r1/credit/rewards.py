@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from agent_r1.credit.batch import Floats
-from agent_r1.params.train import CreditParams, RewardWeights
+from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import CallStatus, Outcome, Trajectory
 
 Part = Callable[[Trajectory], Floats]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent_r1.answers import contains
 from agent_r1.data.world import World, build_world, tell
-from agent_r1.params.stages import BUILT_IN, AtlasParams, AtlasShares, PrepareParams
+from agent_r1.params.prepare import BUILT_IN, AtlasParams, AtlasShares, PrepareParams
 from agent_r1.records import Passage, Question
 from agent_r1.seeds import derive
 

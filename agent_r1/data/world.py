@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from agent_r1.params.stages import AtlasParams
+from agent_r1.params.prepare import AtlasParams
 from agent_r1.records import Passage
 from agent_r1.seeds import derive
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent_r1.envs.base import Env, Restart, Transition, split_action
-from agent_r1.params.stages import ContextParams
+from agent_r1.params.env import ContextParams
 
 ASK = "Now sum up what you know so far: you go on with your summary and the text above alone."
 SO_FAR = "What you know so far:"

@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 from agent_r1.envs.outside import Reply, Seed, Setup, TextEnv, meant, number
 from agent_r1.envs.shared import Shared
+from agent_r1.params.env import EnvParams
 from agent_r1.params.outside import GymnasiumParams
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 

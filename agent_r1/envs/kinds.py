@@ -14,8 +14,8 @@ from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
 from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.envs.turns import GAMES, Turns
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import QA, Question
 
 

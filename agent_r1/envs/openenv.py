@@ -25,9 +25,9 @@ from agent_r1.envs.outside import Reply, Setup, TextEnv, meant
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
+from agent_r1.params.env import EnvParams
 from agent_r1.params.outside import OpenEnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 

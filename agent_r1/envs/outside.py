@@ -15,8 +15,8 @@ from pydantic import Field
 
 from agent_r1.envs.base import Env, ParsedAction, Transition, parse_action, refuse_constant
 from agent_r1.envs.tool_env import canonical, think, told
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import Section, nearest, validated
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Question
 from agent_r1.tools.base import ToolError, ToolResult
 from agent_r1.tools.toolbox import cut

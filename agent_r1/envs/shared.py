@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.records import Trajectory
 from agent_r1.search.index import Cached
 from agent_r1.tools import own

@@ -17,7 +17,7 @@ from agent_r1.answers import exact_match, f1, occurs
 from agent_r1.envs.base import Attempt, Env, ParsedAction, Transition, parse_action
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question
 from agent_r1.tools.base import Tool, ToolResult
 from agent_r1.tools.journal import Journal, Place

@@ -15,8 +15,8 @@ from agent_r1.envs.outside import Setup, meant, number
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv, told
 from agent_r1.faults import WorldFault
+from agent_r1.params.env import EnvParams
 from agent_r1.params.outside import ToolboxParams
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome, Question
 from agent_r1.tools.base import Tool, ToolResult, methods
 from agent_r1.tools.own import named

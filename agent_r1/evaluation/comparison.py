@@ -12,7 +12,8 @@ from typing import NamedTuple
 from agent_r1.evaluation.scores import CEILING, FLOOR, headline, measured, measures, score
 from agent_r1.evaluation.statistics import Interval, interval, paired_difference
 from agent_r1.harmless import in_markdown
-from agent_r1.params import Places, fingerprint
+from agent_r1.params import fingerprint
+from agent_r1.params.places import Places
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import read_rows

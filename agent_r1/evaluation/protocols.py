@@ -15,7 +15,8 @@ from agent_r1.envs.turns import GAMES
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
 from agent_r1.params import Params
-from agent_r1.params.stages import EnvParams, Protocol
+from agent_r1.params.env import EnvParams
+from agent_r1.params.stages import Protocol
 from agent_r1.records import QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.endpoint_sampler import EndpointSampler

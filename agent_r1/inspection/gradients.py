@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params.train import CreditParams, UpdateParams
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.losses import (
     LossTokens,

@@ -21,9 +21,11 @@ from transformers import PreTrainedModel
 from agent_r1.credit.assign import assign
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
-from agent_r1.params import Params, RunId, adapter_in
+from agent_r1.params import Params
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
-from agent_r1.params.train import CreditParams, TrainParams
+from agent_r1.params.train import TrainParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import Learner, Reference, compute_of, frozen, reference_of
 from agent_r1.policy.losses import Metrics

@@ -13,7 +13,8 @@ from rich.text import Text
 from agent_r1.evaluation.comparison import Comparison, Pair, compare, read_evaluation
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
-from agent_r1.params import Params, Places
+from agent_r1.params import Params
+from agent_r1.params.places import Places
 from agent_r1.params.sections import nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows

@@ -1,208 +1,41 @@
-"""params.yaml as typed values: every knob, its range, and the combinations that are refused.
-
-Before them: where the project is, which training is meant, and where the stages meet, the folders of their artifacts.
-"""
+"""params.yaml as typed values: every knob, its range, and the combinations that are refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import BaseModel, Field
 
+from agent_r1.params.credit import OF_ANSWERS, RewardWeights
+from agent_r1.params.env import EnvParams
+from agent_r1.params.places import PARAMS, SWEEP, Places, RunId
+from agent_r1.params.prepare import PrepareParams
 from agent_r1.params.sections import Natural, Section, flatten, nearest, override, validated
 from agent_r1.params.stages import (
     Baseline,
     EngineParams,
-    EnvParams,
     EvaluateParams,
     ModelParams,
     OperateParams,
-    PrepareParams,
     PromoteParams,
     SearchParams,
     WarmStartParams,
 )
-from agent_r1.params.train import OF_ANSWERS, RewardWeights, TrainParams
+from agent_r1.params.train import TrainParams
 from agent_r1.params.worlds import OthersParams
 
-PARAMS = "params.yaml"  # marks the project's root
-MODELS = Path("models")  # DVC's files of registered policies
 SHIPPED = Path(__file__).with_name("shipped.yaml")  # the project's params.yaml, which travels with the package
 ENV = "env"  # the section that a run may override beside `train`
-SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 Seeds = list[Annotated[Natural, Field(strict=True)]]  # as they go into commands
-_VARIANT = re.compile("[0-9a-f]{8}")
 _RUN_NAME = re.compile(r"\w+", re.ASCII)
-_LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
-
-
-def project_root() -> Path:
-    """The nearest folder from the current one upwards that holds params.yaml; a ValueError says that there is none."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / PARAMS).exists():
-            return folder
-    raise ValueError(f"no {PARAMS} in {here} or above it; run from inside the project")
-
-
-def tracking_folder() -> Path:
-    """Where MLflow, Prefect and the locks of this project's clone keep their files.
-
-    An experiment that DVC runs in a copy of the project keeps them with the project itself, and so does an overlay that
-    has a folder of its own, by a link.
-    """
-    return (Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking").resolve()
-
-
-@dataclass(frozen=True, slots=True)
-class RunId:
-    """Which training is meant: a run of params.yaml, and what differs from the run as it stands there."""
-
-    run: str  # a name under `runs:`
-    seed: int | None = None  # in place of the run's own
-    sweep: str = ""  # the sweep that it is a member of
-    variant: str = ""  # eight hex digits that stand for further overrides
-
-    @property
-    def name(self) -> str:
-        """What commands and MLflow call the run, whatever its seed: `ppo` or `ppo-0a1b2c3d`."""
-        return f"{self.run}-{self.variant}" if self.variant else self.run
-
-    @property
-    def label(self) -> str:
-        """The name of its folder, such as `ppo`, `ppo-seed3` or `ppo-0a1b2c3d-seed3`."""
-        return self.name + ("" if self.seed is None else f"-seed{self.seed}")
-
-    @property
-    def words(self) -> list[str]:
-        """The options by which a command line names it."""
-        seed = [] if self.seed is None else ["--seed", str(self.seed)]
-        return ["--run", self.name, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
-
-    @classmethod
-    def named(cls, name: str, seed: int | None = None, sweep: str = "") -> Self:
-        """The training that the options of a command line mean."""
-        run, _, variant = name.partition("-")
-        return cls(run, seed, sweep, variant) if _VARIANT.fullmatch(variant) else cls(name, seed, sweep)
-
-    @classmethod
-    def parse(cls, label: str, sweep: str = "") -> Self:
-        """Reads a label back; a ValueError says that it is none."""
-        found = _LABEL.fullmatch(label)
-        if not found:
-            raise ValueError(f"{label!r} is no label of a training; labels look like ppo or ppo-seed3")
-        seed = found["seed"]
-        return cls(found["run"], None if seed is None else int(seed), sweep, found["variant"] or "")
-
-
-def _relative(folder: str) -> str:
-    if not re.fullmatch(r"[\w.-]{1,200}(/[\w.-]{1,200}){,9}", folder, re.ASCII) or ".." in folder.split("/"):
-        raise ValueError("name a folder inside the project, of some letters, digits, _, - and ., without ..")
-    return folder
-
-
-Folder = Annotated[str, AfterValidator(_relative)]
-
-
-class Places(Section):
-    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root."""
-
-    data: Folder
-    outputs: Folder
-
-    @property
-    def prepared(self) -> Path:
-        return Path(self.data) / "prepared"
-
-    @property
-    def questions(self) -> Path:
-        return self.prepared / "questions.parquet"
-
-    @property
-    def passages(self) -> Path:
-        return self.prepared / "passages.parquet"
-
-    @property
-    def index(self) -> Path:
-        return Path(self.data) / "index"
-
-    @property
-    def warm_start(self) -> Path:
-        return Path(self.outputs) / "warm_start"
-
-    @property
-    def aside(self) -> Path:
-        """Trainings that made room for others; no stage reads them."""
-        return Path(self.outputs) / "aside"
-
-    @property
-    def history(self) -> Path:
-        """The repeated evaluations of registered versions."""
-        return Path(self.outputs) / "history"
-
-    def training(self, run: RunId) -> Path:
-        """The folder of a run's iterations, checkpoint and metrics."""
-        return self._of(run.sweep) / "train" / run.label
-
-    def variant(self, run: RunId) -> Path:
-        """The file of the further overrides that a variant stands for."""
-        return Path(self.outputs) / "variants" / f"{run.name}.json"
-
-    def version(self, run: RunId) -> Path:
-        """The file that names the registered version of a training."""
-        return self._of(run.sweep) / "register" / f"{run.label}.json"
-
-    def evaluation(self, label: str, sweep: str = "") -> Path:
-        """The folder of an evaluation, by the label of a training, a baseline or any other policy."""
-        return self._of(sweep) / "evaluate" / label
-
-    def report(self, sweep: str = "") -> Path:
-        """The folder of a report: of the main graph's runs, or of a sweep's."""
-        return self._of(sweep) / "report"
-
-    def scores(self, sweep: str = "") -> Path:
-        """The folder with the final score of every agent in the report."""
-        return self._of(sweep) / "scores"
-
-    def curves(self, sweep: str = "") -> Path:
-        """The folder with the learning curves of the runs in the report."""
-        return self._of(sweep) / "curves"
-
-    def page(self, run: RunId) -> Path:
-        """The page on which a run's trajectories are looked at."""
-        return self._of(run.sweep) / "view" / f"{run.label}.html"
-
-    def _of(self, sweep: str) -> Path:
-        return Path(self.outputs) / sweep
-
-
-def policy_in(training: Path) -> Path:
-    """The latest policy in the folder of a training, a Hugging Face folder."""
-    return training / "checkpoint" / "policy"
-
-
-def adapter_in(policy: Path) -> Path:
-    """The adapters in the folder of a policy, where adapters train."""
-    return policy / "adapter"
-
-
-def registered_policy(label: str, policy_hash: str) -> Path:
-    """DVC's file of a registered policy's copy; the copy lies beside it, without the suffix."""
-    return MODELS / f"{label}-{policy_hash[:8]}.dvc"
-
-
-def registered_training(policy: Path) -> Path:
-    """DVC's file of the folder of the training that made a registered policy, beside the policy's own."""
-    return policy.with_name(f"{policy.stem}-training.dvc")
 
 
 class CloserParams(Section):

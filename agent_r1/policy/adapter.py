@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.files import load_pretrained, model_hash
-from agent_r1.params import Params, adapter_in
+from agent_r1.params import Params
+from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy.model import compute_dtype, default_device, load_policy
 

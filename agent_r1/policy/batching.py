@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.params.train import CriticParams, UpdateParams
+from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.policy.model import precision
 from agent_r1.policy.output import token_logprobs
 from agent_r1.records import Trajectory

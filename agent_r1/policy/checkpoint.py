@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
 from agent_r1.files import finish_swap, replaced_folder, sha256
-from agent_r1.params import adapter_in
+from agent_r1.params.places import adapter_in
 
 if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
     from agent_r1.policy.learner import Learner

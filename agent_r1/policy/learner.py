@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.files import model_hash
 from agent_r1.params.stages import ModelParams
-from agent_r1.params.train import CriticParams, UpdateParams
+from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.policy import adapter, losses
 from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics

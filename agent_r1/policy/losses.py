@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from agent_r1.params.train import LARGEST_K3_DIFFERENCE, LARGEST_LOG_RATIO, UpdateParams
+from agent_r1.params.update import LARGEST_K3_DIFFERENCE, LARGEST_LOG_RATIO, UpdateParams
 
 Metrics = dict[str, float]
 

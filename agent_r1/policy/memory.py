@@ -15,7 +15,8 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.params import Params, RunId
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.memory import GIB, REMEDIES, available_gib
 from agent_r1.policy.rows import CreditedTrajectory, join_credit

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy import losses
 from agent_r1.policy.batching import Compute, Floats32, Mask, MicroBatch, micro_batches, score_logprobs
 from agent_r1.policy.losses import LossTokens

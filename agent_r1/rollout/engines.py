@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from agent_r1.files import load_pretrained
-from agent_r1.params import adapter_in
+from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import EngineParams, TransformersParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine

@@ -14,7 +14,7 @@ from agent_r1.envs.base import Attempt, Transition, opened
 from agent_r1.envs.context import Summary, in_context
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.codec import Encoded

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from agent_r1.params.stages import EnvParams, Order
+from agent_r1.params.env import EnvParams, Order
 from agent_r1.rollout.sampling import Action, Flowing, Request, Sampler
 from agent_r1.seeds import derive
 

@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from agent_r1.params import adapter_in
+from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 

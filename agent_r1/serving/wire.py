@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from agent_r1.envs.base import parse_action
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.records import Outcome
 from agent_r1.rollout.episodes import StepView
 

@@ -34,7 +34,7 @@ from pydantic import ValidationError
 from agent_r1.client import BadAnswerError, read_key, require_plain, require_small
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
-from agent_r1.params.stages import McpParams
+from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import Tool, ToolResult
 from agent_r1.tools.schema import Schema, function_schema

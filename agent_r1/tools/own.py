@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from agent_r1.files import sha256
+from agent_r1.params.env import EnvParams, ToolsParams
 from agent_r1.params.sections import nearest
-from agent_r1.params.stages import EnvParams, ToolsParams
 from agent_r1.tools.base import FunctionTool
 
 

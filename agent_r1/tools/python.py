@@ -25,7 +25,7 @@ from pydantic_monty import (
     ResourceLimits,
 )
 
-from agent_r1.params.stages import PythonParams
+from agent_r1.params.env import PythonParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult, ToolTimeout
 

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from agent_r1.params.stages import EnvParams
+from agent_r1.params.env import EnvParams
 from agent_r1.search.base import Search
 from agent_r1.tools.base import FunctionTool, Tool, ToolResult
 from agent_r1.tools.calculator import calculator

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agent_r1.params import SWEEP, Folder, RunId, policy_in, registered_policy
+from agent_r1.params.places import SWEEP, Folder, RunId, policy_in, registered_policy
 from agent_r1.params.sections import Natural
 from agent_r1.tracking.runs import VERSION_TAG
 from agent_r1.tracking.store import locked, open_store

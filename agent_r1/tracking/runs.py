@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from agent_r1.harmless import without_password
-from agent_r1.params import Params, RunId, fingerprint, project_root
+from agent_r1.params import Params, fingerprint
+from agent_r1.params.places import RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
 from agent_r1.tracking.store import open_store

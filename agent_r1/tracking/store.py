@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from agent_r1 import files
 from agent_r1.harmless import without_password
-from agent_r1.params import tracking_folder
+from agent_r1.params.places import tracking_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

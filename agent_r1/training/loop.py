@@ -18,7 +18,8 @@ from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.params import Params
-from agent_r1.params.train import CreditParams, TrainParams
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.train import TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure

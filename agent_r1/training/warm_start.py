@@ -27,7 +27,8 @@ from agent_r1.envs.scripts import texts_of
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import naive_rag_attempts
 from agent_r1.params import Params
-from agent_r1.params.stages import EnvParams, WarmStartParams
+from agent_r1.params.env import EnvParams
+from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy import adapter, builtin
 from agent_r1.policy.batching import pack_by_length, pad
 from agent_r1.policy.model import (

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
-from agent_r1.params.train import CanaryTolerance, TrainParams
+from agent_r1.params.train import TrainParams
+from agent_r1.params.update import CanaryTolerance
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 

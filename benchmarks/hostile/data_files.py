@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from agent_r1.data.prepare import PASSAGES, QUESTIONS, write
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.stages import FilesParams, PrepareParams, SplitParams
+from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
 from benchmarks.hostile.kind import Kind, require

@@ -15,9 +15,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
-from agent_r1.params import Folder, RunId, registered_policy
+from agent_r1.params.places import Folder, RunId, registered_policy
+from agent_r1.params.prepare import DatasetName
 from agent_r1.params.sections import Section, validated
-from agent_r1.params.stages import DatasetName, RemoteParams, ServerParams
+from agent_r1.params.stages import RemoteParams, ServerParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor
 from benchmarks.hostile.kind import Defect, Kind, Refused, require

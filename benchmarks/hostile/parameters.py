@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from agent_r1.params import PARAMS, SHIPPED, Params, load
+from agent_r1.params import SHIPPED, Params, load
+from agent_r1.params.places import PARAMS
 from agent_r1.params.sections import validated
 from benchmarks.hostile.kind import Kind, require
 from benchmarks.hostile.mutations import DEEP, NUMBERS, PASSWORD, mutated, odd_text, odd_value

@@ -22,7 +22,8 @@ from agent_r1 import params, tracking
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.evaluation.verdicts import Drift, drift, explain
 from agent_r1.files import write_text
-from agent_r1.params import Params, RunId, variant_of
+from agent_r1.params import Params, variant_of
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import Natural, nearest
 from agent_r1.records import Question
 from agent_r1.tables import read_rows

@@ -30,7 +30,7 @@ from agent_r1 import params
 from agent_r1.client import BadAnswerError, Client
 from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless_lines, without_password
-from agent_r1.params import SWEEP, RunId, tracking_folder
+from agent_r1.params.places import SWEEP, RunId, tracking_folder
 from agent_r1.params.stages import EngineParams
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file

@@ -19,7 +19,7 @@ from rich.tree import Tree
 
 from agent_r1 import params
 from agent_r1.files import sha256
-from agent_r1.params import Places, registered_training
+from agent_r1.params.places import Places, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
 from agent_r1.tracking.runs import git

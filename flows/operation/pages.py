@@ -11,7 +11,8 @@ from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cel
 from agent_r1.evaluation.scores import BOUNDS, in_words
 from agent_r1.evaluation.verdicts import Decision, Drift, decision_table, explain, verdict
 from agent_r1.harmless import harmless, in_markdown
-from agent_r1.params import Params, Places
+from agent_r1.params import Params
+from agent_r1.params.places import Places
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version

@@ -33,7 +33,8 @@ from agent_r1.evaluation.comparison import (
     read_evaluation,
 )
 from agent_r1.evaluation.verdicts import Decision, decide, decision_table, same_setting, verdict
-from agent_r1.params import Params, Places
+from agent_r1.params import Params
+from agent_r1.params.places import Places
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import THE_CHAMPION, Version
 from agent_r1.tracking.store import locked

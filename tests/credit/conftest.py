@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from agent_r1.credit.batch import Batch, action_tokens, after_prompt
-from agent_r1.params.train import CreditParams, RewardWeights
+from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
 
 LETTERS = {"P": Source.PROMPT, "A": Source.ACTION, "O": Source.OBSERVATION, "T": Source.TEMPLATE}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent_r1.credit.assign import assign, groups_to_refill
 from agent_r1.credit.batch import token_steps
 from agent_r1.credit.estimators import ESTIMATORS
-from agent_r1.params.train import WITH_CRITIC, CreditParams
+from agent_r1.params.credit import WITH_CRITIC, CreditParams
 from agent_r1.records import Call, CallStatus, Outcome, StopReason, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

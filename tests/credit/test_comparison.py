@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.inspection.gradients import advantage_comparison, returns_to_come, value_errors
 from agent_r1.params import load
-from agent_r1.params.train import RewardWeights
+from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Credit, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

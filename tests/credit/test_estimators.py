@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS, Estimate, estimate
-from agent_r1.params.train import STEP_LEVEL, WITH_CRITIC, WITH_GROUPS, WITH_WHITENING, CreditParams, Estimator
+from agent_r1.params.credit import STEP_LEVEL, WITH_CRITIC, WITH_GROUPS, WITH_WHITENING, CreditParams, Estimator
 
 MakeBatch = Callable[..., Batch]
 MakeParams = Callable[..., CreditParams]

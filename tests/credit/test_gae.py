@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, step_gae, step_spans, token_advantages
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 
 MakeBatch = Callable[..., Batch]
 MakeParams = Callable[..., CreditParams]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import dr_grpo, group_statistics, grpo, rloo
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 
 MakeBatch = Callable[..., Batch]
 MakeParams = Callable[..., CreditParams]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent_r1.credit.assign import assign, kl_rewards, reference_metrics
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 from agent_r1.records import Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

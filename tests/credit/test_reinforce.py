@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import reinforce_pp, reinforce_pp_baseline
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 
 MakeBatch = Callable[..., Batch]
 MakeParams = Callable[..., CreditParams]

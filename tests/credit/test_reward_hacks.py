@@ -18,7 +18,7 @@ from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.train import RewardWeights
+from agent_r1.params.credit import RewardWeights
 from agent_r1.records import Outcome, Passage, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.credit.rewards import parts_of, step_rewards
 from agent_r1.params import load
-from agent_r1.params.train import CreditParams, RewardWeights
+from agent_r1.params.credit import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Outcome, Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agent_r1.credit.assign import assign
 from agent_r1.credit.batch import Batch, step_states
 from agent_r1.credit.estimators import dr_grpo, gigpo, grpo, step_return
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
 from agent_r1.records import Trajectory
 
 MakeBatch = Callable[..., Batch]

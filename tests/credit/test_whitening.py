@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import estimate, whiten, whitened
-from agent_r1.params.train import WITH_CRITIC, WITH_WHITENING, CreditParams
+from agent_r1.params.credit import WITH_CRITIC, WITH_WHITENING, CreditParams
 
 
 def test_whitening_shifts_and_scales_everything_by_the_counted_tokens() -> None:

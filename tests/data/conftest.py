@@ -10,7 +10,7 @@ from agent_r1.data import world
 from agent_r1.data.questions import Plan, generate_questions
 from agent_r1.data.world import World
 from agent_r1.params import load
-from agent_r1.params.stages import AtlasParams, AtlasShares, PrepareParams
+from agent_r1.params.prepare import AtlasParams, AtlasShares, PrepareParams
 from agent_r1.records import Question
 
 SEED = 3

@@ -17,7 +17,8 @@ from agent_r1.data.questions import Hop, Plan, generate_questions, look_up
 from agent_r1.data.world import World
 from agent_r1.envs.base import parse_action
 from agent_r1.params import load
-from agent_r1.params.stages import AtlasParams, AtlasShares, WarmStartParams
+from agent_r1.params.prepare import AtlasParams, AtlasShares
+from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search
 

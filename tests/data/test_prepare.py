@@ -21,7 +21,7 @@ from agent_r1.data import sources
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import Distinct, Portion, content_id, from_files, interleave, prepare, read_passages, write
 from agent_r1.data.questions import make_plans
-from agent_r1.params.stages import AtlasParams, FilesParams, PrepareParams, SplitParams
+from agent_r1.params.prepare import AtlasParams, FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
 

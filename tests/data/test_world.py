@@ -13,7 +13,7 @@ from agent_r1.answers import contains, normalize
 from agent_r1.data import world
 from agent_r1.data.questions import look_up
 from agent_r1.data.world import POOLS, World, draw_names
-from agent_r1.params.stages import AtlasParams, PrepareParams
+from agent_r1.params.prepare import AtlasParams, PrepareParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search
 

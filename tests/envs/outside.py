@@ -12,8 +12,8 @@ from typing import Any
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.params import load
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

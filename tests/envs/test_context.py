@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.envs.base import Env, Restart, Transition
 from agent_r1.envs.context import ASK, in_context
-from agent_r1.params.stages import ContextParams
+from agent_r1.params.env import ContextParams
 from agent_r1.records import Call, CallStatus, Outcome
 
 MADE = (Call(status=CallStatus.OK),)

@@ -11,8 +11,8 @@ from agent_r1.envs.base import Transition
 from agent_r1.envs.turns import GAMES, STYLES, Turns
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import SHIPPED, load
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Outcome
 
 LAKE = lake.Board(rows=("SFH", "FFG")).write()

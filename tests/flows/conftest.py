@@ -21,7 +21,8 @@ import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from flows.index import index
 from flows.prepare import prepare
 from flows.processes import api_on, await_health, server_part

@@ -25,7 +25,8 @@ from typer.main import get_command
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
 from agent_r1.inspection.chat import Screen, Session, converse
-from agent_r1.params import SHIPPED, RunId, load
+from agent_r1.params import SHIPPED, load
+from agent_r1.params.places import RunId
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
 from agent_r1.evaluation.protocols import attempts_under, conditions, open_shared
-from agent_r1.params import Params, RunId, load, policy_in
+from agent_r1.params import Params, load
+from agent_r1.params.places import RunId, policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import Protocol
 from agent_r1.policy.model import load_tokenizer

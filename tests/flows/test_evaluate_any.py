@@ -19,7 +19,8 @@ from transformers import AutoTokenizer
 
 from agent_r1.evaluation.protocols import SCRIPTED
 from agent_r1.inspection.side_by_side import compared, rendered
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.params.stages import PROTOCOLS
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows

@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from agent_r1.files import sha256
-from agent_r1.params import RunId, load, policy_in
+from agent_r1.params import load
+from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.loop import Training

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.policy.builtin import new_model
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.params import RunId, load, tracking_folder
+from agent_r1.params import load
+from agent_r1.params.places import RunId, tracking_folder
 from flows.overlay import lay_out, switch
 
 ROOT = Path(__file__).parents[2]

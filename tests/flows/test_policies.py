@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.params import Params, adapter_in, load
+from agent_r1.params import Params, load
+from agent_r1.params.places import adapter_in
 from agent_r1.policy import adapter
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows

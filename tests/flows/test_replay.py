@@ -19,8 +19,8 @@ import yaml
 from agent_r1 import params
 from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values, replay
 from agent_r1.inspection.stored import StoredRun
-from agent_r1.params import Places, RunId
-from agent_r1.params.train import CreditParams
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.loop import Training

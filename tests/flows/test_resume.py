@@ -15,7 +15,8 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.records import Credit, Trajectory
 from agent_r1.tables import read_rows
 

@@ -16,7 +16,8 @@ import torch
 from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training import loop

@@ -16,7 +16,8 @@ from mlflow.entities import Run
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection.replay import replay
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.policy.builtin import new_model
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 

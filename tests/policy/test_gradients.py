@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.inspection.gradients import PolicyGradient, cosine, policy_gradient
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy.batching import Compute
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Credit, Trajectory

@@ -23,7 +23,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from agent_r1.params import Params, RunId, load
+from agent_r1.params import Params, load
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy import checkpoint

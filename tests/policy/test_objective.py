@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy.losses import (
     LossTokens,
     concatenate,

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy import output
 from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import load_policy

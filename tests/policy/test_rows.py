@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_r1.params.train import UpdateParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.policy.batching import Compute, micro_batches
 from agent_r1.policy.losses import normaliser, token_losses
 from agent_r1.policy.output import Scores

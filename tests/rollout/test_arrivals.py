@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
 from agent_r1.params import SHIPPED, load
-from agent_r1.params.stages import Order
+from agent_r1.params.env import Order
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect, prove_order

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from agent_r1.faults import WorldFault
-from agent_r1.params.stages import McpParams
+from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools import mcp
 from agent_r1.tools.base import ToolResult

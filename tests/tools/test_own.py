@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent_r1.params import load
+from agent_r1.params.env import ToolsParams
 from agent_r1.params.sections import validated
-from agent_r1.params.stages import ToolsParams
 from agent_r1.tools.own import own_tools, sources
 
 ENV = load(Path(__file__).parents[2] / "params.yaml").env

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agent_r1.params.stages import PythonParams
+from agent_r1.params.env import PythonParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.python import MAX_CHARACTERS, NOW, PythonTool, Sandbox

@@ -12,8 +12,8 @@ import pytest
 
 from agent_r1.faults import WorldFault
 from agent_r1.params import Params, load
+from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import override, validated
-from agent_r1.params.stages import EnvParams
 from agent_r1.records import CallStatus, Passage
 from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult

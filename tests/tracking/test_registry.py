@@ -15,7 +15,7 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1 import tracking
-from agent_r1.params import registered_policy
+from agent_r1.params.places import registered_policy
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Outpaced, Version
 

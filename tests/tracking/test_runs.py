@@ -19,7 +19,8 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy import TextClause
 
 from agent_r1 import tracking
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.tracking.store import passing_fault
 from agent_r1.tracking.views import comparison
 

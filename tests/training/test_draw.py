@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.records import Question
 from agent_r1.training.loop import Training, draw, draw_further, require_gold_titles

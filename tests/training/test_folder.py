@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from agent_r1.params import RunId, load
+from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy

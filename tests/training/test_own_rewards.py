@@ -15,8 +15,9 @@ from agent_r1 import params
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import TooManyAborted
+from agent_r1.params.credit import CreditParams, RewardWeights
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
-from agent_r1.params.train import CreditParams, RewardWeights
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import Identity, RunFolder
@@ -214,7 +215,7 @@ def test_a_training_asks_when_it_collects(
     }
     whole = params.load(PARAMS).model_dump(mode="json", by_alias=True)
     settings = validated(params.Params, override(whole, small), "small")
-    config = settings.run(params.RunId("gigpo"))
+    config = settings.run(RunId("gigpo"))
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
     folder = RunFolder(tmp_path / "run", Identity.of(settings, config, sources(config.credit.rewards)))
     with (

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from agent_r1 import params
 from agent_r1.credit.collapse import Alarm
-from agent_r1.params.train import CanaryTolerance, TrainParams
+from agent_r1.params.places import RunId
+from agent_r1.params.train import TrainParams
+from agent_r1.params.update import CanaryTolerance
 from agent_r1.training.watch import (
     Decision,
     StaleWeightsError,
@@ -87,7 +89,7 @@ def test_the_first_alarm_changes_how_a_run_trains_and_later_ones_warn(rollback: 
 def test_a_stabilised_run_trains_as_starpo_s() -> None:
     """StarPO changes into StarPO-S but for the monitor; of a run with a KL nothing of that is left."""
     settings = params.load(Path(__file__).parents[2] / "params.yaml")
-    starpo, target = settings.run(params.RunId("starpo")), settings.run(params.RunId("starpo_s"))
+    starpo, target = settings.run(RunId("starpo")), settings.run(RunId("starpo_s"))
     assert starpo.stabilised == target
     priced = starpo.model_copy(
         update={

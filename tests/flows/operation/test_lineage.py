@@ -17,7 +17,8 @@ from rich.console import Console
 
 from agent_r1 import tracking
 from agent_r1.files import sha256
-from agent_r1.params import load, registered_policy, registered_training
+from agent_r1.params import load
+from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.operation.lineage import WORKSPACE, data_of, lineage, made_in, training_of, trajectory_facts

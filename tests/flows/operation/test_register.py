@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from agent_r1.files import sha256, write_text
-from agent_r1.params import load, registered_policy, registered_training
+from agent_r1.params import load
+from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import open_store

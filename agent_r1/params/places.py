@@ -1,0 +1,181 @@
+"""Where the project is, which training is meant, and where the stages meet: the folders of their artifacts."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator
+
+from agent_r1.params.sections import (
+    Section,
+)
+
+PARAMS = "params.yaml"  # marks the project's root
+MODELS = Path("models")  # DVC's files of registered policies
+SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
+_VARIANT = re.compile("[0-9a-f]{8}")
+_LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)
+
+
+def project_root() -> Path:
+    """The nearest folder from the current one upwards that holds params.yaml; a ValueError says that there is none."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / PARAMS).exists():
+            return folder
+    raise ValueError(f"no {PARAMS} in {here} or above it; run from inside the project")
+
+
+def tracking_folder() -> Path:
+    """Where MLflow, Prefect and the locks of this project's clone keep their files.
+
+    An experiment that DVC runs in a copy of the project keeps them with the project itself, and so does an overlay that
+    has a folder of its own, by a link.
+    """
+    return (Path(os.environ.get("DVC_ROOT") or project_root()) / ".tracking").resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class RunId:
+    """Which training is meant: a run of params.yaml, and what differs from the run as it stands there."""
+
+    run: str  # a name under `runs:`
+    seed: int | None = None  # in place of the run's own
+    sweep: str = ""  # the sweep that it is a member of
+    variant: str = ""  # eight hex digits that stand for further overrides
+
+    @property
+    def name(self) -> str:
+        """What commands and MLflow call the run, whatever its seed: `ppo` or `ppo-0a1b2c3d`."""
+        return f"{self.run}-{self.variant}" if self.variant else self.run
+
+    @property
+    def label(self) -> str:
+        """The name of its folder, such as `ppo`, `ppo-seed3` or `ppo-0a1b2c3d-seed3`."""
+        return self.name + ("" if self.seed is None else f"-seed{self.seed}")
+
+    @property
+    def words(self) -> list[str]:
+        """The options by which a command line names it."""
+        seed = [] if self.seed is None else ["--seed", str(self.seed)]
+        return ["--run", self.name, *seed, *(["--sweep", self.sweep] if self.sweep else [])]
+
+    @classmethod
+    def named(cls, name: str, seed: int | None = None, sweep: str = "") -> Self:
+        """The training that the options of a command line mean."""
+        run, _, variant = name.partition("-")
+        return cls(run, seed, sweep, variant) if _VARIANT.fullmatch(variant) else cls(name, seed, sweep)
+
+    @classmethod
+    def parse(cls, label: str, sweep: str = "") -> Self:
+        """Reads a label back; a ValueError says that it is none."""
+        found = _LABEL.fullmatch(label)
+        if not found:
+            raise ValueError(f"{label!r} is no label of a training; labels look like ppo or ppo-seed3")
+        seed = found["seed"]
+        return cls(found["run"], None if seed is None else int(seed), sweep, found["variant"] or "")
+
+
+def _relative(folder: str) -> str:
+    if not re.fullmatch(r"[\w.-]{1,200}(/[\w.-]{1,200}){,9}", folder, re.ASCII) or ".." in folder.split("/"):
+        raise ValueError("name a folder inside the project, of some letters, digits, _, - and ., without ..")
+    return folder
+
+
+Folder = Annotated[str, AfterValidator(_relative)]
+
+
+class Places(Section):
+    """`places`: the two folders that hold all artifacts, and the path of each, relative to the project's root."""
+
+    data: Folder
+    outputs: Folder
+
+    @property
+    def prepared(self) -> Path:
+        return Path(self.data) / "prepared"
+
+    @property
+    def questions(self) -> Path:
+        return self.prepared / "questions.parquet"
+
+    @property
+    def passages(self) -> Path:
+        return self.prepared / "passages.parquet"
+
+    @property
+    def index(self) -> Path:
+        return Path(self.data) / "index"
+
+    @property
+    def warm_start(self) -> Path:
+        return Path(self.outputs) / "warm_start"
+
+    @property
+    def aside(self) -> Path:
+        """Trainings that made room for others; no stage reads them."""
+        return Path(self.outputs) / "aside"
+
+    @property
+    def history(self) -> Path:
+        """The repeated evaluations of registered versions."""
+        return Path(self.outputs) / "history"
+
+    def training(self, run: RunId) -> Path:
+        """The folder of a run's iterations, checkpoint and metrics."""
+        return self._of(run.sweep) / "train" / run.label
+
+    def variant(self, run: RunId) -> Path:
+        """The file of the further overrides that a variant stands for."""
+        return Path(self.outputs) / "variants" / f"{run.name}.json"
+
+    def version(self, run: RunId) -> Path:
+        """The file that names the registered version of a training."""
+        return self._of(run.sweep) / "register" / f"{run.label}.json"
+
+    def evaluation(self, label: str, sweep: str = "") -> Path:
+        """The folder of an evaluation, by the label of a training, a baseline or any other policy."""
+        return self._of(sweep) / "evaluate" / label
+
+    def report(self, sweep: str = "") -> Path:
+        """The folder of a report: of the main graph's runs, or of a sweep's."""
+        return self._of(sweep) / "report"
+
+    def scores(self, sweep: str = "") -> Path:
+        """The folder with the final score of every agent in the report."""
+        return self._of(sweep) / "scores"
+
+    def curves(self, sweep: str = "") -> Path:
+        """The folder with the learning curves of the runs in the report."""
+        return self._of(sweep) / "curves"
+
+    def page(self, run: RunId) -> Path:
+        """The page on which a run's trajectories are looked at."""
+        return self._of(run.sweep) / "view" / f"{run.label}.html"
+
+    def _of(self, sweep: str) -> Path:
+        return Path(self.outputs) / sweep
+
+
+def policy_in(training: Path) -> Path:
+    """The latest policy in the folder of a training, a Hugging Face folder."""
+    return training / "checkpoint" / "policy"
+
+
+def adapter_in(policy: Path) -> Path:
+    """The adapters in the folder of a policy, where adapters train."""
+    return policy / "adapter"
+
+
+def registered_policy(label: str, policy_hash: str) -> Path:
+    """DVC's file of a registered policy's copy; the copy lies beside it, without the suffix."""
+    return MODELS / f"{label}-{policy_hash[:8]}.dvc"
+
+
+def registered_training(policy: Path) -> Path:
+    """DVC's file of the folder of the training that made a registered policy, beside the policy's own."""
+    return policy.with_name(f"{policy.stem}-training.dvc")
