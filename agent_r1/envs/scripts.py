@@ -32,7 +32,7 @@ class Habits(NamedTuple):
 
 
 # With which a demonstrator loses so often that there is something to be learned beyond it.
-ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.5, 0.05), Habits(0.5, 0.15)
+ARMS, ICE, ROOM = Habits(0.5, 0.0), Habits(0.5, 0.05), Habits(0.5, 0.05)
 
 
 def scripted(attempt: Attempt, script: Script, seed: int) -> tuple[Attempt, Iterable[str]]:
