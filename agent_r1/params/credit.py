@@ -8,13 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from agent_r1.params.sections import (
-    Natural,
-    Section,
-    Share,
-    Weight,
-    nearest,
-)
+from agent_r1.params.sections import Natural, Section, Share, Weight, nearest
 
 LOGGED = frozenset({"total", "max", "std", "std_in_groups", "kl"})  # metrics reward/... that are no parts
 _NAME = re.compile(r"[A-Za-z_]\w{,99}", re.ASCII)

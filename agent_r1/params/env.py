@@ -8,15 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agent_r1.params.outside import OutsideParams
-from agent_r1.params.sections import (
-    Count,
-    Name,
-    Natural,
-    Positive,
-    Section,
-    Share,
-    address,
-)
+from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Share, address
 
 
 class SearchToolParams(Section):

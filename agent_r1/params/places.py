@@ -10,9 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator
 
-from agent_r1.params.sections import (
-    Section,
-)
+from agent_r1.params.sections import Section
 
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies

@@ -8,13 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from agent_r1.params.sections import (
-    Count,
-    Natural,
-    Section,
-    Share,
-    nearest,
-)
+from agent_r1.params.sections import Count, Natural, Section, Share, nearest
 from agent_r1.params.worlds import World
 
 BUILT_IN = "atlas"

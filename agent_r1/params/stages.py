@@ -7,16 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field
 
-from agent_r1.params.sections import (
-    Count,
-    Natural,
-    Positive,
-    Section,
-    Share,
-    Weight,
-    address,
-    public,
-)
+from agent_r1.params.sections import Count, Natural, Positive, Section, Share, Weight, address, public
 
 SearchKind = Literal["bm25", "dense", "hybrid", "remote"]
 

@@ -1,4 +1,4 @@
-"""`train`: rollout, credit, update and monitor of a run."""
+"""`train`: what a run is, of its rollouts, credit, update and monitor, and which of them do not go together."""
 
 from __future__ import annotations
 

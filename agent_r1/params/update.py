@@ -8,15 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agent_r1.params.sections import (
-    Count,
-    Multiple,
-    Natural,
-    Positive,
-    Section,
-    Share,
-    Weight,
-)
+from agent_r1.params.sections import Count, Multiple, Natural, Positive, Section, Share, Weight
 
 LARGEST_LOG_RATIO = 20.0  # nats; where the losses clamp a ratio's logarithm
 LARGEST_K3_DIFFERENCE = 10.0  # nats; where the KL estimate k3 clamps its own
