@@ -61,7 +61,7 @@ DOORS = {
 }
 # Where heavy libraries may be imported: modules, or packages with all below them.
 PLACES = {
-    "vllm": ("agent_r1.rollout.vllm_engine",),
+    "vllm": ("agent_r1.rollout.vllm_process",),
     "mlflow": ("agent_r1.tracking",),
     "prefect": ("flows",),
     "dvc": (),

@@ -16,7 +16,8 @@ from starlette.types import ASGIApp
 
 from agent_r1 import server
 from agent_r1.params import Params
-from agent_r1.rollout.vllm_engine import SERVER_KEY, claim_scratch, model_options
+from agent_r1.rollout.vllm_engine import SERVER_KEY, claim_scratch
+from agent_r1.rollout.vllm_process import model_options
 
 _RISK = "sample from it, replace its weights and have it run code as you"
 

@@ -21,7 +21,8 @@ from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
-from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape, sampling_options
+from agent_r1.rollout.vllm_engine import SERVER_KEY
+from agent_r1.rollout.vllm_process import read_shape, sampling_options
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class _Generated(BaseModel):
 
 
 class _Description(BaseModel):
-    """What `agent_r1.rollout.vllm_engine.WorkerExtension` says of the model: `read_shape` and two more."""
+    """What `agent_r1.rollout.vllm_process.WorkerExtension` says of the model: `read_shape` and two more."""
 
     model_type: str | None
     vocab_size: _Id
@@ -102,7 +103,7 @@ class VllmServer:
         self._vocab_size = 0  # until it describes itself
 
     def describe(self) -> dict[str, Any]:
-        """The shape, limit and type of the model it runs: see `agent_r1.rollout.vllm_engine.WorkerExtension`."""
+        """The shape, limit and type of the model it runs: see `agent_r1.rollout.vllm_process.WorkerExtension`."""
         found = self._remote_call(_Descriptions, "describe").results[0]
         self._vocab_size = found.vocab_size
         return found.model_dump()

@@ -24,7 +24,8 @@ from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, Request
 from agent_r1.rollout.serve import Guard, command, environment, serve
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.vllm_engine import SERVER_KEY, read_shape
+from agent_r1.rollout.vllm_engine import SERVER_KEY
+from agent_r1.rollout.vllm_process import read_shape
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -296,7 +297,7 @@ def test_a_cpu_server_has_the_options_of_the_engine(settings: Params) -> None:
         "--no-async-scheduling": "",
         "--generation-config": "vllm",
         "--middleware": "agent_r1.rollout.serve.Guard",
-        "--worker-extension-cls": "agent_r1.rollout.vllm_engine.WorkerExtension",
+        "--worker-extension-cls": "agent_r1.rollout.vllm_process.WorkerExtension",
     }
     assert expected.items() <= found.items()
     assert "--gpu-memory-utilization" not in found

@@ -29,7 +29,8 @@ from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
-from agent_r1.rollout.vllm_engine import VllmEngine, Worker, claim_scratch
+from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch
+from agent_r1.rollout.vllm_process import Worker
 from agent_r1.seeds import derive
 
 CLOSE = 1e-4  # nats, in float32
