@@ -119,6 +119,7 @@ class WarmStartParams(Section):
 
 
 class VllmParams(Section):
+    replicas: Natural
     threads: Count
     max_num_seqs: Count
     cpu_cache_gib: Positive

@@ -91,13 +91,15 @@ def collect(
     return [episode.finish() for episode in episodes.values()]
 
 
-def attend(act: Act, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> AsyncGenerator[StepView]:
+def attend(
+    act: Act, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int, episode: int = 0
+) -> AsyncGenerator[StepView]:
     """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
 
     To be iterated in the loop of `shared`, where others may be at the same time, and closed (`aclose`) where it is left
-    before its end. Arguments and errors are those of `collect`.
+    before its end. Arguments and errors are those of `collect`; `episode` tells it from those beside it.
     """
-    return _steps(_Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0), 0, act)
+    return _steps(_Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0), episode, act)
 
 
 def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> Iterator[StepView]:

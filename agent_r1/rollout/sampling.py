@@ -26,6 +26,10 @@ class Request:
     summary: bool = False  # what is asked for is no action in the environment; a policy reads so, a script does not
     messages: Sequence[tuple[str, str]] = ()  # the context as roles and texts, for a sampler that knows no tokens
 
+    def home(self, count: int) -> int:
+        """Which of `count` samplers of the same weights its episode stays with."""
+        return self.episode % count
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
@@ -90,6 +94,7 @@ class Engine(Sampler, Protocol):
     """A sampler with a model of its own, whose weights can be replaced; a context manager that closes itself."""
 
     version: int  # of the weights: what the last `load_weights` said
+    homes: int = 1  # samplers that share the requests out, each with weights of its own; see `Request.home`
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.

@@ -1,4 +1,4 @@
-"""The policy as a sampler: vLLM in a process of its own, at the near end of a pipe, token ids in and out."""
+"""The policy as a sampler: vLLM in processes of its own, at the near ends of pipes, token ids in and out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
@@ -63,30 +65,24 @@ def _lock(folder: Path) -> int:
 
 
 class VllmEngine(Engine):
-    """Samples actions with vLLM, on CUDA where there is one and else on the CPU.
+    """Samples actions with vLLM in `replicas` processes, one on each GPU or on the cores of a CPU.
 
-    The same requests in the same order, to an engine of the same weights and the same `threads`, give the same ids
-    and logprobs, bit for bit, on a CPU.
+    An episode stays with one process, where its prefix is cached, and which it is depends on no timing. The same
+    requests in the same order, to an engine of the same weights, `threads` and `replicas`, give the same ids and
+    logprobs, bit for bit, on a CPU; with one thread there the number of replicas changes none.
     """
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
-        """Starts the process and waits until the model is loaded; an EngineError says why vLLM could not load it."""
-        started = time.perf_counter()
-        log.info("starting vLLM for %s, which takes up to a minute", actor.model)
-        self.version = actor.version
-        self._waiting: dict[int, asyncio.Future[Action]] = {}  # by tickets, which count what has arrived
-        self._tickets = count()
-        self._connection, theirs = Pipe()
-        self._scratch, claim = claim_scratch()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "agent_r1.rollout.vllm_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno(), claim],
-            env=engine_environment(settings.threads, self._scratch),
-        )
-        theirs.close()
-        os.close(claim)
+        """Waits until every process has loaded the model; an EngineError says why one could not, or lacks room."""
+        started, gpus = time.perf_counter(), places(settings)
+        processes = f"{len(gpus)} processes" if len(gpus) > 1 else "vLLM"
+        log.info("starting %s for %s, which takes up to a minute", processes, actor.model)
+        self.version, self.homes = actor.version, len(gpus)
+        self._processes: list[VllmProcess] = []
         try:
-            self._exchange((settings, actor))
+            for gpu in gpus:
+                self._processes.append(VllmProcess(settings.threads, gpu))
+            self._exchange(dict.fromkeys(range(self.homes), (settings, actor)))
             if actor.adapters:
                 self.load_weights(Path(actor.adapters), actor.version)
         except BaseException:
@@ -95,16 +91,84 @@ class VllmEngine(Engine):
         log.info("vLLM is ready after %.0f s", time.perf_counter() - started)
 
     @property
-    def pid(self) -> int:
-        """Of the engine's process."""
-        return self._process.pid
+    def pids(self) -> list[int]:
+        """Of the engine's processes."""
+        return [process.pid for process in self._processes]
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        actions: list[Action] = self._exchange(("sample", list(requests)))
-        return actions
+        own: dict[int, list[int]] = {}  # which requests a process answers
+        for index, request in enumerate(requests):
+            own.setdefault(request.home(self.homes), []).append(index)
+        found = self._exchange({at: ("sample", [requests[index] for index in asked]) for at, asked in own.items()})
+        actions = {index: action for at, asked in own.items() for index, action in zip(asked, found[at], strict=True)}
+        return [actions[index] for index in range(len(requests))]
 
     async def act(self, request: Request) -> Action:
         """The action of a request that vLLM takes in at its next token; one that is cancelled is taken out again."""
+        return await self._processes[request.home(self.homes)].act(request)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self._exchange(dict.fromkeys(range(self.homes), ("load_weights", str(folder))))
+        self.version = version
+
+    def close(self) -> None:
+        """Ends the processes at once, whatever they do, and removes what they left; safe to call twice."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.bury()
+
+    def _exchange(self, messages: Mapping[int, object]) -> dict[int, Any]:
+        """What calls of some processes give, at the same time; all are over when the first error is raised."""
+        for at, message in messages.items():
+            self._processes[at].begin(message)
+        answers, errors = {}, []
+        for at in messages:
+            try:
+                answers[at] = self._processes[at].finish()
+            except EngineError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+
+class VllmProcess:
+    """The near end of the pipe to one process of vLLM."""
+
+    def __init__(self, threads: int, gpu: str = "") -> None:
+        """Starts it; the first message says what it loads. `gpu` is one of CUDA_VISIBLE_DEVICES, "" for all of them."""
+        self._waiting: dict[int, asyncio.Future[Action]] = {}  # by tickets, which count what has arrived
+        self._tickets = count()
+        self._connection, theirs = Pipe()
+        self._scratch, claim = claim_scratch()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "agent_r1.rollout.vllm_process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno(), claim],
+            env=engine_environment(threads, self._scratch, gpu),
+        )
+        theirs.close()
+        os.close(claim)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def begin(self, message: object) -> None:
+        """Asks for something; to be followed by `finish`."""
+        if self._waiting:
+            raise RuntimeError(f"{len(self._waiting)} requests are waited for; an engine is called between them")
+        self._tell(message)
+
+    def finish(self) -> Any:
+        """What was asked for. What arrives before it is of requests that were taken out too late."""
+        while (heard := self._hear())[0] == ARRIVED:
+            pass
+        return heard[1]
+
+    async def act(self, request: Request) -> Action:
+        """See `VllmEngine.act`."""
         loop, ticket = asyncio.get_running_loop(), next(self._tickets)
         if not self._waiting:
             loop.add_reader(self._connection.fileno(), self._deliver)
@@ -120,29 +184,19 @@ class VllmEngine(Engine):
             if not self._waiting:
                 loop.remove_reader(self._connection.fileno())
 
-    def load_weights(self, folder: Path, version: int) -> None:
-        self._exchange(("load_weights", str(folder)))
-        self.version = version
-
-    def close(self) -> None:
-        """Ends the process at once, whatever it does, and removes what it left; safe to call twice."""
+    def terminate(self) -> None:
+        """Ends the process at once, whatever it does."""
         self._connection.close()
         self._process.terminate()
+
+    def bury(self) -> None:
+        """Waits until the process is gone, and removes what it left."""
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _exchange(self, message: object) -> Any:
-        """What a call gives. What arrives before it is of requests that were taken out too late."""
-        if self._waiting:
-            raise RuntimeError(f"{len(self._waiting)} requests are waited for; an engine is called between them")
-        self._tell(message)
-        while (heard := self._hear())[0] == ARRIVED:
-            pass
-        return heard[1]
 
     def _deliver(self) -> None:
         """Gives actions to those who wait for them. What went wrong is told to all who wait."""
@@ -172,7 +226,35 @@ class VllmEngine(Engine):
         return kind, result
 
 
-def engine_environment(threads: int, scratch: Path) -> dict[str, str]:
+def places(settings: VllmParams) -> list[str]:
+    """The GPU of every replica, "" for what one process alone has or where there is none.
+
+    Raises EngineError where there are fewer GPUs than replicas, or without any fewer cores than their threads.
+    """
+    gpus, wanted, threads = visible_gpus(), settings.replicas, settings.threads
+    cores = len(os.sched_getaffinity(0))
+    if gpus and wanted > len(gpus):
+        raise EngineError(
+            f"engine.vllm.replicas is {wanted}, each takes a GPU of its own, and there are {len(gpus)}; lower it, or "
+            "set it to 0 for one on each"
+        )
+    if not gpus and wanted > 1 and wanted * threads > cores:
+        raise EngineError(
+            f"engine.vllm.replicas is {wanted}, each of {threads} threads, and there are {cores} cores; lower it, or "
+            "set it to 0 for what they carry"
+        )
+    replicas = wanted or len(gpus) or max(1, cores // threads)
+    return gpus[:replicas] if gpus and replicas > 1 else [""] * replicas
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each GPU that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    found = torch.cuda.device_count()
+    return named.split(",")[:found] if named else [str(index) for index in range(found)]
+
+
+def engine_environment(threads: int, scratch: Path, gpu: str) -> dict[str, str]:
     """The variables of the engine's process, set before torch and vLLM are imported."""
     fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "TMPDIR": str(scratch)}
-    return {**_QUIET, **os.environ, **fixed}
+    return {**_QUIET, **os.environ, **fixed, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
+from itertools import count
 
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import asked_attempt
@@ -23,6 +24,7 @@ class Agent:
     def __init__(self, sampler: Sampler, chat: Chat, shared: Shared) -> None:
         self.shared = shared
         self._sampler, self._act, self._chat = sampler, at_once(sampler), chat
+        self._episodes = count()
 
     def ask(self, text: str, *, seed: int, sample: int = 0) -> Iterator[StepView]:
         """The steps of an episode; `sample` tells apart the times that a question is asked."""
@@ -31,7 +33,8 @@ class Agent:
 
     def attend(self, text: str, *, seed: int) -> AsyncGenerator[StepView]:
         """The same in the loop of `shared`, where other episodes go on meanwhile."""
-        return attend(self._act, self._chat, asked_attempt(text, self.shared), self.shared, seed=seed)
+        attempt, episode = asked_attempt(text, self.shared), next(self._episodes)
+        return attend(self._act, self._chat, attempt, self.shared, seed=seed, episode=episode)
 
 
 @contextlib.contextmanager

@@ -162,7 +162,7 @@ class Training:
         order = self._prove_order(questions) if iteration == 0 else {}
         with self.shared.journaled(self.folder.journal(iteration)):
             trajectories = self._collect(questions, iteration)
-            gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
+            gap = self._prove(self._proved(trajectories), iteration)
             refilled = self._refill(trajectories, iteration)
         hit_share = self.shared.index.take_hit_share()
         metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled, **order}
@@ -246,7 +246,7 @@ class Training:
         try:
             trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
             require_own(trajectories, iteration, seed=self.seed, policy_version=self.learner.policy_version)
-            gap = self._prove(trajectories[: self.config.update.proved_trajectories], iteration)
+            gap = self._prove(self._proved(trajectories), iteration)
         except (ValueError, StaleWeightsError) as fault:
             logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
             return {}
@@ -309,7 +309,11 @@ class Training:
         """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
         return prove_order(self.engine, self.chat, attempts_at(questions, self.shared), self.shared)
 
-    def _prove(self, trajectories: list[Trajectory], iteration: int) -> float:
+    def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Some that every sampler has a part in."""
+        return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
+
+    def _prove(self, trajectories: Sequence[Trajectory], iteration: int) -> float:
         """How far apart sampler and learner are about the tokens that the sampler drew."""
         learners = self.learner.logprobs(trajectories)
         proofs = [

@@ -31,7 +31,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect, prove_order
 from agent_r1.rollout.order import apart, compare
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
-from agent_r1.rollout.vllm_engine import VllmEngine
+from agent_r1.rollout.vllm_engine import VllmEngine, VllmProcess
 
 LIMITS = load(SHIPPED).env.model_copy(update={"aborted_share": 0.0, "order": "arrival", "max_action_tokens": 12})
 PATIENCE_S = 20.0  # longer than anything here takes that does not hang
@@ -102,13 +102,25 @@ def test_a_sampler_that_knows_rounds_alone_is_refused_before_anything_is_sampled
         run(chat, Batches(), [at_once])
 
 
+class NearEnd(VllmProcess):
+    """The end of a pipe, without a process at the other."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._waiting, self._tickets = connection, {}, count()
+        self._process: Any = SimpleNamespace(wait=lambda: -9)
+
+
 class ByHand(VllmEngine):
     """The end of the pipe that episodes see; the other is in the test's hands."""
 
     def __init__(self) -> None:
-        self._connection, self.theirs = Pipe()
-        self._waiting, self._tickets = {}, count()
-        self._process: Any = SimpleNamespace(wait=lambda: -9)
+        near, self.theirs = Pipe()
+        self.homes, self._processes = 1, [NearEnd(near)]
+
+    @property
+    def listens(self) -> bool:
+        """Whether the running loop looks at the pipe; afterwards it does not."""
+        return asyncio.get_running_loop().remove_reader(self._processes[0]._connection.fileno())
 
 
 def request(episode: int = 0) -> Request:
@@ -139,7 +151,7 @@ def test_actions_find_those_who_asked_for_them() -> None:
         assert not tasks[1].done()
         engine.theirs.send(("arrived", [(tickets[1], action(1))]))
         found = await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-        assert not asyncio.get_running_loop().remove_reader(engine._connection.fileno())
+        assert not engine.listens
         return found
 
     assert [each.token_ids for each in asyncio.run(ask(ByHand()))] == [[0], [1], [2]]
@@ -197,7 +209,7 @@ def test_who_is_cancelled_takes_the_request_out_and_what_still_arrives_of_it_is_
         assert engine.theirs.poll(), "it is not taken out"
         assert engine.theirs.recv() == ("abort", lost)
         with pytest.raises(RuntimeError, match="1 requests are waited for"):
-            engine.sample([])
+            engine.sample([request()])
         engine.theirs.send(("arrived", [(lost, action(1)), (kept, action(2))]))
         return await asyncio.wait_for(waits, PATIENCE_S)
 
@@ -322,6 +334,6 @@ def test_vllm_gives_the_same_bits_whoever_meets_whom(
             assert without_latency(run(chat, engine, waits(seed), steps=3)) == rounds
         exact = LIMITS.model_copy(update={"order": "exact_arrival"})
         assert set(shared.run(compare(engine, CONTEXTS, exact)).values()) == {0.0}
-        os.kill(engine.pid, signal.SIGKILL)
+        os.kill(engine.pids[0], signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with code -9"):
             run(chat, engine, waits(0))

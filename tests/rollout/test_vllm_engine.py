@@ -29,7 +29,7 @@ from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
-from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch
+from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.rollout.vllm_process import Worker
 from agent_r1.seeds import derive
 
@@ -41,13 +41,13 @@ Open = Callable[..., Engine]
 
 @pytest.fixture(scope="module", params=["vllm", "transformers", "server"])
 def open_kind(request: pytest.FixtureRequest, opener: Callable[..., Open]) -> Open:
-    """`open_engine` for each kind; a batch of transformers is small, so that there are several."""
+    """`open_engine` for each kind; vLLM runs in two processes, and a batch of transformers is small: it has several."""
     match request.param:
         case "server":
             return opener("server", urls=[request.getfixturevalue("engine_server")])
         case "transformers":
             return opener("transformers", batch_size=10)
-    return opener("vllm")
+    return opener("vllm", replicas=2)
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +202,53 @@ def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
         os.close(descriptor)
 
 
+@pytest.mark.parametrize("open_kind", ["vllm"], indirect=True)
+def test_two_processes_give_the_bits_of_one(
+    engine: Engine, opener: Callable[..., Open], tiny_model: Path, changed_model: Path
+) -> None:
+    """Each has half of the episodes, in whatever order they are asked for, and weights of its own."""
+    assert isinstance(engine, VllmEngine)
+    assert engine.homes == len(set(engine.pids)) == 2
+    asked = requests()
+    with opener("vllm")(tiny_model) as alone:
+        for version, folder in enumerate([changed_model, tiny_model]):
+            alone.load_weights(folder, version)
+            engine.load_weights(folder, version)
+            assert bits(engine.sample(asked)) == bits(alone.sample(asked))
+            assert bits(engine.sample(asked[5:7][::-1])) == bits(alone.sample(asked[5:7]))[::-1]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "threads", "gpus", "found"),
+    [
+        (1, 1, [], [""]),
+        (1, 9, [], [""]),
+        (4, 1, [], ["", "", "", ""]),
+        (2, 3, [], "each of 3 threads, and there are 4 cores; lower it, or set it to 0 for what they carry"),
+        (0, 2, [], ["", ""]),
+        (0, 9, [], [""]),
+        (1, 9, ["0", "1"], [""]),
+        (2, 9, ["5", "6", "7"], ["5", "6"]),
+        (0, 1, ["5", "6", "7"], ["5", "6", "7"]),
+        (0, 1, ["5"], [""]),
+        (3, 1, ["0", "1"], "replicas is 3, each takes a GPU of its own, and there are 2; lower it, or set it to 0"),
+    ],
+)
+def test_where_processes_run(
+    monkeypatch: pytest.MonkeyPatch, replicas: int, threads: int, gpus: list[str], found: list[str] | str
+) -> None:
+    """A single one is left all that there is, as it was."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
+    settings = load(ROOT / "params.yaml").engine.vllm.model_copy(update={"replicas": replicas, "threads": threads})
+    if isinstance(found, str):
+        with pytest.raises(EngineError, match=found):
+            places(settings)
+    else:
+        assert places(settings) == found
+
+
 def is_running(pid: int) -> bool:
     status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
     return status.strip() != "" and not status.startswith("Z")
@@ -216,7 +263,7 @@ from agent_r1.rollout.sampling import Actor
 settings = load(Path("params.yaml")).engine
 actor = Actor(model=sys.argv[1], end_id=0, max_tokens=64, temperature=1.0, dtype="auto")
 with open_engine(settings, actor) as engine:
-    print(engine.pid, flush=True)
+    print(*engine.pids, flush=True)
     sys.stdin.read()
 """
 
@@ -242,13 +289,13 @@ def test_nothing_is_left_of_an_engine_that_was_killed(
     parent.kill()
     parent.communicate()  # until the orphan, which has the same output, has ended too
     assert not is_running(orphan)
-    with opener("vllm")(tiny_model, max_tokens=64) as engine:
+    with opener("vllm", replicas=2)(tiny_model, max_tokens=64) as engine:
         assert isinstance(engine, VllmEngine)
         assert not left.exists()
-        os.kill(engine.pid, signal.SIGKILL)
+        os.kill(engine.pids[1], signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with code -9"):
-            engine.sample(requests(1, max_tokens=5))
-    assert not is_running(engine.pid)
+            engine.sample(requests(2, max_tokens=5))
+    assert not any(map(is_running, engine.pids))
     assert {path for path in tmp_path.iterdir() if "inductor" not in path.name} == {in_use}
     os.close(claim)
 
