@@ -125,6 +125,10 @@ class VllmParams(Section):
     cpu_cache_gib: Positive
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
 
+    def processes(self, *, gpus: int, cores: int) -> int:
+        """What `replicas` stands for on a machine."""
+        return self.replicas or gpus or max(1, cores // self.threads)
+
 
 class TransformersParams(Section):
     batch_size: Count

@@ -7,6 +7,7 @@ unless a name says GiB.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -186,7 +187,8 @@ def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype,
         return engine.vllm.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory / GIB
     weights = count_parameters(config, None).policy * dtype.itemsize / GIB
     if engine.kind == "vllm":
-        return max(1, engine.vllm.replicas) * (weights + engine.vllm.cpu_cache_gib)
+        processes = engine.vllm.processes(gpus=0, cores=len(os.sched_getaffinity(0)))
+        return processes * (weights + engine.vllm.cpu_cache_gib)
     shape: Any = config.get_text_config()
     heads = shape.to_dict().get("num_key_value_heads") or shape.num_attention_heads
     per_token = 2 * shape.num_hidden_layers * heads * _head_size(shape) * dtype.itemsize

@@ -243,8 +243,8 @@ def places(settings: VllmParams) -> list[str]:
             f"engine.vllm.replicas is {wanted}, each of {threads} threads, and there are {cores} cores; lower it, or "
             "set it to 0 for what they carry"
         )
-    replicas = wanted or len(gpus) or max(1, cores // threads)
-    return gpus[:replicas] if gpus and replicas > 1 else [""] * replicas
+    processes = settings.processes(gpus=len(gpus), cores=cores)
+    return gpus[:processes] if gpus and processes > 1 else [""] * processes
 
 
 def visible_gpus() -> list[str]:

@@ -181,7 +181,11 @@ def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
     demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
     assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 4096)
-    assert demand.sampler_gib == pytest.approx(4 * POLICY / GIB + settings.engine.vllm.cpu_cache_gib)
+    one = 4 * POLICY / GIB + settings.engine.vllm.cpu_cache_gib
+    assert demand.sampler_gib == pytest.approx(one)
+    two = settings.engine.vllm.model_copy(update={"replicas": 2})
+    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"vllm": two})})
+    assert demand_of(SMALL, settings, RunId("ppo"), CPU).sampler_gib == pytest.approx(2 * one)
 
 
 def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
