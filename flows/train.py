@@ -25,7 +25,8 @@ from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import Identity, RunFolder
-from agent_r1.training.loop import Training, iterate, leaves_work, require_gold_titles
+from agent_r1.training.loop import Training, iterate, leaves_work
+from agent_r1.training.questions import require_gold_titles
 from flows.stage import accelerator, started_by_another, task, verbs_shown
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another

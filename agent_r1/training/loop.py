@@ -4,53 +4,41 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
-from itertools import islice
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.assign import assign, groups_to_refill, value_metrics
-from agent_r1.envs.base import Attempt
-from agent_r1.envs.kinds import attempts_at
+from agent_r1.credit.assign import assign, value_metrics
 from agent_r1.envs.shared import Shared
 from agent_r1.params import Params
-from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import Learner, reference_of
 from agent_r1.policy.peak import measure
-from agent_r1.records import Credit, Proof, Question, Trajectory, words_of
-from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.episodes import collect, prove_order
-from agent_r1.rollout.sampling import Actor
-from agent_r1.seeds import derive
+from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training import own_rewards
+from agent_r1.training.collection import Collector, Metrics
 from agent_r1.training.folder import RunFolder
+from agent_r1.training.questions import draw_unseen, require_gold_titles
 from agent_r1.training.validation import VALIDATED, is_best, is_due, is_exhausted, validation_scores
 from agent_r1.training.watch import (
     Decision,
     Record,
-    StaleWeightsError,
     Unrecorded,
     Verdict,
     account,
     announce,
     as_it_trains,
     judge,
-    prove,
-    require_own,
     reseeded,
 )
 
 logger = logging.getLogger(__name__)
 
-Metrics = dict[str, float]
 Verb = Callable[..., Metrics]
 
 
@@ -119,9 +107,7 @@ class Training:
         lack what a weighted reward is made of, or that the model cannot be loaded or needs more memory than there is.
         """
         require_gold_titles(questions, config.credit)
-        self.own_rewards = own_rewards.load(config.credit.rewards)
-        self.env, self.config, self.folder, self.shared = settings.env, config, folder, shared
-        self.questions = [question for question in questions if question.split == "train"]
+        self.env, self.config, self.folder = settings.env, config, folder
         self.unseen = draw_unseen(questions, config) if config.validation.every else []
         self.success = words_of(questions).right
         for remark in config.credit.remarks:
@@ -136,42 +122,23 @@ class Training:
             checkpoint.load(folder.checkpoint, self.learner)
         elif self._may_roll_back:
             folder.save(self.learner, finished=0)
-        self.chat = Chat(self.learner.tokenizer)
-        actor = Actor(
-            model=str(model),  # `rollout` loads what was learned since: adapters run beside what they were trained on
-            end_id=self.chat.end_id,
-            max_tokens=self.env.max_tokens,
-            temperature=config.rollout.temperature,
-            dtype=settings.model.dtype,
-            adapter_rank=settings.model.lora.rank,
+        self.collector = Collector(
+            settings,
+            config,
+            questions=questions,
+            shared=shared,
+            model=model,
+            learner=self.learner,
+            folder=folder,
         )
-        self.engine = open_engine(settings.engine, actor)
 
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it.
 
         Those that an earlier process collected are read, under the same proof.
         """
-        if collected := self._collected(iteration):
-            return collected
-        started, waited = time.perf_counter(), self.shared.waited_s
-        self.folder.forget(iteration)
-        self.shared.verify()
-        self._hand_over_weights()
-        questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=self.seed)
-        order = self._prove_order(questions) if iteration == 0 else {}
-        with self.shared.journaled(self.folder.journal(iteration)):
-            trajectories = self._collect(questions, iteration)
-            gap = self._prove(self._proved(trajectories), iteration)
-            refilled = self._refill(trajectories, iteration)
-        hit_share = self.shared.index.take_hit_share()
-        metrics = {"rollout/canary_gap": gap, "rollout/search_cache_hit_share": hit_share, **refilled, **order}
-        waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
-        of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
-        metrics |= of_tools | {"tool/waiting_share": waiting}
-        self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
-        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
-        return metrics
+        found = self.collector.found(iteration, seed=self.seed)
+        return found or self.collector.collect(iteration, seed=self.seed, credit=self.current.credit)
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
@@ -214,10 +181,7 @@ class Training:
 
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""
-        self._hand_over_weights()
-        trajectories = self._play(attempts_at(self.unseen, self.shared), iteration, greedy=True)
-        self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
-        scores = validation_scores(trajectories)
+        scores = validation_scores(self.collector.validate(self.unseen, iteration, seed=self.seed))
         if self.config.validation.keep_best and is_best(self.folder.history(), scores[VALIDATED]):
             self.folder.set_best_aside(self.learner)
         return scores
@@ -236,97 +200,11 @@ class Training:
     def _may_roll_back(self) -> bool:
         return self.current.monitor.goes_back
 
-    def _collected(self, iteration: int) -> Metrics:
-        """What was measured of an iteration that an earlier process collected; nothing where it is to be collected.
-
-        That is also where its file is damaged, or another seed or other weights than the learner's sampled it.
-        """
-        if not self.folder.is_collected(iteration):
-            return {}
-        try:
-            trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
-            require_own(trajectories, iteration, seed=self.seed, policy_version=self.learner.policy_version)
-            gap = self._prove(self._proved(trajectories), iteration)
-        except (ValueError, StaleWeightsError) as fault:
-            logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
-            return {}
-        logger.info("iteration %d was collected before: %d trajectories are read", iteration, len(trajectories))
-        return self.folder.measured(iteration) | {"rollout/canary_gap": gap}
-
-    def _hand_over_weights(self) -> None:
-        """Has the sampler run the learner's weights."""
-        if self.engine.version != self.learner.policy_version:
-            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
-
-    def _collect(self, questions: list[Question], iteration: int, first_group: int = 0) -> list[Trajectory]:
-        samples = self.config.rollout.samples
-        attempts = attempts_at(questions, self.shared, samples=samples, first_group=first_group)
-        trajectories = self._play(attempts, iteration)
-        return own_rewards.state(
-            self.own_rewards,
-            trajectories,
-            {question.question_id: question for question in questions},
-            self.chat.decode,
-            aborted_share=self.env.aborted_share,
-        )
-
-    def _play(self, attempts: Sequence[Attempt], iteration: int, *, greedy: bool = False) -> list[Trajectory]:
-        """The trajectories of the current policy."""
-        return collect(
-            self.engine,
-            self.chat,
-            attempts,
-            self.shared,
-            seed=self.seed,
-            iteration=iteration,
-            policy_version=self.learner.policy_version,
-            greedy=greedy,
-        )
-
-    def _refill(self, trajectories: list[Trajectory], iteration: int) -> Metrics:
-        """Adds the trajectories of further questions in place of those whose returns are all equal."""
-        credit, added = self.current.credit, 0
-        rounds = credit.filter.refill
-        for refill in range(rounds):
-            wanted = self.config.rollout.questions
-            missing = groups_to_refill(trajectories, wanted, credit, self.env.max_tokens)
-            asked = {trajectory.question_id for trajectory in trajectories}
-            further = draw_further(
-                self.questions, missing, besides=asked, iteration=iteration, refill=refill, seed=self.seed
-            )
-            if further:
-                trajectories += self._collect(further, iteration, first_group=len(asked))
-                added += len(further)
-        return {"filter/refilled_groups": added} if rounds else {}
-
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
         """What the warm-started model thinks of the tokens that were sampled; None without a KL."""
         if self.reference is None or not self.current.needs_reference:
             return None
         return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
-
-    def _prove_order(self, questions: list[Question]) -> Metrics:
-        """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
-        return prove_order(self.engine, self.chat, attempts_at(questions, self.shared), self.shared)
-
-    def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """Some that every sampler has a part in."""
-        return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
-
-    def _prove(self, trajectories: Sequence[Trajectory], iteration: int) -> float:
-        """How far apart sampler and learner are about the tokens that the sampler drew."""
-        learners = self.learner.logprobs(trajectories)
-        proofs = [
-            Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs)
-            for each, logprobs in zip(trajectories, learners, strict=True)
-        ]
-        write_rows(self.folder.proof(iteration), proofs, Proof)
-        return prove(
-            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
-            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
-            dtype=self.learner.compute.dtype,
-            tolerance=self.config.update.canary_tolerance,
-        )
 
     def __enter__(self) -> Self:
         """On a GPU, measures whether the largest update fits beside the sampler."""
@@ -334,12 +212,12 @@ class Training:
             try:
                 measure(self.learner, self.env)
             except BaseException:
-                self.engine.close()
+                self.collector.close()
                 raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.engine.close()
+        self.collector.close()
 
 
 def timed(verb: Verb) -> Verb:
@@ -352,70 +230,3 @@ def timed(verb: Verb) -> Verb:
         return {**metrics, f"time/{verb.__name__}_s": time.perf_counter() - started}
 
     return timed_verb
-
-
-def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
-    """Raises ValueError, which names them, for data sets without gold passages where `progress` pays for those.
-
-    It is paid in training: questions of other splits are let pass.
-    """
-    asked: dict[str, bool] = {}
-    for question in (each for each in questions if each.split == "train"):
-        asked[question.dataset] = asked.get(question.dataset, False) or bool(question.gold_titles)
-    bare = [dataset for dataset, has_titles in asked.items() if not has_titles]
-    if credit.rewards.progress and bare:
-        raise ValueError(
-            f"credit.rewards.progress {credit.rewards.progress} pays for gold passages, and no question of "
-            f"{', '.join(bare)} names any; set it to 0, or leave that out of prepare.datasets"
-        )
-
-
-def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
-    """The `count` questions of an iteration, no question twice.
-
-    Successive iterations pass through all questions in a random order, then in another one; what is left at the end of
-    a pass and does not fill an iteration is left out of it. Raises ValueError if there are fewer questions than an
-    iteration needs.
-    """
-    if count > len(questions):
-        raise ValueError(
-            f"train.rollout.questions is {count} and there are {len(questions)} training questions; "
-            "lower it or prepare more"
-        )
-    passed, position = divmod(iteration, len(questions) // count)
-    order = np.random.default_rng(derive(seed, "questions", passed)).permutation(len(questions))
-    return [questions[index] for index in order[position * count : (position + 1) * count]]
-
-
-def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Question]:
-    """The questions of all validations: so many of every data set's dev split, the same for every run and seed.
-
-    Raises ValueError if there is no dev split, or one has fewer questions.
-    """
-    dev = [question for question in questions if question.split == "dev"]
-    if not dev:
-        raise ValueError("train.validation asks dev questions and none are prepared; set train.validation.every: 0")
-    count, chosen = config.validation.questions, list[Question]()
-    for dataset in dict.fromkeys(question.dataset for question in dev):
-        own = [question for question in dev if question.dataset == dataset]
-        if count > len(own):
-            raise ValueError(
-                f"train.validation.questions is {count} and the dev split of {dataset} has {len(own)}; lower it, or "
-                "set it to 0 for all"
-            )
-        order = np.random.default_rng(derive("validation", dataset)).permutation(len(own))
-        chosen += [own[index] for index in sorted(order[: count or len(own)])]
-    return chosen
-
-
-def draw_further(
-    questions: Sequence[Question], count: int, *, besides: Collection[str], iteration: int, refill: int, seed: int
-) -> list[Question]:
-    """At most `count` questions beside those whose ids are given, for the `refill`-th refill of an iteration.
-
-    They come in a random order of their own: the passes of `draw` do not depend on how many refills there were, and
-    meet these questions again.
-    """
-    order = np.random.default_rng(derive(seed, "refill", iteration, refill)).permutation(len(questions))
-    others = (questions[index] for index in order if questions[index].question_id not in besides)
-    return list(islice(others, count))

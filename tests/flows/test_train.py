@@ -20,7 +20,7 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.training import loop
+from agent_r1.training import collection
 from agent_r1.training.folder import Identity, read_start
 from agent_r1.training.loop import Training
 from flows import train as train_module
@@ -225,7 +225,7 @@ def finished(
         raise Asked(iteration)
 
     shutil.copytree(small_project, tmp_path / "copy")
-    monkeypatch.setattr(loop, "open_engine", NoEngine)
+    monkeypatch.setattr(collection, "open_engine", NoEngine)
     monkeypatch.setattr(Training, "rollout", begin)
     with inside(tmp_path / "copy"):
         yield tmp_path / "copy"

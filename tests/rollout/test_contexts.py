@@ -25,7 +25,7 @@ from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
 from agent_r1.rollout.template import SAMPLE_TOOL
-from agent_r1.training.loop import Training
+from agent_r1.training.collection import Collector
 from agent_r1.training.watch import StaleWeightsError
 
 SETTINGS = load(SHIPPED)
@@ -126,13 +126,13 @@ def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_mode
     _, trajectories = rewritten
     update, folder = SETTINGS.train.update, SimpleNamespace(proof=lambda iteration: tmp_path / "proof.parquet")
     learner = Learner(tiny_model, update, SETTINGS.model, with_critic=False, seed=0)
-    training = cast(Any, SimpleNamespace(learner=learner, folder=folder, config=SimpleNamespace(update=update)))
-    assert Training._prove(training, trajectories, 0) < update.canary_tolerance.float32
+    collector = cast(Any, SimpleNamespace(learner=learner, folder=folder, config=SimpleNamespace(update=update)))
+    assert Collector.prove(collector, trajectories, 0) < update.canary_tolerance.float32
     last = trajectories[-1]
     off = last.logprobs.copy()
     off[last.steps[-1].action_start] -= 0.1
     with pytest.raises(StaleWeightsError, match=r"off by 0\.1 nats"):
-        Training._prove(training, [*trajectories[:-1], replace(last, logprobs=off)], 0)
+        Collector.prove(collector, [*trajectories[:-1], replace(last, logprobs=off)], 0)
 
 
 @pytest.mark.parametrize("estimator", get_args(Estimator))

@@ -18,7 +18,7 @@ import torch
 from agent_r1.files import sha256
 from agent_r1.records import Outcome, Trajectory
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training import loop
+from agent_r1.training import collection, loop
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.watch import Unrecorded
@@ -90,20 +90,26 @@ WRITES = ("record", "save", "finish", "forget", "set_best_aside", "stop", "polic
 @contextmanager
 def watched(training: Training, process: Process) -> Iterator[None]:
     """Makes events of all that a training does and writes, and has the world cut episodes short."""
-    collect, sample = training._collect, training.engine.sample
+    collector = training.collector
+    answer, sample = collector.answer, collector.engine.sample
 
     def cut(*given: Any, **named: Any) -> list[Trajectory]:
         return [
             replace(each, outcome=Outcome.ABORTED) if (each.question_id, each.sample) == (CUT_SHORT, 0) else each
-            for each in collect(*given, **named)
+            for each in answer(*given, **named)
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, names in ((training, VERBS), (training.folder, WRITES), (loop, ("write_rows",))):
+        for owner, names in (
+            (training, VERBS),
+            (training.folder, WRITES),
+            (loop, ("write_rows",)),
+            (collection, ("write_rows",)),
+        ):
             for name in names:
                 patch.setattr(owner, name, process.watch(owner, name))
-        patch.setattr(training.engine, "sample", process.count(sample))
-        patch.setattr(training, "_collect", cut)
+        patch.setattr(collector.engine, "sample", process.count(sample))
+        patch.setattr(collector, "answer", cut)
         patch.setattr(loop, "validation_scores", score)
         yield
 

@@ -13,7 +13,8 @@ from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from agent_r1.records import Question
-from agent_r1.training.loop import Training, draw, draw_further, require_gold_titles
+from agent_r1.training.loop import Training
+from agent_r1.training.questions import draw, draw_further, require_gold_titles
 
 PARAMS = load(Path(__file__).parents[2] / "params.yaml")
 

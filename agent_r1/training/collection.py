@@ -1,0 +1,211 @@
+"""The sampling side of a training: who is asked what, by which weights, and the proof that it was by those."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.credit.assign import groups_to_refill
+from agent_r1.envs.base import Attempt
+from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.shared import Shared
+from agent_r1.params import Params
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.train import TrainParams
+from agent_r1.policy.learner import Learner
+from agent_r1.records import Proof, Question, Trajectory
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episodes import collect, prove_order
+from agent_r1.rollout.sampling import Actor
+from agent_r1.tables import read_rows, write_rows
+from agent_r1.training import own_rewards
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.questions import draw, draw_further
+from agent_r1.training.watch import StaleWeightsError, prove, require_own
+
+logger = logging.getLogger(__name__)
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What is sampled for one iteration."""
+
+    iteration: int
+    seed: int  # of every draw
+    policy_version: int  # of the weights that the sampler runs
+    questions: list[Question]
+
+
+class Collector:
+    """Has an engine that runs the learner's weights answer questions, and keeps the trajectories in the run's folder.
+
+    Its calls take the `seed` of every draw, and the `credit` that the run is trained with by now.
+    """
+
+    def __init__(
+        self,
+        settings: Params,
+        config: TrainParams,
+        *,
+        questions: Sequence[Question],
+        shared: Shared,
+        model: str | Path,
+        learner: Learner,
+        folder: RunFolder,
+    ) -> None:
+        """Starts the engine; arguments are those of `Training`, `learner` what learned from the `model`."""
+        self.env, self.config, self.shared, self.learner, self.folder = settings.env, config, shared, learner, folder
+        self.questions = [question for question in questions if question.split == "train"]
+        self.own_rewards = own_rewards.load(config.credit.rewards)
+        self.chat = Chat(learner.tokenizer)
+        actor = Actor(
+            model=str(model),  # what was learned since is loaded later: adapters run beside what they were trained on
+            end_id=self.chat.end_id,
+            max_tokens=self.env.max_tokens,
+            temperature=config.rollout.temperature,
+            dtype=settings.model.dtype,
+            adapter_rank=settings.model.lora.rank,
+        )
+        self.engine = open_engine(settings.engine, actor)
+
+    def found(self, iteration: int, *, seed: int) -> Metrics:
+        """What was measured of an iteration that an earlier process collected; nothing where it is to be collected.
+
+        That is also where its file is damaged, or another seed or other weights than the learner's sampled it.
+        """
+        if not self.folder.is_collected(iteration):
+            return {}
+        try:
+            trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
+            require_own(trajectories, iteration, seed=seed, policy_version=self.learner.policy_version)
+            gap = self.prove(self._proved(trajectories), iteration)
+        except (ValueError, StaleWeightsError) as fault:
+            logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
+            return {}
+        logger.info("iteration %d was collected before: %d trajectories are read", iteration, len(trajectories))
+        return self.folder.measured(iteration) | {"rollout/canary_gap": gap}
+
+    def collect(self, iteration: int, *, seed: int, credit: CreditParams) -> Metrics:
+        """Collects an iteration with the learner's weights, and proves that the sampler ran them."""
+        batch = self._draw(iteration, seed)
+        order = self._prove_order(batch) if iteration == 0 else {}
+        trajectories, metrics = self._sample(batch, credit)
+        gap = self.prove(self._proved(trajectories), iteration)
+        return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap})
+
+    def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
+        """The greedy trajectories of the learner's weights."""
+        self._hand_over_weights()
+        batch = Batch(iteration=iteration, seed=seed, policy_version=self.learner.policy_version, questions=[*unseen])
+        trajectories = self._play(attempts_at(batch.questions, self.shared), batch, greedy=True)
+        self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
+        return trajectories
+
+    def answer(self, questions: Sequence[Question], batch: Batch, first_group: int = 0) -> list[Trajectory]:
+        """The trajectories of some questions of a batch, with one's own rewards; groups are counted from the first."""
+        samples = self.config.rollout.samples
+        attempts = attempts_at(questions, self.shared, samples=samples, first_group=first_group)
+        return own_rewards.state(
+            self.own_rewards,
+            self._play(attempts, batch),
+            {question.question_id: question for question in questions},
+            self.chat.decode,
+            aborted_share=self.env.aborted_share,
+        )
+
+    def prove(self, trajectories: Sequence[Trajectory], iteration: int) -> float:
+        """How far apart sampler and learner are about the tokens that the sampler drew [nats].
+
+        Raises StaleWeightsError where the sampler ran other weights.
+        """
+        learners = self.learner.logprobs(trajectories)
+        proofs = [
+            Proof(trajectory_id=each.trajectory_id, learner_logprobs=logprobs)
+            for each, logprobs in zip(trajectories, learners, strict=True)
+        ]
+        write_rows(self.folder.proof(iteration), proofs, Proof)
+        return prove(
+            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
+            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
+            dtype=self.learner.compute.dtype,
+            tolerance=self.config.update.canary_tolerance,
+        )
+
+    def close(self) -> None:
+        """Ends the engine; safe to call twice."""
+        self.engine.close()
+
+    def _draw(self, iteration: int, seed: int) -> Batch:
+        """What an iteration samples, once nothing is left of what was, and the sampler runs the learner's weights."""
+        self.folder.forget(iteration)
+        self.shared.verify()
+        self._hand_over_weights()
+        questions = draw(self.questions, self.config.rollout.questions, iteration=iteration, seed=seed)
+        return Batch(iteration=iteration, seed=seed, policy_version=self.learner.policy_version, questions=questions)
+
+    def _sample(self, batch: Batch, credit: CreditParams) -> tuple[list[Trajectory], Metrics]:
+        """The trajectories of a batch, those of refills among them, and what was measured meanwhile."""
+        started, waited = time.perf_counter(), self.shared.waited_s
+        with self.shared.journaled(self.folder.journal(batch.iteration)):
+            trajectories = self.answer(batch.questions, batch)
+            refilled = self._refill(trajectories, batch, credit)
+        waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
+        of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
+        hit_share = self.shared.index.take_hit_share()
+        return trajectories, {
+            "rollout/search_cache_hit_share": hit_share,
+            **refilled,
+            **of_tools,
+            "tool/waiting_share": waiting,
+        }
+
+    def _play(self, attempts: Sequence[Attempt], batch: Batch, *, greedy: bool = False) -> list[Trajectory]:
+        return collect(
+            self.engine,
+            self.chat,
+            attempts,
+            self.shared,
+            seed=batch.seed,
+            iteration=batch.iteration,
+            policy_version=batch.policy_version,
+            greedy=greedy,
+        )
+
+    def _refill(self, trajectories: list[Trajectory], batch: Batch, credit: CreditParams) -> Metrics:
+        """Adds the trajectories of further questions in place of those whose returns are all equal."""
+        rounds, added = credit.filter.refill, 0
+        for refill in range(rounds):
+            wanted = self.config.rollout.questions
+            missing = groups_to_refill(trajectories, wanted, credit, self.env.max_tokens)
+            asked = {trajectory.question_id for trajectory in trajectories}
+            further = draw_further(
+                self.questions, missing, besides=asked, iteration=batch.iteration, refill=refill, seed=batch.seed
+            )
+            if further:
+                trajectories += self.answer(further, batch, first_group=len(asked))
+                added += len(further)
+        return {"filter/refilled_groups": added} if rounds else {}
+
+    def _hand_over_weights(self) -> None:
+        """Has the sampler run the learner's weights."""
+        if self.engine.version != self.learner.policy_version:
+            self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
+
+    def _prove_order(self, batch: Batch) -> Metrics:
+        """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
+        return prove_order(self.engine, self.chat, attempts_at(batch.questions, self.shared), self.shared)
+
+    def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """Some that every sampler has a part in."""
+        return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
+
+    def _keep(self, iteration: int, trajectories: list[Trajectory], metrics: Metrics) -> Metrics:
+        self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
+        write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
+        return metrics

@@ -1,0 +1,80 @@
+"""Which questions a training asks: those of an iteration, of its refills and of its validations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.train import TrainParams
+from agent_r1.records import Question
+from agent_r1.seeds import derive
+
+
+def require_gold_titles(questions: Iterable[Question], credit: CreditParams) -> None:
+    """Raises ValueError, which names them, for data sets without gold passages where `progress` pays for those.
+
+    It is paid in training: questions of other splits are let pass.
+    """
+    asked: dict[str, bool] = {}
+    for question in (each for each in questions if each.split == "train"):
+        asked[question.dataset] = asked.get(question.dataset, False) or bool(question.gold_titles)
+    bare = [dataset for dataset, has_titles in asked.items() if not has_titles]
+    if credit.rewards.progress and bare:
+        raise ValueError(
+            f"credit.rewards.progress {credit.rewards.progress} pays for gold passages, and no question of "
+            f"{', '.join(bare)} names any; set it to 0, or leave that out of prepare.datasets"
+        )
+
+
+def draw(questions: Sequence[Question], count: int, *, iteration: int, seed: int) -> list[Question]:
+    """The `count` questions of an iteration, no question twice.
+
+    Successive iterations pass through all questions in a random order, then in another one; what is left at the end of
+    a pass and does not fill an iteration is left out of it. Raises ValueError if there are fewer questions than an
+    iteration needs.
+    """
+    if count > len(questions):
+        raise ValueError(
+            f"train.rollout.questions is {count} and there are {len(questions)} training questions; "
+            "lower it or prepare more"
+        )
+    passed, position = divmod(iteration, len(questions) // count)
+    order = np.random.default_rng(derive(seed, "questions", passed)).permutation(len(questions))
+    return [questions[index] for index in order[position * count : (position + 1) * count]]
+
+
+def draw_unseen(questions: Sequence[Question], config: TrainParams) -> list[Question]:
+    """The questions of all validations: so many of every data set's dev split, the same for every run and seed.
+
+    Raises ValueError if there is no dev split, or one has fewer questions.
+    """
+    dev = [question for question in questions if question.split == "dev"]
+    if not dev:
+        raise ValueError("train.validation asks dev questions and none are prepared; set train.validation.every: 0")
+    count, chosen = config.validation.questions, list[Question]()
+    for dataset in dict.fromkeys(question.dataset for question in dev):
+        own = [question for question in dev if question.dataset == dataset]
+        if count > len(own):
+            raise ValueError(
+                f"train.validation.questions is {count} and the dev split of {dataset} has {len(own)}; lower it, or "
+                "set it to 0 for all"
+            )
+        order = np.random.default_rng(derive("validation", dataset)).permutation(len(own))
+        chosen += [own[index] for index in sorted(order[: count or len(own)])]
+    return chosen
+
+
+def draw_further(
+    questions: Sequence[Question], count: int, *, besides: Collection[str], iteration: int, refill: int, seed: int
+) -> list[Question]:
+    """At most `count` questions beside those whose ids are given, for the `refill`-th refill of an iteration.
+
+    They come in a random order of their own: the passes of `draw` do not depend on how many refills there were, and
+    meet these questions again.
+    """
+    order = np.random.default_rng(derive(seed, "refill", iteration, refill)).permutation(len(questions))
+    others = (questions[index] for index in order if questions[index].question_id not in besides)
+    return list(islice(others, count))
