@@ -391,6 +391,14 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
             r"demonstrations 6000 hold no summaries, .* runs\.NAME\.env",
         ),
         (
+            {"engine.kind": "transformers", "train.rollout.ahead": 1},
+            r"runs\.\w+: rollout\.ahead: 1 needs an engine .* set engine\.kind: vllm, or ahead: 0",
+        ),
+        (
+            {"runs.starpo_s_refill.rollout.ahead": 1},
+            r"runs\.starpo_s_refill: rollout\.ahead: 1 with credit\.filter\.refill \d: .* choose one of them",
+        ),
+        (
             {"engine.kind": "transformers", "env.order": "arrival"},
             r"order: arrival needs an engine .* set env.order: rounds",
         ),

@@ -32,6 +32,7 @@ class Shared:
         self.journal: Journal | None = None
         self._runner = asyncio.Runner()
         self._toolbox: Toolbox | None = None
+        self._waits: asyncio.Task[Any] | None = None  # whoever is in `run`
 
     def __enter__(self) -> Self:
         return self
@@ -94,4 +95,21 @@ class Shared:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns or raises; whatever it waits for is served meanwhile."""
-        return self._runner.run(coroutine)
+
+        async def told() -> T:
+            self._waits = asyncio.current_task()
+            try:
+                return await coroutine
+            finally:
+                self._waits = None
+
+        return self._runner.run(told())
+
+    def interrupt(self) -> None:
+        """Has what another thread is waiting for in `run` raise CancelledError there, if it is waiting."""
+
+        def cancel() -> None:
+            if self._waits:
+                self._waits.cancel()
+
+        self._runner.get_loop().call_soon_threadsafe(cancel)

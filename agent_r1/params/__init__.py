@@ -167,6 +167,11 @@ class Params(Section):
                 f"{where}: credit.overlong_buffer {resolved.credit.overlong_buffer} leaves nothing of env.max_tokens "
                 f"{max_tokens} that is not too long; lower it"
             )
+        if resolved.rollout.ahead and self.engine.kind == "transformers":
+            raise ValueError(
+                f"{where}: rollout.ahead: 1 needs an engine that samples while the learner learns, and engine.kind is "
+                "transformers, which samples in the learner's process; set engine.kind: vllm, or ahead: 0"
+            )
         return resolved
 
     def _require_stated(self, rewards: RewardWeights, where: str) -> None:

@@ -59,6 +59,7 @@ class MonitorParams(Section):
 class RolloutParams(Section):
     questions: Count
     samples: Count
+    ahead: Annotated[int, Field(ge=0, le=1)]
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
 
@@ -175,6 +176,11 @@ class TrainParams(Section):
             yield f"estimator {self.credit.estimator} compares the episodes of a group, {few}"
         if kind != "none" and samples < 2:
             yield f"credit.filter {kind} looks at how returns differ within a group, {few}"
+        if self.rollout.ahead and self.credit.filter.refill:
+            yield (
+                f"rollout.ahead: 1 with credit.filter.refill {self.credit.filter.refill}: which groups are missing is "
+                "known of the weights that sampled them, and those are an update behind; choose one of them"
+            )
         minibatches = {"update.minibatches": self.update.minibatches}
         if self.credit.needs_critic:
             minibatches["update.critic.minibatches"] = self.update.critic.minibatches

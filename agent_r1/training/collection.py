@@ -5,8 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agent_r1.credit.assign import groups_to_refill
 from agent_r1.envs.base import Attempt
@@ -16,11 +21,12 @@ from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.policy.learner import Learner
-from agent_r1.records import Proof, Question, Trajectory
+from agent_r1.records import Proof, Question, Source, Step, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect, prove_order
-from agent_r1.rollout.sampling import Actor
+from agent_r1.rollout.sampling import Action, Actor, Request
+from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
@@ -30,6 +36,8 @@ from agent_r1.training.watch import StaleWeightsError, prove, require_own
 logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
+
+_INTERRUPT_S = 0.1  # between two attempts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +50,20 @@ class Batch:
     questions: list[Question]
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """An iteration that is collected while the one before it is learned from."""
+
+    batch: Batch
+    gap: float  # of the weights that sample it, found before the learner changed its own
+    sampled: Future[tuple[list[Trajectory], Metrics]]
+
+
 class Collector:
     """Has an engine that runs the learner's weights answer questions, and keeps the trajectories in the run's folder.
 
-    Its calls take the `seed` of every draw, and the `credit` that the run is trained with by now.
+    Its calls take the `seed` of every draw, and the `credit` that the run is trained with by now. Between `begin` and
+    `receive` the engine, the shared world and the journal belong to a thread, and the folder to the caller.
     """
 
     def __init__(
@@ -73,23 +91,30 @@ class Collector:
             adapter_rank=settings.model.lora.rank,
         )
         self.engine = open_engine(settings.engine, actor)
+        self._threads = ThreadPoolExecutor(1, "collect")
+        self._ahead: Ahead | None = None
+        self._received = -1  # the latest iteration that this process collected ahead
 
-    def found(self, iteration: int, *, seed: int) -> Metrics:
-        """What was measured of an iteration that an earlier process collected; nothing where it is to be collected.
+    def found(self, iteration: int, *, seed: int, ahead: int = 0) -> Metrics:
+        """What was measured of an iteration that was collected before; nothing where it is to be collected.
 
-        That is also where its file is damaged, or another seed or other weights than the learner's sampled it.
+        That is also where its file is damaged, or another seed or other weights than the learner's sampled it; with
+        `ahead` those weights may be of the policy before, of which nothing is left to prove it by.
         """
         if not self.folder.is_collected(iteration):
             return {}
+        version = self.learner.policy_version
         try:
             trajectories = read_rows(self.folder.trajectories(iteration), Trajectory)
-            require_own(trajectories, iteration, seed=seed, policy_version=self.learner.policy_version)
-            gap = self.prove(self._proved(trajectories), iteration)
+            require_own(trajectories, iteration, seed=seed, policy_versions=range(version - ahead, version + 1))
+            own = [each for each in self._proved(trajectories) if each.policy_version == version]
+            proved = {"rollout/canary_gap": self.prove(own, iteration)} if own else {}
         except (ValueError, StaleWeightsError) as fault:
             logger.warning("iteration %d and those after it are collected again: %s", iteration, fault)
             return {}
-        logger.info("iteration %d was collected before: %d trajectories are read", iteration, len(trajectories))
-        return self.folder.measured(iteration) | {"rollout/canary_gap": gap}
+        if iteration != self._received:
+            logger.info("iteration %d was collected before: %d trajectories are read", iteration, len(trajectories))
+        return self.folder.measured(iteration) | proved | self._lag(version - trajectories[0].policy_version)
 
     def collect(self, iteration: int, *, seed: int, credit: CreditParams) -> Metrics:
         """Collects an iteration with the learner's weights, and proves that the sampler ran them."""
@@ -97,7 +122,37 @@ class Collector:
         order = self._prove_order(batch) if iteration == 0 else {}
         trajectories, metrics = self._sample(batch, credit)
         gap = self.prove(self._proved(trajectories), iteration)
-        return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap})
+        return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap}) | self._lag(0)
+
+    def begin(self, iteration: int, *, seed: int, credit: CreditParams) -> None:
+        """Has an iteration collected with the learner's weights while it learns from the one before.
+
+        That the sampler runs them is proved here, on contexts of that iteration: later the learner's are others. What
+        an earlier process collected of it is not collected again. To be followed by `receive` or `abandon`.
+        """
+        if self.found(iteration, seed=seed):
+            return
+        batch = self._draw(iteration, seed)
+        gap = self._probe(read_rows(self.folder.trajectories(iteration - 1), Trajectory), seed)
+        context = copy_context()  # what is logged there belongs where this was called
+        self._ahead = Ahead(batch, gap, self._threads.submit(context.run, self._sample, batch, credit))
+
+    def receive(self) -> Metrics:
+        """Waits for what is collected ahead and keeps it; nothing where nothing is."""
+        if not self._ahead:
+            return {}
+        started, ahead = time.perf_counter(), self._ahead
+        trajectories, metrics = ahead.sampled.result()
+        waited = time.perf_counter() - started
+        self._ahead, self._received = None, ahead.batch.iteration
+        self._keep(self._received, trajectories, metrics | {"rollout/canary_gap": ahead.gap})
+        return {"ahead/waited_s": waited}
+
+    def abandon(self) -> None:
+        """Ends what is collected ahead, and keeps nothing of it."""
+        while self._ahead and not self._ahead.sampled.done():
+            self._interrupt()
+        self._ahead = None
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
         """The greedy trajectories of the learner's weights."""
@@ -130,16 +185,14 @@ class Collector:
             for each, logprobs in zip(trajectories, learners, strict=True)
         ]
         write_rows(self.folder.proof(iteration), proofs, Proof)
-        return prove(
-            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
-            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
-            dtype=self.learner.compute.dtype,
-            tolerance=self.config.update.canary_tolerance,
-        )
+        return self._gap(trajectories, learners)
 
     def close(self) -> None:
-        """Ends the engine; safe to call twice."""
+        """Ends the engine, and what is collected ahead; safe to call twice."""
+        self._interrupt()  # who waits for an action gives it up; who is in the engine ends with it
         self.engine.close()
+        self.abandon()
+        self._threads.shutdown()
 
     def _draw(self, iteration: int, seed: int) -> Batch:
         """What an iteration samples, once nothing is left of what was, and the sampler runs the learner's weights."""
@@ -201,6 +254,39 @@ class Collector:
         """Whether an action depends on who is sampled at the same time, on the prompts of some questions."""
         return prove_order(self.engine, self.chat, attempts_at(batch.questions, self.shared), self.shared)
 
+    def _probe(self, trajectories: Sequence[Trajectory], seed: int) -> float:
+        """The gap on actions that are sampled in the first contexts of some trajectories, and kept by nobody."""
+        opened = self._proved([each for each in trajectories if each.steps])
+        requests = [
+            Request(
+                episode=index,
+                step=0,
+                context=each.token_ids[: (start := each.steps[0].action_start)].tolist(),
+                seed=derive(seed, "probe", each.trajectory_id),
+                max_tokens=min(self.env.max_action_tokens, self.env.max_tokens - start),
+            )
+            for index, each in enumerate(opened)
+        ]
+        probed = [*map(begun, opened, self.engine.sample(requests))]
+        return self._gap(probed, self.learner.logprobs(probed))
+
+    def _gap(self, trajectories: Sequence[Trajectory], learners: Sequence[NDArray[np.float32]]) -> float:
+        return prove(
+            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
+            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
+            dtype=self.learner.compute.dtype,
+            tolerance=self.config.update.canary_tolerance,
+        )
+
+    def _lag(self, versions: int) -> Metrics:
+        """How many policies ago an iteration was sampled."""
+        return {"ahead/lag": versions} if self.config.rollout.ahead else {}
+
+    def _interrupt(self) -> None:
+        if self._ahead:
+            self.shared.interrupt()
+            wait([self._ahead.sampled], _INTERRUPT_S)
+
     def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
         """Some that every sampler has a part in."""
         return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
@@ -209,3 +295,17 @@ class Collector:
         self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         return metrics
+
+
+def begun(trajectory: Trajectory, action: Action) -> Trajectory:
+    """The trajectory as it would be if the action had been its first, and its last."""
+    start, length = trajectory.steps[0].action_start, len(action.token_ids)
+    step = Step(action_start=start, action_stop=start + length, stop_reason=action.stop_reason, calls=[], rewards={})
+    return replace(
+        trajectory,
+        token_ids=np.concatenate([trajectory.token_ids[:start], np.array(action.token_ids, np.int32)]),
+        source=np.concatenate([trajectory.source[:start], np.full(length, Source.ACTION, np.uint8)]),
+        logprobs=np.concatenate([trajectory.logprobs[:start], action.logprobs]),
+        context_starts=[0],
+        steps=[step],
+    )

@@ -184,6 +184,8 @@ class RunFolder:
     def save(self, learner: Learner, *, finished: int, stopped: bool = False, rollbacks: int | None = None) -> None:
         """Writes the checkpoint, which makes the iterations finished ones; `stopped` makes them the last."""
         self._remove_sampler()  # the disk need not hold three policies
+        if stopped:
+            self.forget(finished)  # what was collected ahead of it
         record = replace(self._after(finished, learner), stopped=stopped)
         if rollbacks is not None:
             record = replace(record, rollbacks=rollbacks)
@@ -216,6 +218,7 @@ class RunFolder:
         if self.saved != self.progress:
             self.save(learner, finished=self.finished, stopped=True)
             return
+        self.forget(self.finished)
         self.progress = self.saved = replace(self.progress, stopped=True)
         checkpoint.amend(self.checkpoint, self.progress)
 

@@ -135,10 +135,14 @@ class Training:
     def rollout(self, iteration: int) -> Metrics:
         """Collects trajectories with the current policy, and proves that the sampler ran it.
 
-        Those that an earlier process collected are read, under the same proof.
+        Those that an earlier process collected are read, under the same proof. With `rollout.ahead` those of the next
+        iteration begin to be collected, by the same policy, while this one is credited and updated.
         """
-        found = self.collector.found(iteration, seed=self.seed)
-        return found or self.collector.collect(iteration, seed=self.seed, credit=self.current.credit)
+        found = self.collector.found(iteration, seed=self.seed, ahead=self.config.rollout.ahead)
+        metrics = found or self.collector.collect(iteration, seed=self.seed, credit=self.current.credit)
+        if self.config.rollout.ahead and iteration + 1 < self.config.iterations:
+            self.collector.begin(iteration + 1, seed=self.seed, credit=self.current.credit)
+        return metrics
 
     def credit(self, iteration: int) -> Metrics:
         """Turns the rewards of the trajectories into returns, advantages and value targets."""
@@ -165,7 +169,13 @@ class Training:
         return self.learner.update(trajectories, credits_, iteration, rate=rate, explained_variance=explained)
 
     def conclude(self, iteration: int, verdict: Verdict) -> Metrics:
-        """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one."""
+        """Makes the iteration a finished one, with a checkpoint where one is due, or goes back to the last good one.
+
+        First it waits for what is collected ahead, which no later process could collect: its weights are gone.
+        """
+        if verdict.decision is not Decision.GO_ON:
+            self.collector.abandon()
+        waited = self.collector.receive()
         if verdict.decision is Decision.ROLL_BACK:
             self.folder.go_back(self.learner)
             self.learner.seed = self.seed
@@ -177,7 +187,7 @@ class Training:
             self.folder.save(self.learner, finished=finished, stopped=stopped)
         else:
             self.folder.finish(self.learner, finished=finished)
-        return {}
+        return waited
 
     def validate(self, iteration: int) -> Metrics:
         """Has the policy that the iteration made answer dev questions greedily, and keeps it where it is the best."""

@@ -59,13 +59,14 @@ def prove(
     return gap
 
 
-def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_version: int) -> None:
-    """Raises ValueError for trajectories that were not sampled in that iteration, under that seed, by those weights."""
+def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_versions: range) -> None:
+    """Raises ValueError for trajectories that were not sampled in that iteration, under that seed, by such weights."""
     for each in trajectories:
         own = derive(seed, iteration, each.question_id, each.sample)
-        if (each.seed, each.policy_version) != (own, policy_version):
+        if each.seed != own or each.policy_version not in policy_versions:
+            expected = " or ".join(map(str, policy_versions))
             raise ValueError(
-                f"trajectory {each.trajectory_id!r} is of policy version {each.policy_version}, not {policy_version}, "
+                f"trajectory {each.trajectory_id!r} is of policy version {each.policy_version}, not {expected}, "
                 "or of another seed or iteration"
             )
 

@@ -17,11 +17,12 @@ import torch
 
 from agent_r1.files import sha256
 from agent_r1.records import Outcome, Trajectory
+from agent_r1.rollout.sampling import EngineError
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import collection, loop
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.loop import Training, iterate
-from agent_r1.training.watch import Unrecorded
+from agent_r1.training.watch import Decision, StaleWeightsError, Unrecorded, Verdict
 
 ITERATIONS = 7
 KILLS = 2
@@ -38,6 +39,7 @@ RUN = {
     "keep": {"learner": False},
 }
 SPARSE = {**RUN, "checkpoint": {"every": 3}}
+AHEAD = {**RUN, "rollout": {**RUN["rollout"], "ahead": 1}, "credit": {"filter": {"kind": "top_p", "share": 0.9}}}
 CUT_SHORT = "Is it true of B?"  # the question of whose episodes the world cuts one short, wherever it is asked
 
 
@@ -156,9 +158,9 @@ def leaves(state: Any) -> Iterator[Any]:
 
 def bits(folder: RunFolder) -> dict[str, Any]:
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
-    timed = ("time/", "rollout/search_cache", "tool/waiting", "tool/search/latency")
+    timed = ("time/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     state = torch.load(folder.checkpoint / "learner.pt", weights_only=True)
-    parts = ("checkpoint/policy", "best/policy", "proof", "credit")
+    parts = [part for part in ("checkpoint/policy", "best/policy", "proof", "credit") if (folder.path / part).exists()]
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
     return {
         "trajectories": [re.sub(r"latency_s=[^,)]+", "", repr(row)) for each in rows for row in each],
@@ -241,6 +243,37 @@ def test_killed_before_any_of_its_writes_a_run_ends_with_the_same_bits(
         assert (killed.requests + again.requests + resumed.requests).keys() == whole.requests.keys()
 
 
+def collected(folder: RunFolder) -> list[int]:
+    """The iterations whose trajectories are there."""
+    return [int(path.stem) for path in sorted((folder.path / "trajectories").iterdir())]
+
+
+def test_one_step_ahead_every_iteration_is_sampled_by_the_policy_before(
+    left_alone: Callable[[dict[str, Any]], Alone],
+) -> None:
+    """But for the first, which none was before. The critic learns alone in the first two, which the policy outlasts."""
+    found, _ = left_alone(AHEAD)
+    versions = [int(version) for row in found["trajectories"] for version in re.findall(r"policy_version=(\d+)", row)]
+    assert versions == [version for version in (0, 0, 0, 0, 1, 2, 3) for _ in range(12)]
+    assert [line["ahead/lag"] for line in found["metrics"]] == [0, 0, 0, 1, 1, 1, 1]
+    assert all(line["rollout/canary_gap"] < 1e-4 for line in found["metrics"])
+
+
+@pytest.mark.parametrize("changes", [AHEAD, AHEAD | {"checkpoint": {"every": 3}}])
+def test_one_step_ahead_a_killed_run_ends_with_the_same_bits(
+    go: Go, left_alone: Callable[[dict[str, Any]], Alone], changes: dict[str, Any]
+) -> None:
+    expected, _ = left_alone(AHEAD)
+    folder, process = go(changes)
+    assert (bits(folder), collected(folder)) == (expected, [*range(ITERATIONS)])
+    for killed_at in random.Random(4).sample(range(len(process.events)), KILLS):
+        aside(folder)
+        folder, killed = go(changes, killed_at)
+        go(changes, killed_at // 3)
+        folder, _ = go(changes)
+        assert bits(folder) == expected, (killed_at, killed.events[-1])
+
+
 def test_how_often_may_change_while_a_run_is_trained(go: Go, alone: Alone) -> None:
     folder, _ = go(SPARSE, "conclude 4")
     assert (folder.saved and folder.saved.iterations, folder.finished) == (3, 4)
@@ -289,6 +322,80 @@ def test_what_is_not_as_it_was_collected_is_collected_again_with_all_that_came_a
     assert bits(folder) == expected
     assert {verb for verb in resumed.requests if verb.startswith("rollout")} == {"rollout 4", "rollout 5", "rollout 6"}
     assert resumed.requests.items() <= whole.requests.items()
+
+
+@pytest.mark.parametrize("damage", [torn, by_other_weights, of_another_seed, Path.unlink])
+def test_what_was_collected_ahead_is_proved_before_its_weights_are_gone(
+    go: Go, left_alone: Callable[[dict[str, Any]], Alone], damage: Callable[[Path], None]
+) -> None:
+    sparse = AHEAD | {"checkpoint": {"every": 3}}
+    folder, _ = go(sparse, "conclude 5")
+    damage(folder.trajectories(4))
+    folder, _ = go(sparse)
+    assert bits(folder) == left_alone(AHEAD)[0]
+
+
+def test_of_a_run_that_ends_nothing_is_left_that_was_collected_ahead(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    early = {"validation": {"every": 2, "questions": 0, "keep_best": True, "patience": 1}}
+    monkeypatch.setitem(globals(), "score", lambda _: {"validation/success": 0.5})
+    for killed_at in (-1, "conclude 3"):
+        folder, _ = go(AHEAD | early, killed_at)
+        if killed_at != -1:
+            folder, _ = go(AHEAD | early)
+        assert (collected(folder), len(folder.metrics.read_text().splitlines())) == ([0, 1, 2, 3], 4)
+        aside(folder)
+
+
+def test_a_run_that_goes_back_collects_again_what_it_had_collected_ahead(
+    go: Go, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first iteration after the good checkpoint is sampled by its policy: what came ahead was of another seed."""
+    monitor = {"on_collapse": "rollback", "max_rollbacks": 1}
+    changes = AHEAD | {"validation": {"every": 0, "keep_best": False}, "monitor": monitor}
+    plain = loop.judge
+
+    def judge(history: Sequence[Any], config: Any, rollbacks: int) -> Verdict:
+        back = len(history) == 5 and not rollbacks
+        verdict = plain(history, config, rollbacks)
+        return replace(verdict, clean=len(history) < 5, decision=Decision.ROLL_BACK if back else Decision.GO_ON)
+
+    monkeypatch.setattr(loop, "judge", judge)
+    folder, process = go(changes)
+    assert (folder.rollbacks, collected(folder)) == (1, [*range(ITERATIONS)])
+    assert [line["ahead/lag"] for line in folder.history()] == [0, 0, 0, 0, 1, 1, 1]
+    expected = bits(folder)
+    for killed_at in (process.events.index("conclude 4"), process.events.index("conclude 4") + 3):
+        aside(folder)
+        go(changes, killed_at)
+        folder, _ = go(changes)
+        assert bits(folder) == expected
+
+
+def test_a_sampler_that_fails_ahead_is_told_where_it_is_waited_for(
+    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_training(task, dict(AHEAD)) as training:
+        answer = training.collector.answer
+
+        def fail(questions: Any, batch: collection.Batch) -> list[Trajectory]:
+            if batch.iteration == 2:
+                raise EngineError("the engine is gone")
+            return answer(questions, batch)
+
+        monkeypatch.setattr(training.collector, "answer", fail)
+        with pytest.raises(EngineError, match="the engine is gone"):
+            iterate(training)
+    assert (training.folder.finished, collected(training.folder)) == (1, [0, 1])
+
+
+def test_stale_weights_are_noticed_before_anything_is_collected_ahead(
+    task: Any, open_training: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_training(task, dict(AHEAD)) as training:
+        monkeypatch.setattr(training.collector.engine, "load_weights", lambda *_: None)
+        with pytest.raises(StaleWeightsError):
+            iterate(training)
+    assert collected(training.folder) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("killed_at", [-1, "stop", "conclude 3"])
