@@ -185,7 +185,7 @@ class Collector:
             for each, logprobs in zip(trajectories, learners, strict=True)
         ]
         write_rows(self.folder.proof(iteration), proofs, Proof)
-        return self._gap(trajectories, learners)
+        return _gap(trajectories, learners, self.learner, self.config)
 
     def close(self) -> None:
         """Ends the engine, and what is collected ahead; safe to call twice."""
@@ -268,15 +268,7 @@ class Collector:
             for index, each in enumerate(opened)
         ]
         probed = [*map(begun, opened, self.engine.sample(requests))]
-        return self._gap(probed, self.learner.logprobs(probed))
-
-    def _gap(self, trajectories: Sequence[Trajectory], learners: Sequence[NDArray[np.float32]]) -> float:
-        return prove(
-            [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
-            [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
-            dtype=self.learner.compute.dtype,
-            tolerance=self.config.update.canary_tolerance,
-        )
+        return _gap(probed, self.learner.logprobs(probed), self.learner, self.config)
 
     def _lag(self, versions: int) -> Metrics:
         """How many policies ago an iteration was sampled."""
@@ -308,4 +300,18 @@ def begun(trajectory: Trajectory, action: Action) -> Trajectory:
         logprobs=np.concatenate([trajectory.logprobs[:start], action.logprobs]),
         context_starts=[0],
         steps=[step],
+    )
+
+
+def _gap(
+    trajectories: Sequence[Trajectory],
+    learners: Sequence[NDArray[np.float32]],
+    learner: Learner,
+    config: TrainParams,
+) -> float:
+    return prove(
+        [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
+        [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
+        dtype=learner.compute.dtype,
+        tolerance=config.update.canary_tolerance,
     )
