@@ -37,7 +37,7 @@ from agent_r1.policy.peak import measure
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Action, Actor, Request
-from agent_r1.training.watch import prove
+from agent_r1.training.watch import prove_sampled
 
 SHAPES = {  # hidden size, layers, heads, heads of keys and values, width of the MLP, words, tokens of a micro-batch
     "tiny": (64, 2, 2, 2, 128, 512, 256),
@@ -207,15 +207,10 @@ def credit_of(trajectory: Trajectory, sign: int) -> Credit:
 
 
 def _gap(learner: Learner, trajectories: Sequence[Trajectory], settings: Params) -> float:
-    """The canary in nats; see `prove`, which raises where the sampler runs other weights."""
+    """The canary in nats; see `prove_sampled`, which raises where the sampler runs other weights."""
     chosen = trajectories[: settings.train.update.proved_trajectories]
-    own = learner.logprobs(chosen)
-    return prove(
-        [each.logprobs[each.action_mask] for each in chosen],
-        [logprobs[each.action_mask] for logprobs, each in zip(own, chosen, strict=True)],
-        dtype=learner.compute.dtype,
-        tolerance=settings.train.update.canary_tolerance,
-    )
+    tolerance = settings.train.update.canary_tolerance
+    return prove_sampled(chosen, learner.logprobs(chosen), learner.compute.dtype, tolerance)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent_r1.credit.assign import groups_to_refill
 from agent_r1.envs.base import Attempt
@@ -31,7 +30,7 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw, draw_further
-from agent_r1.training.watch import StaleWeightsError, prove, require_own
+from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ class Collector:
     def begin(self, iteration: int, *, seed: int, credit: CreditParams) -> None:
         """Has an iteration collected with the learner's weights while it learns from the one before.
 
-        That the sampler runs them is proved here, on contexts of that iteration: later the learner's are others. What
+        That the sampler runs them is proved here, on contexts of the one before: later the learner's are others. What
         an earlier process collected of it is not collected again. To be followed by `receive` or `abandon`.
         """
         if self.found(iteration, seed=seed):
@@ -185,7 +184,8 @@ class Collector:
             for each, logprobs in zip(trajectories, learners, strict=True)
         ]
         write_rows(self.folder.proof(iteration), proofs, Proof)
-        return _gap(trajectories, learners, self.learner, self.config)
+        tolerance = self.config.update.canary_tolerance
+        return prove_sampled(trajectories, learners, self.learner.compute.dtype, tolerance)
 
     def close(self) -> None:
         """Ends the engine, and what is collected ahead; safe to call twice."""
@@ -268,7 +268,8 @@ class Collector:
             for index, each in enumerate(opened)
         ]
         probed = [*map(begun, opened, self.engine.sample(requests))]
-        return _gap(probed, self.learner.logprobs(probed), self.learner, self.config)
+        dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
+        return prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
 
     def _lag(self, versions: int) -> Metrics:
         """How many policies ago an iteration was sampled."""
@@ -300,18 +301,4 @@ def begun(trajectory: Trajectory, action: Action) -> Trajectory:
         logprobs=np.concatenate([trajectory.logprobs[:start], action.logprobs]),
         context_starts=[0],
         steps=[step],
-    )
-
-
-def _gap(
-    trajectories: Sequence[Trajectory],
-    learners: Sequence[NDArray[np.float32]],
-    learner: Learner,
-    config: TrainParams,
-) -> float:
-    return prove(
-        [trajectory.logprobs[trajectory.action_mask] for trajectory in trajectories],
-        [logprobs[each.action_mask] for logprobs, each in zip(learners, trajectories, strict=True)],
-        dtype=learner.compute.dtype,
-        tolerance=config.update.canary_tolerance,
     )

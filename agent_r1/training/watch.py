@@ -59,6 +59,22 @@ def prove(
     return gap
 
 
+def prove_sampled(
+    trajectories: Sequence[Trajectory],
+    learners: Sequence[NDArray[np.float32]],
+    dtype: torch.dtype,
+    tolerance: CanaryTolerance,
+) -> float:
+    """`prove` over the tokens that the sampler drew; `learners` are the learner's logprobs of all tokens, [L] each."""
+    masks = [each.action_mask for each in trajectories]
+    return prove(
+        [each.logprobs[mask] for each, mask in zip(trajectories, masks, strict=True)],
+        [logprobs[mask] for logprobs, mask in zip(learners, masks, strict=True)],
+        dtype=dtype,
+        tolerance=tolerance,
+    )
+
+
 def require_own(trajectories: Sequence[Trajectory], iteration: int, *, seed: int, policy_versions: range) -> None:
     """Raises ValueError for trajectories that were not sampled in that iteration, under that seed, by such weights."""
     for each in trajectories:

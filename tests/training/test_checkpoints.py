@@ -156,11 +156,11 @@ def leaves(state: Any) -> Iterator[Any]:
         yield state.numpy().tobytes() if isinstance(state, torch.Tensor) else state
 
 
-def bits(folder: RunFolder) -> dict[str, Any]:
+def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "best/policy")) -> dict[str, Any]:
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
     timed = ("time/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
     state = torch.load(folder.checkpoint / "learner.pt", weights_only=True)
-    parts = [part for part in ("checkpoint/policy", "best/policy", "proof", "credit") if (folder.path / part).exists()]
+    parts = (*policies, "proof", "credit")
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
     return {
         "trajectories": [re.sub(r"latency_s=[^,)]+", "", repr(row)) for each in rows for row in each],
@@ -363,12 +363,12 @@ def test_a_run_that_goes_back_collects_again_what_it_had_collected_ahead(
     folder, process = go(changes)
     assert (folder.rollbacks, collected(folder)) == (1, [*range(ITERATIONS)])
     assert [line["ahead/lag"] for line in folder.history()] == [0, 0, 0, 0, 1, 1, 1]
-    expected = bits(folder)
+    expected = bits(folder, ["checkpoint/policy"])
     for killed_at in (process.events.index("conclude 4"), process.events.index("conclude 4") + 3):
         aside(folder)
         go(changes, killed_at)
         folder, _ = go(changes)
-        assert bits(folder) == expected
+        assert bits(folder, ["checkpoint/policy"]) == expected
 
 
 def test_a_sampler_that_fails_ahead_is_told_where_it_is_waited_for(
