@@ -121,3 +121,7 @@ class EngineError(RuntimeError):
 
 class EngineUnavailable(EngineError, ConnectionError):
     """The engine does not answer; it may when it is asked again later."""
+
+
+class EngineRestarted(EngineError, ConnectionError):
+    """The engine has lost its weights, so that asking again is of no use; who starts anew gives it some."""

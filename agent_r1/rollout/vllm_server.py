@@ -13,12 +13,13 @@ from pydantic import BaseModel, FailFast, Field
 from agent_r1.client import Answer, BadAnswerError, Client, Shape, read_key
 from agent_r1.harmless import harmless
 from agent_r1.params.stages import ServerParams
-from agent_r1.rollout.sampling import EngineError, EngineUnavailable
+from agent_r1.rollout.sampling import EngineError, EngineRestarted, EngineUnavailable
 from agent_r1.rollout.vllm_engine import SERVER_KEY
 
 log = logging.getLogger(__name__)
 
 _BUSY = {429, 502, 503, 504}  # the server, or what stands before it, asks to come again
+_FRESH = "default"  # what a server calls the weights that it was started with
 _SHOWN = 100  # characters of what a server calls its weights
 _UNAUTHORIZED, _NOT_FOUND = 401, 404
 _Id = Annotated[int, Field(ge=0)]
@@ -94,6 +95,14 @@ class VllmServer:
         self._client = connect(url, settings.timeout_s)
         self._vocab_size = 0  # until it describes itself
 
+    def answers(self) -> bool:
+        """Whether it is there, asked once."""
+        try:
+            self._client.require_health()
+        except (OSError, BadAnswerError):
+            return False
+        return True
+
     def describe(self) -> dict[str, Any]:
         """The shape, limit and type of the model it runs: see `agent_r1.rollout.vllm_process.WorkerExtension`."""
         found = self._remote_call(_Descriptions, "describe").results[0]
@@ -103,17 +112,19 @@ class VllmServer:
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> tuple[list[int], list[float]]:
         """The ids and logprobs that follow on token ids, sampled under the label `weights` of `load_weights`.
 
-        Raises EngineUnavailable if there is no answer, and EngineError if it is a refusal, none that vLLM gives, or of
-        other weights.
+        Raises EngineUnavailable if there is no answer, EngineRestarted if it is of the weights that the server was
+        started with, and EngineError if it is of others, a refusal, or none that vLLM gives.
         """
         path = "/inference/v1/generate"
         [choice] = self._post(_Generated, path, {"token_ids": list(ids), "sampling_params": sampling}).choices
         found = {span.version for span in choice.weight_versions}
+        if found == {_FRESH}:
+            raise EngineRestarted(f"the engine server {self.url} was restarted: it has lost the weights {weights}")
         if found != {weights}:
             others = harmless(", ".join(sorted(found)))[:_SHOWN]
             raise EngineError(
-                f"the engine server {self.url} has other weights than it was given ({others}, not "
-                f"{weights}): it was restarted, or another training uses it too; give every training its own servers"
+                f"the engine server {self.url} has other weights than it was given ({others}, not {weights}): "
+                "another training uses it too; give every training its own servers"
             )
         sampled, logprobs = choice.token_ids, [token.logprob for token in choice.logprobs.content]
         most, [end_id] = sampling["max_tokens"], sampling["stop_token_ids"]

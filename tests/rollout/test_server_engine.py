@@ -21,7 +21,7 @@ from transformers import AutoConfig
 from agent_r1.client import Answer, Client
 from agent_r1.params import Params, load
 from agent_r1.rollout import vllm_server
-from agent_r1.rollout.sampling import Engine, EngineError, Request
+from agent_r1.rollout.sampling import Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.serve import Guard, command, environment, serve
 from agent_r1.rollout.vllm_engine import SERVER_KEY
 from agent_r1.rollout.vllm_process import read_shape
@@ -48,8 +48,11 @@ def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
     """The URL of a server on loopback that answers a path and a body by a status and a body."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.do_POST()
+
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
             status, content = answer(self.path, body)
             self.send_response(status)
             self.end_headers()
@@ -72,10 +75,13 @@ class Echo:
     def __init__(self, model: Path) -> None:
         self.shape = read_shape(AutoConfig.from_pretrained(model))
         self.weights = "default"
+        self.fault = 0  # the status of every answer, where it is not 0
         self.loaded: list[str] = []
         self.asked: list[int] = []
 
     def __call__(self, path: str, body: dict[str, Any]) -> Reply:
+        if self.fault:
+            return self.fault, {"error": "EngineDeadError"}
         if path == "/inference/v1/generate":
             self.asked.append(body["token_ids"][0])
             return 200, {"choices": [self._choice(body["token_ids"][0])]}
@@ -108,7 +114,7 @@ def connected(url: str, **changes: float) -> VllmServer:
     return VllmServer(url, settings)
 
 
-def test_requests_are_spread_and_answered_in_order(opened: Open, tiny_model: Path) -> None:
+def test_an_episode_stays_with_its_home_and_answers_come_in_order(opened: Open, tiny_model: Path) -> None:
     first, second = Echo(tiny_model), Echo(tiny_model)
     with (
         serving(first) as here,
@@ -119,16 +125,98 @@ def test_requests_are_spread_and_answered_in_order(opened: Open, tiny_model: Pat
         assert [action.token_ids for action in actions] == [[100 + i, 9] for i in range(20)]
         assert [action.logprobs.tolist() for action in actions] == [[-100.0 - i, -0.5] for i in range(20)]
         assert engine.version == 3
-    assert first.asked
-    assert second.asked
-    assert sorted(first.asked + second.asked) == [100 + i for i in range(20)]
+    assert sorted(first.asked) == [100 + i for i in range(0, 20, 2)]
+    assert sorted(second.asked) == [101 + i for i in range(0, 20, 2)]
+
+
+def restart(echo: Echo) -> None:
+    echo.weights = "default"
+
+
+def take_over(echo: Echo) -> None:
+    echo.weights = "other-1"
+
+
+def fail(echo: Echo) -> None:
+    echo.fault = 500
+
+
+def vanish(echo: Echo) -> None:
+    echo.fault = 503
+
+
+Harm = Callable[[Echo], None]
+
+
+@pytest.mark.parametrize("harm", [restart, take_over, fail, vanish])
+def test_a_server_that_fails_is_left_out_until_the_next_weights(
+    opened: Open, tiny_model: Path, caplog: pytest.LogCaptureFixture, harm: Harm
+) -> None:
+    first, second = Echo(tiny_model), Echo(tiny_model)
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+        harm(second)
+        assert [action.token_ids[0] for action in engine.sample(REQUESTS)] == [100 + i for i in range(20)]
+        asked = len(second.asked)
+        assert [action.token_ids[0] for action in engine.sample(REQUESTS)] == [100 + i for i in range(20)]
+        assert len(second.asked) == asked
+        assert caplog.text.count(f"{there} is left out until the next weights: the engine server {there} ") == 1
+        second.fault = 0
+        engine.load_weights(tiny_model, 1)
+        engine.sample(REQUESTS)
+    assert sorted(second.asked[-10:]) == [101 + i for i in range(0, 20, 2)]
+
+
+@pytest.mark.parametrize(
+    ("harms", "kind"),
+    [
+        ([vanish, fail], EngineUnavailable),
+        ([fail, restart], EngineRestarted),
+        ([take_over, fail], EngineError),
+    ],
+)
+def test_a_call_fails_when_no_server_is_left(
+    opened: Open, tiny_model: Path, harms: list[Harm], kind: type[EngineError]
+) -> None:
+    """As what may work later, or in a stage that begins again, where one of the servers gives hope of it."""
+    echoes = [Echo(tiny_model), Echo(tiny_model)]
+    with (
+        serving(echoes[0]) as here,
+        serving(echoes[1]) as there,
+        opened(tiny_model, [here, there], concurrency=2) as engine,
+    ):
+        for echo, harm in zip(echoes, harms, strict=True):
+            harm(echo)
+        with pytest.raises(EngineError, match=f"{here} .*; .*{there} ") as caught:
+            engine.sample(REQUESTS[:2])
+    assert type(caught.value) is kind
+    assert isinstance(caught.value, ConnectionError) == (kind is not EngineError)
+
+
+def test_a_server_that_comes_back_as_another_stays_out(opened: Open, tiny_model: Path) -> None:
+    first, second = Echo(tiny_model), Echo(tiny_model)
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+        restart(second)
+        engine.sample(REQUESTS)
+        second.shape["hidden_size"] *= 2
+        engine.load_weights(tiny_model, 1)
+        engine.sample(REQUESTS)
+    assert len(second.loaded) == 1
+    assert len(first.loaded) == 2
+
+
+def test_one_server_that_answers_is_enough_to_begin(opened: Open, tiny_model: Path) -> None:
+    first, second = Echo(tiny_model), Echo(tiny_model)
+    vanish(second)
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+        assert len(engine.sample(REQUESTS)) == 20
+    assert not second.loaded
 
 
 def test_every_server_takes_every_weight(opened: Open, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the folder's full path: a server's current folder is another one."""
     first, second = Echo(tiny_model), Echo(tiny_model)
     monkeypatch.chdir(tiny_model.parent)
-    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there]) as engine:
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
         engine.load_weights(Path(tiny_model.name), 1)
     assert first.loaded == second.loaded == [str(tiny_model.resolve())] * 2
     assert first.weights == second.weights

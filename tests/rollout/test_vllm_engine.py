@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from agent_r1.policy.learner import Learner
 from agent_r1.policy.output import token_logprobs
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
+from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.rollout.vllm_process import Worker
@@ -314,6 +316,30 @@ def test_weights_that_another_training_loaded_are_noticed(open_kind: Open, tiny_
         assert len(second.sample(requests())) == 24
         with pytest.raises(EngineError, match=r"has other weights than it was given.* give every training its own"):
             first.sample(requests())
+
+
+def test_a_server_that_is_killed_changes_no_bit(
+    opener: Callable[..., Open],
+    tiny_model: Path,
+    engine_server: str,
+    mortal_server: tuple[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The other one answers in its place, with the weights of then and with new ones; alone it would be an error."""
+    url, group = mortal_server
+    asked = requests(64, max_tokens=60)
+    with opener("server", urls=[engine_server, url], retries=0)(tiny_model) as engine, ThreadPoolExecutor(1) as caller:
+        assert engine.homes == 2
+        expected = bits(engine.sample(asked))
+        sampling = caller.submit(engine.sample, asked)
+        time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)
+        assert bits(sampling.result()) == expected
+        engine.load_weights(tiny_model, version=1)
+        assert bits(engine.sample(asked)) == expected
+    assert caplog.text.count(f"{url} is left out until the next weights") == 1
+    with pytest.raises(EngineUnavailable, match=url):
+        opener("server", urls=[url], retries=0)(tiny_model)
 
 
 ADAPTED = [
