@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
 from transformers import AutoConfig
@@ -136,12 +136,14 @@ class _Home:
         self.pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="engine")
         self.room = BoundedSemaphore(settings.concurrency)  # also for requests whose home is another
         self.fault: EngineError | None = None  # why it is left out
+        self._telling = Lock()
 
     def leave_out(self, fault: EngineError) -> None:
-        """Says so, once."""
-        if self.fault is None:
-            log.warning("%s is left out until the next weights: %s", self.server.url, fault)
-        self.fault = fault
+        """Says so, once, though several threads may find out at the same time."""
+        with self._telling:
+            if self.fault is None:
+                log.warning("%s is left out until the next weights: %s", self.server.url, fault)
+            self.fault = fault
 
 
 def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:
