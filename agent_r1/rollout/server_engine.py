@@ -18,7 +18,7 @@ from agent_r1.harmless import harmless
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.vllm_process import read_shape, sampling_options
-from agent_r1.rollout.vllm_server import VllmServer
+from agent_r1.rollout.vllm_server import BadRequestError, VllmServer
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,8 @@ class ServerEngine(Engine):
             try:
                 with home.room:
                     ids, logprobs = home.server.generate(request.context, sampling, self._weights)
+            except BadRequestError:
+                raise
             except EngineError as fault:
                 home.leave_out(fault)
             else:

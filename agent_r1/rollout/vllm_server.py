@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _BUSY = {429, 502, 503, 504}  # the server, or what stands before it, asks to come again
 _FRESH = "default"  # what a server calls the weights that it was started with
 _SHOWN = 100  # characters of what a server calls its weights
-_UNAUTHORIZED, _NOT_FOUND = 401, 404
+_BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 400, 401, 404
 _Id = Annotated[int, Field(ge=0)]
 _Logprob = Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts that of a sure token above 0
 
@@ -79,6 +79,10 @@ class _Cleared(BaseModel):
 
 class _Anything(BaseModel):
     """An answer of which nothing is read."""
+
+
+class BadRequestError(EngineError):
+    """What was asked cannot be answered, by this server or by another."""
 
 
 def connect(url: str, timeout_s: float) -> Client:
@@ -179,7 +183,8 @@ class VllmServer:
         if answer.status == _UNAUTHORIZED:
             raise EngineError(f"the engine server {self.url} has another key; set {SERVER_KEY} to what it is there")
         if answer.status != 200:
-            raise EngineError(f"the engine server {self.url} refused {path}: {answer.excerpt}")
+            kind = BadRequestError if answer.status == _BAD_REQUEST else EngineError
+            raise kind(f"the engine server {self.url} refused {path}: {answer.excerpt}")
 
     def _nonsense(self, path: str, problem: str) -> EngineError:
         return EngineError(

@@ -204,6 +204,18 @@ def test_a_server_that_comes_back_as_another_stays_out(opened: Open, tiny_model:
     assert len(first.loaded) == 2
 
 
+def test_a_request_that_is_refused_is_no_servers_fault(opened: Open, tiny_model: Path) -> None:
+    echoes = [Echo(tiny_model), Echo(tiny_model)]
+    with serving(echoes[0]) as here, serving(echoes[1]) as there, opened(tiny_model, [here, there]) as engine:
+        echoes[0].fault = 400
+        with pytest.raises(EngineError, match=f"{here} refused"):
+            engine.sample(REQUESTS[:1])
+        echoes[0].fault = 0
+        assert len(engine.sample(REQUESTS[:1])) == 1
+    assert echoes[0].asked
+    assert not echoes[1].asked
+
+
 def test_one_server_that_answers_is_enough_to_begin(opened: Open, tiny_model: Path) -> None:
     first, second = Echo(tiny_model), Echo(tiny_model)
     vanish(second)
