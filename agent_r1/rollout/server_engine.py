@@ -93,10 +93,10 @@ class ServerEngine(Engine):
 
     def _load(self, home: _Home, path: str) -> None:
         """Gives a server its weights, or leaves it out."""
-        if home.fault and not home.server.answers():
-            return
         try:
-            if home.fault:  # it may have come back as another one
+            if home.fault:  # it may have come back, and as another one
+                if not home.server.answers():
+                    return
                 _check(home.server, self._actor, self._shape)
             home.server.load_weights(path, self._weights)
             home.fault = None

@@ -43,6 +43,12 @@ DESCRIPTION = {
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
 
+class Patient(ThreadingHTTPServer):
+    """Lets so many connections wait for it as an engine opens at once."""
+
+    request_queue_size = 64
+
+
 @contextmanager
 def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
     """The URL of a server on loopback that answers a path and a body by a status and a body."""
@@ -61,7 +67,7 @@ def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with Patient(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
@@ -153,7 +159,7 @@ def test_a_server_that_fails_is_left_out_until_the_next_weights(
     opened: Open, tiny_model: Path, caplog: pytest.LogCaptureFixture, harm: Harm
 ) -> None:
     first, second = Echo(tiny_model), Echo(tiny_model)
-    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there]) as engine:
         harm(second)
         assert [action.token_ids[0] for action in engine.sample(REQUESTS)] == [100 + i for i in range(20)]
         asked = len(second.asked)
@@ -182,7 +188,7 @@ def test_a_call_fails_when_no_server_is_left(
     with (
         serving(echoes[0]) as here,
         serving(echoes[1]) as there,
-        opened(tiny_model, [here, there], concurrency=2) as engine,
+        opened(tiny_model, [here, there]) as engine,
     ):
         for echo, harm in zip(echoes, harms, strict=True):
             harm(echo)
@@ -194,7 +200,7 @@ def test_a_call_fails_when_no_server_is_left(
 
 def test_a_server_that_comes_back_as_another_stays_out(opened: Open, tiny_model: Path) -> None:
     first, second = Echo(tiny_model), Echo(tiny_model)
-    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there]) as engine:
         restart(second)
         engine.sample(REQUESTS)
         second.shape["hidden_size"] *= 2
@@ -219,7 +225,7 @@ def test_a_request_that_is_refused_is_no_servers_fault(opened: Open, tiny_model:
 def test_one_server_that_answers_is_enough_to_begin(opened: Open, tiny_model: Path) -> None:
     first, second = Echo(tiny_model), Echo(tiny_model)
     vanish(second)
-    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there]) as engine:
         assert len(engine.sample(REQUESTS)) == 20
     assert not second.loaded
 
@@ -228,7 +234,7 @@ def test_every_server_takes_every_weight(opened: Open, tiny_model: Path, monkeyp
     """By the folder's full path: a server's current folder is another one."""
     first, second = Echo(tiny_model), Echo(tiny_model)
     monkeypatch.chdir(tiny_model.parent)
-    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there], concurrency=2) as engine:
+    with serving(first) as here, serving(second) as there, opened(tiny_model, [here, there]) as engine:
         engine.load_weights(Path(tiny_model.name), 1)
     assert first.loaded == second.loaded == [str(tiny_model.resolve())] * 2
     assert first.weights == second.weights
