@@ -9,8 +9,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,38 +79,43 @@ def finish_swap(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds a lock file, as `locked_one` does."""
-    with locked_one([path], when_held):
+    """Holds a lock file, and waits for it as `locked_some` does."""
+    with ExitStack() as holds:
+        _hold_one([path], holds, when_held)
         yield
 
 
 @contextmanager
-def locked_one(paths: Sequence[Path], when_held: Callable[[], None]) -> Iterator[Path]:
-    """Holds whichever of some lock files is free first, and gives it.
+def locked_some(paths: Sequence[Path], count: int, gate: Path, when_held: Callable[[], None]) -> Iterator[list[Path]]:
+    """Holds so many of some lock files, whichever are free first, and gives them in their order.
 
-    The kernel frees it when the process ends, however it ends. Where others hold them all, `when_held` is called, which
-    may raise, and again every `REMINDER_S` of waiting.
+    Whoever holds `gate`, a lock file too, takes them up one by one, and the others wait for the gate: no two wait for
+    what the other has, and one that wants many is not passed by those who want few. The kernel frees all of them when
+    the process ends, however it ends. Where something is held by others, `when_held` is called, which may raise, and
+    again every `REMINDER_S` of waiting. `count` is at most the number of `paths`.
     """
+    held: list[Path] = []
+    with ExitStack() as holds:
+        with locked(gate, when_held):
+            while len(held) < count:
+                held.append(_hold_one([path for path in paths if path not in held], holds, when_held))
+        yield sorted(held, key=paths.index)
+
+
+def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], None]) -> Path:
+    """Waits for the first of some lock files that is free, and holds it for as long as the stack does."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
     locks, reminder = {path: FileLock(path) for path in paths}, time.monotonic()
-    while (held := _acquired(locks)) is None:
+    while True:
+        for path, lock in locks.items():
+            with suppress(Timeout):
+                holds.enter_context(lock.acquire(timeout=0))
+                return path
         if time.monotonic() >= reminder:
             when_held()
             reminder = time.monotonic() + REMINDER_S
         time.sleep(LOOK_S)
-    try:
-        yield held
-    finally:
-        locks[held].release()
-
-
-def _acquired(locks: Mapping[Path, FileLock]) -> Path | None:
-    for path, lock in locks.items():
-        with suppress(Timeout):
-            lock.acquire(timeout=0)
-            return path
-    return None
 
 
 def sha256(path: Path) -> str:

@@ -176,7 +176,7 @@ def _ask(
         elif subject.elsewhere:
             trajectories = answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared)
         else:
-            with accelerator(settings.operate.side_by_side):
+            with accelerator(settings.operate.side_by_side, settings.engine.gpus):
                 trajectories = answer_greedily(
                     policy.path, attempts, chat, settings, shared, policy_version=policy.updates, beneath=beneath
                 )

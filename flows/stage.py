@@ -19,12 +19,13 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
+import psutil
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from agent_r1 import params
-from agent_r1.files import locked_one
+from agent_r1.files import locked_some
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params.places import project_root
 from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
@@ -188,28 +189,30 @@ def prepare_process() -> None:
 
 
 @contextmanager
-def accelerator(side_by_side: int) -> Iterator[None]:
-    """Holds a GPU of the machine, which is then the only one that this process and its engine see.
+def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
+    """Holds so many GPUs, 0 for all of the machine, which are then those that this process and its engine see.
 
-    On a machine without one it holds one of so many places on its CPU. Waits while other stages hold them all. The
-    kernel frees what is held when the process ends, however it ends.
+    On a machine without any it holds one of `side_by_side` places on the CPU; where there are fewer GPUs, all of them.
+    Waits while other stages hold them. The kernel frees what is held when the process ends, however it ends.
     """
-    import torch  # which is to find the number of threads set
+    from agent_r1.devices import visible_gpus  # which imports torch, and that is to find the number of threads set
 
-    count = torch.cuda.device_count()
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    devices = named if len(named) == count else [str(number) for number in range(count)]
+    devices = visible_gpus()
     # One per machine and user, so that two clones of the project queue up as well.
-    paths = [own_folder() / f"accelerator-{platform.node()}-{place}.lock" for place in devices or range(side_by_side)]
+    locks = own_folder() / f"accelerator-{platform.node()}"
+    paths = [locks.with_name(f"{locks.name}-{place}.lock") for place in devices or range(side_by_side)]
+    wanted = min(gpus or len(devices), len(devices)) if devices else 1
 
     def tell() -> None:
-        held = ", ".join(path.read_text() for path in paths)
-        logger.info("waiting for the accelerator, held by process %s", held)
+        noted = [path.read_text() for path in paths if path.exists()]
+        held = [pid for pid in dict.fromkeys(noted) if pid.isdigit() and psutil.pid_exists(int(pid))]
+        logger.info("waiting for the accelerator, held by process %s", ", ".join(held))
 
-    with locked_one(paths, tell) as path:
-        path.write_text(str(os.getpid()))
+    with locked_some(paths, wanted, locks.with_name(f"{locks.name}.lock"), tell) as held:
+        for path in held:
+            path.write_text(str(os.getpid()))
         if devices:
-            os.environ["CUDA_VISIBLE_DEVICES"] = devices[paths.index(path)]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[paths.index(path)] for path in held)
         yield
 
 

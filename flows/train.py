@@ -44,7 +44,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
     # before the folder is looked at: the process that holds it may be training this run
-    with accelerator(settings.operate.side_by_side):
+    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
         # before the folder is taken up: what cannot run replaces nothing
         memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [meant])
         adapter.warn_of_rounding(settings)

@@ -18,6 +18,7 @@ GROUND = {
     "agent_r1.params": {"agent_r1.harmless"},
     "agent_r1.seeds": set[str](),
     "agent_r1.answers": set[str](),
+    "agent_r1.devices": set[str](),
     "agent_r1.files": set[str](),
     "agent_r1.harmless": set[str](),
     "agent_r1.faults": set[str](),

@@ -157,6 +157,11 @@ class EngineParams(Section):
         settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
         return {"kind": self.kind, **(settings.model_dump() if settings else {})}
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a stage holds that samples, 0 for all of the machine; a learner beside it is on the first."""
+        return self.vllm.replicas if self.kind == "vllm" else 1
+
     def objections(self) -> Iterator[str]:
         if self.kind == "server" and not self.server.urls:
             yield (

@@ -18,8 +18,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from agent_r1.devices import visible_gpus
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.vllm_process import ARRIVED, FAILED
@@ -245,13 +244,6 @@ def places(settings: VllmParams) -> list[str]:
         )
     processes = settings.processes(gpus=len(gpus), cores=cores)
     return gpus[:processes] if gpus and processes > 1 else [""] * processes
-
-
-def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls each GPU that this process may use."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    found = torch.cuda.device_count()
-    return named.split(",")[:found] if named else [str(index) for index in range(found)]
 
 
 def engine_environment(threads: int, scratch: Path, gpu: str) -> dict[str, str]:

@@ -382,7 +382,7 @@ def test_what_another_process_finished_meanwhile_is_not_trained_again(
     folder.rename(finished / "elsewhere")
 
     @contextmanager
-    def accelerator(side_by_side: int) -> Iterator[None]:
+    def accelerator(side_by_side: int, gpus: int) -> Iterator[None]:
         (finished / "elsewhere").rename(folder)
         yield
 

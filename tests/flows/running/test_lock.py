@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,14 +50,46 @@ def test_a_place_on_the_cpu_is_taken_by_whoever_finds_it_free(start: Any) -> Non
     assert first.poll() is None
 
 
-def test_a_gpu_is_held_by_one_stage_which_sees_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    with accelerator(1):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")  # as another process sees it
-        with accelerator(1):
-            assert os.environ["CUDA_VISIBLE_DEVICES"] == "5"
+@pytest.mark.parametrize(
+    ("named", "count", "wanted", "seen"),
+    [
+        ("3,5", 2, 1, ["3", "5"]),
+        ("3,5,6", 3, 2, ["3,5"]),
+        ("", 3, 2, ["0,1"]),
+        ("", 1, 1, ["0"]),
+        ("", 2, 0, ["0,1"]),
+        ("", 2, 4, ["0,1"]),  # of which the engine says what is wrong
+    ],
+)
+def test_gpus_are_held_by_one_stage_which_sees_no_other(
+    named: str, count: int, wanted: int, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_R1_LOCKS", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with ExitStack() as stages:
+        for expected in seen:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)  # as another process sees it
+            stages.enter_context(accelerator(1, wanted))
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
+    script = "import os, time, torch\ntorch.cuda.device_count = lambda: 2\n" + HOLD
+    script = script.replace("sys.stdin.read()", "time.sleep(600)").replace(
+        '"held"', 'os.environ["CUDA_VISIBLE_DEVICES"]'
+    )
+    one, two = (script.replace("accelerator(1)", f"accelerator(1, {wanted})") for wanted in (1, 2))
+    first = start("-c", one)
+    assert first.stdout.readline() == "0\n"
+    second = start("-c", two)
+    assert f"held by process {first.pid}" in second.stderr.readline()
+    third = start("-c", one)
+    assert "waiting" in third.stderr.readline()  # though a GPU would be free
+    first.kill()
+    assert second.stdout.readline() == "0,1\n"
+    assert third.poll() is None
+    second.kill()
+    assert third.stdout.readline() == "0\n"
 
 
 def test_a_free_accelerator_is_taken_without_a_word(start: Any) -> None:
