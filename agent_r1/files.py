@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -116,6 +117,15 @@ def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], N
             when_held()
             reminder = time.monotonic() + REMINDER_S
         time.sleep(LOOK_S)
+
+
+def is_own(path: Path, kind: int, *, closed: int) -> bool:
+    """Whether this is a file of this kind and of this user, with none of the permissions that are to be closed.
+
+    A link is of another kind, wherever it leads.
+    """
+    found = path.lstat()
+    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
 
 
 def sha256(path: Path) -> str:

@@ -50,8 +50,8 @@ from agent_r1.records import Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
+from flows.accelerator import accelerator
 from flows.policies import Policy, plain_name
-from flows.stage import accelerator
 
 logger = logging.getLogger(__name__)
 

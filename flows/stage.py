@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import platform
-import pwd
 import signal
 import stat
 import sys
@@ -19,13 +18,12 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-import psutil
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from agent_r1 import params
-from agent_r1.files import locked_some
+from agent_r1.files import is_own
 from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params.places import project_root
 from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
@@ -36,7 +34,6 @@ R = TypeVar("R")
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
 UNSAID = ("into", "out", "trajectories", "traces")  # parameters of stages that say where and how much, and not what
-LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, where homes are shared by machines without locks
 OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
 INTERRUPTED = 128 + signal.SIGINT
@@ -186,57 +183,6 @@ def prepare_process() -> None:
     for library in ("MKL", "OPENBLAS"):  # which these two would follow before it
         os.environ.pop(f"{library}_NUM_THREADS", None)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # without it a vLLM engine cuts torch to one thread in this process
-
-
-@contextmanager
-def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
-    """Holds so many GPUs, 0 for all of the machine, which are then those that this process and its engine see.
-
-    On a machine without any it holds one of `side_by_side` places on the CPU; where there are fewer GPUs, all of them.
-    Waits while other stages hold them. The kernel frees what is held when the process ends, however it ends.
-    """
-    from agent_r1.devices import visible_gpus  # which imports torch, and that is to find the number of threads set
-
-    devices = visible_gpus()
-    # One per machine and user, so that two clones of the project queue up as well.
-    locks = own_folder() / f"accelerator-{platform.node()}"
-    paths = [locks.with_name(f"{locks.name}-{place}.lock") for place in devices or range(side_by_side)]
-    wanted = min(gpus or len(devices), len(devices)) if devices else 1
-
-    def tell() -> None:
-        noted = [path.read_text() for path in paths if path.exists()]
-        held = [pid for pid in dict.fromkeys(noted) if pid.isdigit() and psutil.pid_exists(int(pid))]
-        logger.info("waiting for the accelerator, held by process %s", ", ".join(held))
-
-    with locked_some(paths, wanted, locks.with_name(f"{locks.name}.lock"), tell) as held:
-        for path in held:
-            path.write_text(str(os.getpid()))
-        if devices:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[paths.index(path)] for path in held)
-        yield
-
-
-def own_folder() -> Path:
-    """The folder of this user's locks, the same from a terminal, cron or a service; nobody else may write there.
-
-    Raises ValueError if somebody else may, or has put something of their own in its place.
-    """
-    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700, parents=True)
-    if not is_own(folder, stat.S_IFDIR, closed=0o022):
-        raise ValueError(f"{folder} is no folder that you alone may write to; `chmod 700` it, or set {LOCKS} to one")
-    return folder
-
-
-def is_own(path: Path, kind: int, *, closed: int) -> bool:
-    """Whether this is a file of this kind and of this user, with none of the permissions that are to be closed.
-
-    A link is of another kind, wherever it leads.
-    """
-    found = path.lstat()
-    return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:

@@ -18,7 +18,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.warm_start import train_on_demonstrations
-from flows.stage import accelerator
+from flows.accelerator import accelerator
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ import json, os, pathlib, time
 from agent_r1.params import load
 from agent_r1.records import Question
 from agent_r1.tables import write_rows
-from flows.stage import accelerator
+from flows.accelerator import accelerator
 
 def train(run, seed, sweep, fresh):
     folder = pathlib.Path("outputs/train") / f"{run}-seed{seed}"

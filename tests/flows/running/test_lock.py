@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from flows.stage import accelerator, own_folder
+from flows.accelerator import accelerator, own_folder
 
 HOLD = """
 import logging, sys
-from flows.stage import accelerator
+from flows.accelerator import accelerator
 
 logging.basicConfig(level=logging.INFO)
 with accelerator(1):
