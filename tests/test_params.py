@@ -564,6 +564,15 @@ def test_settings_that_do_more_than_their_names_say_are_remarked_on(
     assert [remark.startswith(start) for remark, start in zip(remarks, said, strict=True)] == [True] * len(said)
 
 
+def test_how_many_gpus_a_stage_holds(content: dict[str, Any]) -> None:
+    def gpus(kind: str, replicas: int, parts: int) -> int:
+        changes = {"kind": kind, "vllm.replicas": replicas, "vllm.tensor_parallel_size": parts}
+        return check(content, {f"engine.{key}": value for key, value in changes.items()}).engine.gpus
+
+    assert [gpus("vllm", *each) for each in ((1, 1), (3, 2), (0, 2))] == [1, 6, 0]
+    assert gpus("transformers", 3, 2) == 1
+
+
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:
     """Another kind's settings, and where servers are, start nothing over."""
     others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0}

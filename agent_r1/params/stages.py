@@ -120,6 +120,7 @@ class WarmStartParams(Section):
 
 class VllmParams(Section):
     replicas: Natural
+    tensor_parallel_size: Count
     threads: Count
     max_num_seqs: Count
     cpu_cache_gib: Positive
@@ -127,7 +128,7 @@ class VllmParams(Section):
 
     def processes(self, *, gpus: int, cores: int) -> int:
         """What `replicas` stands for on a machine."""
-        return self.replicas or gpus or max(1, cores // self.threads)
+        return self.replicas or max(1, (gpus or cores // self.threads) // self.tensor_parallel_size)
 
 
 class TransformersParams(Section):
@@ -160,7 +161,7 @@ class EngineParams(Section):
     @property
     def gpus(self) -> int:
         """How many GPUs a stage holds that samples, 0 for all of the machine; a learner beside it is on the first."""
-        return self.vllm.replicas if self.kind == "vllm" else 1
+        return self.vllm.replicas * self.vllm.tensor_parallel_size if self.kind == "vllm" else 1
 
     def objections(self) -> Iterator[str]:
         if self.kind == "server" and not self.server.urls:

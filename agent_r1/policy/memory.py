@@ -188,7 +188,7 @@ def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype,
     weights = count_parameters(config, None).policy * dtype.itemsize / GIB
     if engine.kind == "vllm":
         processes = engine.vllm.processes(gpus=0, cores=len(os.sched_getaffinity(0)))
-        return processes * (weights + engine.vllm.cpu_cache_gib)
+        return processes * (weights + engine.vllm.tensor_parallel_size * engine.vllm.cpu_cache_gib)
     shape: Any = config.get_text_config()
     heads = shape.to_dict().get("num_key_value_heads") or shape.num_attention_heads
     per_token = 2 * shape.num_hidden_layers * heads * _head_size(shape) * dtype.itemsize

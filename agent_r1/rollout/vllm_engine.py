@@ -64,7 +64,7 @@ def _lock(folder: Path) -> int:
 
 
 class VllmEngine(Engine):
-    """Samples actions with vLLM in `replicas` processes, one on each GPU or on the cores of a CPU.
+    """Samples actions with vLLM in `replicas` processes, on `tensor_parallel_size` GPUs each or on the cores of a CPU.
 
     An episode stays with one process, where its prefix is cached, and which it is depends on no timing. The same
     requests in the same order, to an engine of the same weights, `threads` and `replicas`, give the same ids and
@@ -73,14 +73,14 @@ class VllmEngine(Engine):
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
         """Waits until every process has loaded the model; an EngineError says why one could not, or lacks room."""
-        started, gpus = time.perf_counter(), places(settings)
-        processes = f"{len(gpus)} processes" if len(gpus) > 1 else "vLLM"
+        started, replicas = time.perf_counter(), places(settings)
+        processes = f"{len(replicas)} processes" if len(replicas) > 1 else "vLLM"
         log.info("starting %s for %s, which takes up to a minute", processes, actor.model)
-        self.version, self.homes = actor.version, len(gpus)
+        self.version, self.homes = actor.version, len(replicas)
         self._processes: list[VllmProcess] = []
         try:
-            for gpu in gpus:
-                self._processes.append(VllmProcess(settings.threads, gpu))
+            for place in replicas:
+                self._processes.append(VllmProcess(settings.threads, place))
             self._exchange(dict.fromkeys(range(self.homes), (settings, actor)))
             if actor.adapters:
                 self.load_weights(Path(actor.adapters), actor.version)
@@ -135,8 +135,8 @@ class VllmEngine(Engine):
 class VllmProcess:
     """The near end of the pipe to one process of vLLM."""
 
-    def __init__(self, threads: int, gpu: str = "") -> None:
-        """Starts it; the first message says what it loads. `gpu` is one of CUDA_VISIBLE_DEVICES, "" for all of them."""
+    def __init__(self, threads: int, place: Mapping[str, str]) -> None:
+        """Starts it; the first message says what it loads. `place` is of `places`."""
         self._waiting: dict[int, asyncio.Future[Action]] = {}  # by tickets, which count what has arrived
         self._tickets = count()
         self._connection, theirs = Pipe()
@@ -144,7 +144,7 @@ class VllmProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "agent_r1.rollout.vllm_process", str(theirs.fileno())],
             pass_fds=[theirs.fileno(), claim],
-            env=engine_environment(threads, self._scratch, gpu),
+            env=engine_environment(threads, self._scratch, place),
         )
         theirs.close()
         os.close(claim)
@@ -225,28 +225,30 @@ class VllmProcess:
         return kind, result
 
 
-def places(settings: VllmParams) -> list[str]:
-    """The GPU of every replica, "" for what one process alone has or where there is none.
+def places(settings: VllmParams) -> list[dict[str, str]]:
+    """The variables that give every replica its GPUs, or its parts on a CPU their cores; none for one that is alone.
 
-    Raises EngineError where there are fewer GPUs than replicas, or without any fewer cores than their threads.
+    Raises EngineError where the replicas take more GPUs than there are, or without any more cores.
     """
-    gpus, wanted, threads = visible_gpus(), settings.replicas, settings.threads
-    cores = len(os.sched_getaffinity(0))
+    gpus, cores, threads = visible_gpus(), sorted(os.sched_getaffinity(0)), settings.threads
+    replicas, parts = settings.processes(gpus=len(gpus), cores=len(cores)), settings.tensor_parallel_size
+    wanted = replicas * parts
+    if wanted == 1:
+        return [{}]
+    needs = f"engine.vllm: replicas {replicas} x tensor_parallel_size {parts}"
     if gpus and wanted > len(gpus):
-        raise EngineError(
-            f"engine.vllm.replicas is {wanted}, each takes a GPU of its own, and there are {len(gpus)}; lower it, or "
-            "set it to 0 for one on each"
-        )
-    if not gpus and wanted > 1 and wanted * threads > cores:
-        raise EngineError(
-            f"engine.vllm.replicas is {wanted}, each of {threads} threads, and there are {cores} cores; lower it, or "
-            "set it to 0 for what they carry"
-        )
-    processes = settings.processes(gpus=len(gpus), cores=cores)
-    return gpus[:processes] if gpus and processes > 1 else [""] * processes
+        raise EngineError(f"{needs} takes {wanted} GPUs, and there are {len(gpus)}; lower one of them")
+    if not gpus and wanted * threads > len(cores):
+        raise EngineError(f"{needs} x threads {threads} takes more than the {len(cores)} cores; lower one of them")
+    if gpus:
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[at : at + parts])} for at in range(0, wanted, parts)]
+    if parts == 1:
+        return [{}] * replicas
+    bound = [",".join(map(str, cores[at : at + threads])) for at in range(0, wanted * threads, threads)]
+    return [{"VLLM_CPU_OMP_THREADS_BIND": "|".join(bound[at : at + parts])} for at in range(0, wanted, parts)]
 
 
-def engine_environment(threads: int, scratch: Path, gpu: str) -> dict[str, str]:
+def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) -> dict[str, str]:
     """The variables of the engine's process, set before torch and vLLM are imported."""
     fixed = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": str(threads), "TMPDIR": str(scratch)}
-    return {**_QUIET, **os.environ, **fixed, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}
+    return {**_QUIET, **os.environ, **fixed, **place}

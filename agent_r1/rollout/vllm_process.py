@@ -40,6 +40,7 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
         "trust_remote_code": False,
         "generation_config": "vllm",  # no sampling defaults from the model's folder
         "max_model_len": max_tokens,
+        "tensor_parallel_size": settings.tensor_parallel_size,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": max(_BATCHED_TOKENS, max_tokens),
         "async_scheduling": False,

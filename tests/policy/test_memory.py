@@ -181,11 +181,11 @@ def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
     demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
     assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 4096)
-    one = 4 * POLICY / GIB + settings.engine.vllm.cpu_cache_gib
-    assert demand.sampler_gib == pytest.approx(one)
-    two = settings.engine.vllm.model_copy(update={"replicas": 2})
-    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"vllm": two})})
-    assert demand_of(SMALL, settings, RunId("ppo"), CPU).sampler_gib == pytest.approx(2 * one)
+    weights, cache = 4 * POLICY / GIB, settings.engine.vllm.cpu_cache_gib
+    assert demand.sampler_gib == pytest.approx(weights + cache)
+    more = settings.engine.vllm.model_copy(update={"replicas": 2, "tensor_parallel_size": 3})
+    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"vllm": more})})
+    assert demand_of(SMALL, settings, RunId("ppo"), CPU).sampler_gib == pytest.approx(2 * (weights + 3 * cache))
 
 
 def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -220,35 +221,72 @@ def test_two_processes_give_the_bits_of_one(
             assert bits(engine.sample(asked[5:7][::-1])) == bits(alone.sample(asked[5:7]))[::-1]
 
 
+GPUS, CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
+
+
 @pytest.mark.parametrize(
-    ("replicas", "threads", "gpus", "found"),
+    ("replicas", "parts", "threads", "gpus", "found"),
     [
-        (1, 1, [], [""]),
-        (1, 9, [], [""]),
-        (4, 1, [], ["", "", "", ""]),
-        (2, 3, [], "each of 3 threads, and there are 4 cores; lower it, or set it to 0 for what they carry"),
-        (0, 2, [], ["", ""]),
-        (0, 9, [], [""]),
-        (1, 9, ["0", "1"], [""]),
-        (2, 9, ["5", "6", "7"], ["5", "6"]),
-        (0, 1, ["5", "6", "7"], ["5", "6", "7"]),
-        (0, 1, ["5"], [""]),
-        (3, 1, ["0", "1"], "replicas is 3, each takes a GPU of its own, and there are 2; lower it, or set it to 0"),
+        (1, 1, 1, [], [{}]),
+        (1, 1, 9, [], [{}]),
+        (4, 1, 1, [], [{}] * 4),
+        (0, 1, 2, [], [{}] * 2),
+        (0, 1, 9, [], [{}]),
+        (1, 2, 1, [], [{CORES: "0|1"}]),
+        (0, 2, 1, [], [{CORES: "0|1"}, {CORES: "2|3"}]),
+        (1, 2, 2, [], [{CORES: "0,1|2,3"}]),
+        (2, 1, 3, [], "replicas 2 x tensor_parallel_size 1 x threads 3 takes more than the 4 cores; lower one of them"),
+        (1, 3, 2, [], "replicas 1 x tensor_parallel_size 3 x threads 2 takes more than the 4 cores"),
+        (1, 1, 9, ["0", "1"], [{}]),
+        (2, 1, 9, ["5", "6", "7"], [{GPUS: "5"}, {GPUS: "6"}]),
+        (0, 1, 1, ["5", "6", "7"], [{GPUS: "5"}, {GPUS: "6"}, {GPUS: "7"}]),
+        (0, 1, 1, ["5"], [{}]),
+        (0, 2, 1, ["4", "5", "6", "7"], [{GPUS: "4,5"}, {GPUS: "6,7"}]),
+        (1, 2, 1, ["4", "5", "6"], [{GPUS: "4,5"}]),
+        (3, 1, 1, ["0", "1"], "replicas 3 x tensor_parallel_size 1 takes 3 GPUs, and there are 2; lower one of them"),
+        (0, 4, 1, ["0", "1"], "replicas 1 x tensor_parallel_size 4 takes 4 GPUs, and there are 2"),
     ],
 )
 def test_where_processes_run(
-    monkeypatch: pytest.MonkeyPatch, replicas: int, threads: int, gpus: list[str], found: list[str] | str
+    monkeypatch: pytest.MonkeyPatch,
+    replicas: int,
+    parts: int,
+    threads: int,
+    gpus: list[str],
+    found: list[dict[str, str]] | str,
 ) -> None:
-    """A single one is left all that there is, as it was."""
+    """A single one is left all that there is."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(gpus))
-    settings = load(ROOT / "params.yaml").engine.vllm.model_copy(update={"replicas": replicas, "threads": threads})
+    monkeypatch.setenv(GPUS, ",".join(gpus))
+    changed = {"replicas": replicas, "tensor_parallel_size": parts, "threads": threads}
+    settings = load(ROOT / "params.yaml").engine.vllm.model_copy(update=changed)
     if isinstance(found, str):
         with pytest.raises(EngineError, match=found):
             places(settings)
     else:
         assert places(settings) == found
+
+
+def test_a_replica_in_two_parts_says_what_one_does(
+    opener: Callable[..., Open], tiny_model: Path, changed_model: Path
+) -> None:
+    """Each holds one of the two attention heads; sums in another order round otherwise, and new weights reach both."""
+    asked = requests(8, max_tokens=12)
+    with opener("vllm", tensor_parallel_size=2)(tiny_model) as engine, opener("vllm")(tiny_model) as whole:
+        assert isinstance(engine, VllmEngine)
+        parts = psutil.Process(engine.pids[0]).children()
+        assert len(parts) >= 2
+        for version in (1, 2):
+            found, expected = ([*each.sample(asked)] for each in (engine, whole))
+            assert [action.token_ids for action in found] == [action.token_ids for action in expected]
+            gaps = [np.abs(ours.logprobs - other.logprobs).max() for ours, other in zip(found, expected, strict=True)]
+            assert 0 < max(gaps) < CLOSE
+            for each in (engine, whole):
+                each.load_weights(changed_model, version)
+        os.kill(engine.pids[0], signal.SIGKILL)
+        psutil.wait_procs(parts, timeout=20)
+        assert not any(part.is_running() for part in parts)
 
 
 def is_running(pid: int) -> bool:

@@ -41,4 +41,4 @@ def test_torch_faiss_and_numpy_follow_the_knob_whatever_the_environment_says(tmp
 
 def test_the_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert vllm_engine.engine_environment(1, tmp_path, gpu="")["OMP_NUM_THREADS"] == "1"
+    assert vllm_engine.engine_environment(1, tmp_path, {})["OMP_NUM_THREADS"] == "1"
