@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agent_r1 import params
 from agent_r1.inspection import replay as stored
+from agent_r1.inspection.replay_tables import tables
 from agent_r1.params.places import RunId
 from flows.stage import output
 
@@ -40,5 +41,5 @@ def replay(
         with_gradient=with_gradient,
     )
     console = output()
-    for part in stored.tables(replayed):
+    for part in tables(replayed):
         console.print(part)

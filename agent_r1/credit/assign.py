@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,14 +11,20 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.batch import Floats, Mask, collate, groups_of, select_tokens
 from agent_r1.credit.collapse import repetition_metrics
-from agent_r1.credit.estimators import estimate, group_statistics
+from agent_r1.credit.estimators import estimate
 from agent_r1.credit.filters import differing, left_out, select
+from agent_r1.credit.metrics import (
+    advantage_metrics,
+    left_out_metrics,
+    reference_metrics,
+    returns_of,
+    reward_metrics,
+    rollout_metrics,
+    value_metrics,
+)
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.params.credit import CreditParams
-from agent_r1.params.update import LARGEST_K3_DIFFERENCE
-from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
-
-OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # of what credit sees
+from agent_r1.records import Credit, Trajectory
 
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
 
@@ -94,7 +99,7 @@ def _assign(
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
     groups = groups_of(trajectories)
-    kept, share, threshold = select(_returns(totals), groups, params.filter, questions)
+    kept, share, threshold = select(returns_of(totals), groups, params.filter, questions)
     if not kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
@@ -103,12 +108,12 @@ def _assign(
         logger.warning("left_out leaves the policy loss no trajectory")
     filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
     metrics = {
-        **_rollout_metrics(trajectories),
+        **rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
-        **_reward_metrics(totals, parts, groups),
+        **reward_metrics(totals, parts, groups),
         **({} if params.filter.kind == "none" else filtered),
-        **_left_out_metrics(trajectories, params),
-        **_advantage_metrics(trajectories, credits_),
+        **left_out_metrics(trajectories, params),
+        **advantage_metrics(trajectories, credits_),
         **value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
@@ -120,7 +125,7 @@ def groups_to_refill(
 ) -> int:
     """How many groups an iteration lacks of `questions` whose returns differ: what a refill is to bring."""
     lived = [trajectories[index] for index in _lived(trajectories)]
-    returns = _returns([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
+    returns = returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
     return questions - differing(returns, groups_of(lived))
 
 
@@ -143,16 +148,6 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
     return rewards
 
 
-def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
-    """The penalty (`kl_rewards`) per trajectory, before its coefficient, and the estimate k3 per action token."""
-    differences = np.concatenate([each[t.action_mask] for t, each in zip(trajectories, kl, strict=True)])
-    clamped = differences.clip(-LARGEST_K3_DIFFERENCE, LARGEST_K3_DIFFERENCE)
-    return {
-        "reward/kl": _mean([each.sum() for each in kl]),
-        "policy/reference_kl": _mean(np.expm1(clamped) - clamped),
-    }
-
-
 def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | None) -> None:
     if not any(trajectory.action_mask.any() for trajectory in trajectories):
         raise ValueError(
@@ -167,11 +162,6 @@ def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | N
                 f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
                 "lower train.update.critic.learning_rate"
             )
-
-
-def _returns(totals: Sequence[Floats]) -> Floats:
-    """[B] the undiscounted sums of step rewards [K]."""
-    return np.array([total.sum() for total in totals])
 
 
 def _credits(
@@ -222,81 +212,3 @@ def _uncredited(trajectory: Trajectory, return_: float = 0.0) -> Credit:
         critic_mask=zeros > 0,
         kept=False,
     )
-
-
-def _left_out_metrics(trajectories: Sequence[Trajectory], params: CreditParams) -> dict[str, float]:
-    """The share of trajectories that the policy loss leaves out; nothing where it may leave out none."""
-    if not any(params.left_out.model_dump().values()):
-        return {}
-    return {"filter/left_out_share": float(left_out(trajectories, params.left_out).mean())}
-
-
-def _rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """How the episodes went and ended. One without an answer scores 0; a share of calls or actions is 0 without any."""
-    calls = [call.status for t in trajectories for step in t.steps for call in step.calls]
-    cut = sum(step.stop_reason is StopReason.LENGTH for t in trajectories for step in t.steps)
-    last = [t.steps[-1].rewards if t.steps else {} for t in trajectories]
-    stated = [fact for fact in ("em", "f1") if any(fact in facts for facts in last)]
-    ends = Counter(t.outcome for t in trajectories)
-    return {
-        **{f"outcome/{each}": ends[each] / len(trajectories) for each in OUTCOMES},
-        "rollout/success": _mean([t.success for t in trajectories]),
-        **{f"rollout/{fact}": _mean([facts.get(fact, 0.0) for facts in last]) for fact in stated},
-        "rollout/steps": _mean([len(t.steps) for t in trajectories]),
-        "rollout/tool_calls": len(calls) / len(trajectories),
-        "rollout/valid_call_share": calls.count(CallStatus.OK) / max(len(calls), 1),
-        "rollout/cut_action_share": cut / max(sum(len(t.steps) for t in trajectories), 1),
-        "rollout/tokens": _mean([len(t.token_ids) for t in trajectories]),
-        "rollout/action_tokens": _mean([int(t.action_mask.sum()) for t in trajectories]),
-        "rollout/surprisal": -_mean(
-            np.concatenate([t.logprobs[t.action_mask] for t in trajectories], dtype=np.float64)
-        ),
-    }
-
-
-def _reward_metrics(
-    totals: Sequence[Floats], parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]
-) -> dict[str, float]:
-    """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
-    returns = _returns(totals)
-    _, stds, sizes = group_statistics(returns, groups)
-    _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
-    return {
-        **{f"reward/{name}": _mean([part[name].sum() for part in parts]) for name in parts[0]},
-        "reward/total": _mean(returns),
-        "reward/max": float(returns.max()),
-        "reward/std": float(std),
-        "reward/std_in_groups": float((stds / sizes).sum() / len(np.unique(groups))),
-    }
-
-
-def _advantage_metrics(trajectories: Sequence[Trajectory], credits_: Sequence[Credit]) -> dict[str, float]:
-    """Over the action tokens of the policy loss; nothing where there is none."""
-    pairs = zip(trajectories, credits_, strict=True)
-    advantages = np.concatenate([credit.advantages[t.action_mask & credit.loss_mask] for t, credit in pairs])
-    if not len(advantages):
-        return {}
-    advantages = advantages.astype(np.float64)
-    return {
-        "advantage/mean": float(advantages.mean()),
-        "advantage/std": float(advantages.std()),
-        "advantage/abs_max": float(np.abs(advantages).max()),
-    }
-
-
-def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
-    """The share of the value targets' variance that the values explain, over the critic mask.
-
-    Nothing without a critic or without a trajectory that is kept; 0 where all targets are equal.
-    """
-    targets = np.concatenate([credit.value_targets[credit.critic_mask] for credit in credits_]).astype(np.float64)
-    values = np.concatenate([credit.values[credit.critic_mask] for credit in credits_])
-    if not len(targets):
-        return {}
-    variance = targets.var()
-    explained = 1 - (targets - values).var() / variance if variance else 0.0
-    return {"value/explained_variance": float(explained)}
-
-
-def _mean(values: Sequence[float] | Floats) -> float:
-    return float(np.mean(values))

@@ -9,18 +9,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from agent_r1.credit.batch import Batch, Floats, Mask
+from agent_r1.credit.sequences import (
+    Counts,
+    StepSpans,
+    broadcast,
+    discounted_sums,
+    generalized_advantages,
+    group_statistics,
+    on_steps,
+    rewards_at,
+    scatter,
+    step_advantages,
+    step_returns,
+    step_spans,
+    token_advantages,
+    whitened,
+)
 from agent_r1.params.credit import CreditParams
 
-Counts = NDArray[np.int64]
-
-WHITENING_EPSILON = 1e-8
 GROUP_EPSILON = 1e-6  # DESIGN §6
 
 logger = logging.getLogger(__name__)
@@ -70,11 +81,11 @@ def step_gae(batch: Batch, params: CreditParams) -> Estimate:
     """
     spans = step_spans(batch.steps)
     values = _critic_values(batch, params)[spans.first]
-    raw = _step_advantages(batch.rewards, values, spans, params)
-    targets = _step_advantages(batch.rewards, values, spans, params.of_targets) + values
+    raw = step_advantages(batch.rewards, values, spans, params)
+    targets = step_advantages(batch.rewards, values, spans, params.of_targets) + values
     return Estimate(
-        advantages=whitened(_on_steps(raw, spans), batch, params.whitening_floor),
-        value_targets=_scatter(targets, spans.first),
+        advantages=whitened(on_steps(raw, spans), batch, params.whitening_floor),
+        value_targets=scatter(targets, spans.first),
         critic_mask=spans.first,
     )
 
@@ -98,8 +109,8 @@ def bi_level_gae(batch: Batch, params: CreditParams) -> Estimate:
     raw = _two_levels(batch.rewards, values, spans, params)
     targets = _two_levels(batch.rewards, values, spans, params.of_targets) + values
     return Estimate(
-        advantages=whitened(_scatter(raw, spans.acting), batch, params.whitening_floor),
-        value_targets=_scatter(targets, spans.acting),
+        advantages=whitened(scatter(raw, spans.acting), batch, params.whitening_floor),
+        value_targets=scatter(targets, spans.acting),
         critic_mask=spans.acting,
     )
 
@@ -108,7 +119,7 @@ def _two_levels(rewards: Floats, values: Floats, spans: StepSpans, params: Credi
     """[N] the advantages of action tokens with values [N], over steps and then over the tokens of each."""
     ends = spans.starts + spans.tokens - 1
     returns = np.zeros(len(values))
-    returns[ends] = _step_advantages(rewards, values[ends], spans, params) + values[ends]
+    returns[ends] = step_advantages(rewards, values[ends], spans, params) + values[ends]
     return generalized_advantages(returns, values, spans.tokens, gamma=params.gamma, lam=params.lam)
 
 
@@ -151,8 +162,8 @@ def step_return(batch: Batch, params: CreditParams) -> Estimate:
     _warn_of_groups_of_one(batch)
     spans = step_spans(batch.steps)
     of_this_index = _within_groups(batch, spans, batch.steps[spans.first].astype(np.int64))
-    deviations, _, _ = group_statistics(_step_returns(batch.rewards, spans, params), of_this_index)
-    return without_critic(_on_steps(deviations, spans))
+    deviations, _, _ = group_statistics(step_returns(batch.rewards, spans, params), of_this_index)
+    return without_critic(on_steps(deviations, spans))
 
 
 def gigpo(batch: Batch, params: CreditParams) -> Estimate:
@@ -169,10 +180,10 @@ def gigpo(batch: Batch, params: CreditParams) -> Estimate:
     spans = step_spans(batch.steps)
     episodes = _relative(batch.rewards.sum(axis=1), batch.groups, params)
     alike = _within_groups(batch, spans, batch.states)
-    steps = _relative(_step_returns(batch.rewards, spans, params), alike, params)
+    steps = _relative(step_returns(batch.rewards, spans, params), alike, params)
     _warn_of_groups_of_one(batch)
     advantages = np.repeat(episodes, spans.per_trajectory) + params.gigpo.weight * steps
-    return without_critic(_on_steps(advantages, spans))
+    return without_critic(on_steps(advantages, spans))
 
 
 def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
@@ -183,8 +194,8 @@ def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
 
     Source: REINFORCE++, Hu et al. 2025 (arXiv 2501.03262).
     """
-    rewards, lengths = _rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
-    returns = _scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
+    rewards, lengths = rewards_at(batch.rewards, batch.time_steps), batch.time_steps.sum(axis=1)
+    returns = scatter(discounted_sums(rewards, lengths, params.gamma), batch.time_steps)
     return without_critic(whitened(returns, batch, params.whitening_floor))
 
 
@@ -229,120 +240,16 @@ def _critic_values(batch: Batch, params: CreditParams) -> Floats:
     return batch.values
 
 
-def generalized_advantages(rewards: Floats, values: Floats, lengths: Counts, *, gamma: float, lam: float) -> Floats:
-    """[N] A_n = delta_n + gamma lam A_{n+1}, delta_n = r_n + gamma V_{n+1} - V_n, V and A 0 after a sequence's end.
-
-    Rewards [N] are received at each entry, values [N] are of the state before it; `lengths` [S] may be 0.
-
-    Source: Schulman et al. 2016 (arXiv 1506.02438), Eq. 11 and 16.
-    """
-    next_values = np.append(values[1:], 0.0)
-    next_values[np.cumsum(lengths)[lengths > 0] - 1] = 0.0
-    return discounted_sums(rewards + gamma * next_values - values, lengths, gamma * lam)
-
-
-def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
-    """[N] S_n = x_n + factor S_{n+1} of entries x [N], S 0 after the end of a sequence; `lengths` [S] may be 0."""
-    if lengths.sum() != len(entries):
-        raise RuntimeError(f"{len(entries)} entries for sequences of {lengths.sum()} together")
-    filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
-    rows = _scatter(entries, filled)
-    backwards = lfilter([1.0], [1.0, -factor], rows[:, ::-1], axis=1)  # y_n = x_n + factor y_{n-1}
-    sums: Floats = backwards[:, ::-1][filled]
-    return sums
-
-
-def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
-    """[B, L] the advantages whitened over the batch's whitening mask, exactly 0 outside its time steps."""
-    return np.where(batch.time_steps, whiten(advantages, batch.whitening_mask, floor), 0.0)
-
-
-def whiten(advantages: Floats, over: Mask, floor: float) -> Floats:
-    """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1.
-
-    A std below `floor` counts as the floor, so that what hardly differs is not scaled up to what differs.
-    """
-    counted = advantages[over]
-    mean, std = float(counted.mean()), float(counted.std())
-    return (advantages - mean) / (max(std, floor) + WHITENING_EPSILON)
-
-
-def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats, Counts]:
-    """[B] deviation from the group's mean, [B] the group's sample std (0 in a group of one), [B] the group's size."""
-    _, first, group, counts = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
-    # Measured from a member of the group, so that equal returns deviate by exactly 0 and not by a rounding error.
-    shifted = returns - returns[first][group]
-    deviations = shifted - (np.bincount(group, weights=shifted) / counts)[group]
-    variances = np.bincount(group, weights=deviations**2) / np.maximum(counts - 1, 1)
-    return deviations, np.sqrt(variances)[group], counts[group]
-
-
-class StepSpans(NamedTuple):
-    """Where the steps of a batch are; S = its steps, one trajectory after the other, N = its action tokens."""
-
-    acting: Mask  # [B, L] the action tokens
-    first: Mask  # [B, L] the first token of every step
-    starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
-    tokens: Counts  # [S] tokens of each step
-    per_trajectory: Counts  # [B] steps of each trajectory
-
-
-def step_spans(steps: NDArray[np.int32]) -> StepSpans:
-    """The spans of steps [B, L], given as in `Batch.steps`."""
-    acting = steps >= 0
-    first = acting.copy()
-    first[:, 1:] &= steps[:, 1:] != steps[:, :-1]
-    starts = np.flatnonzero(first[acting])
-    tokens = np.diff(starts, append=np.count_nonzero(acting))
-    return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
-
-
-def _step_rewards(rewards: Floats, spans: StepSpans) -> Floats:
-    """[S] a step's reward is the sum of its tokens' rewards."""
-    summed: Floats = np.add.reduceat(_rewards_at(rewards, spans.acting), spans.starts)
-    return summed
-
-
-def _step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
-    """[S] the advantages of steps with values [S]."""
-    received, steps = _step_rewards(rewards, spans), spans.per_trajectory
-    return generalized_advantages(received, values, steps, gamma=params.step_gamma, lam=params.step_lam)
-
-
-def _step_returns(rewards: Floats, spans: StepSpans, params: CreditParams) -> Floats:
-    """[S] what a step and those after it earn, discounted per step."""
-    return discounted_sums(_step_rewards(rewards, spans), spans.per_trajectory, params.step_gamma)
-
-
 def _within_groups(batch: Batch, spans: StepSpans, keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """[S] numbers that are equal for the steps of one group with the same key [S]."""
     (_, group), (distinct, key) = (np.unique(each, return_inverse=True) for each in (batch.groups, keys))
     return np.repeat(group, spans.per_trajectory) * max(len(distinct), 1) + key
 
 
-def _on_steps(advantages: Floats, spans: StepSpans) -> Floats:
-    """[B, L] the advantage [S] of a step at each of its tokens."""
-    return _scatter(np.repeat(advantages, spans.tokens), spans.acting)
-
-
 def _relative(returns: Floats, groups: NDArray[np.int64], params: CreditParams) -> Floats:
     """Returns minus the mean of their group, divided by its std where `gigpo.std` says so."""
     deviations, stds, _ = group_statistics(returns, groups)
     return deviations / (stds + GROUP_EPSILON) if params.gigpo.std else deviations
-
-
-def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: CreditParams) -> Floats:
-    """[B, L] the generalised advantages of every trajectory's time steps; tokens between them get exactly 0."""
-    received, lengths = _rewards_at(rewards, time_steps), time_steps.sum(axis=1)
-    flat = generalized_advantages(received, values[time_steps], lengths, gamma=params.gamma, lam=params.lam)
-    return _scatter(flat, time_steps)
-
-
-def _rewards_at(rewards: Floats, time_steps: Mask) -> Floats:
-    """[N] of rewards [B, L] those at the time steps, where all of them must be."""
-    if rewards[~time_steps].any():
-        raise RuntimeError("a reward outside of the time steps would be lost")
-    return rewards[time_steps]
 
 
 def _compare_returns(batch: Batch) -> tuple[Floats, Floats, Counts]:
@@ -355,18 +262,6 @@ def _warn_of_groups_of_one(batch: Batch) -> None:
     alone = np.count_nonzero(np.unique(batch.groups, return_counts=True)[1] == 1)
     if alone:
         logger.warning("%d of %d trajectories are alone in their group: their advantage is 0", alone, len(batch.groups))
-
-
-def broadcast(advantages: Floats, batch: Batch) -> Floats:
-    """[B, L] a trajectory's advantage [B] at each of its time steps, exactly 0 elsewhere."""
-    return np.where(batch.time_steps, advantages[:, None], 0.0)
-
-
-def _scatter(entries: Floats, mask: Mask) -> Floats:
-    """[B, L] the entries [N] at the N tokens of the mask, 0 elsewhere."""
-    tokens = np.zeros(mask.shape)
-    tokens[mask] = entries
-    return tokens
 
 
 def without_critic(advantages: Floats) -> Estimate:

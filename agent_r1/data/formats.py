@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1.data.sources import Row, read
+from agent_r1.data.rows import Row
+from agent_r1.data.sources import read
 from agent_r1.records import Question
 
 MOST_HOPS = 1_000_000

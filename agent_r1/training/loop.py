@@ -12,7 +12,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.assign import assign, value_metrics
+from agent_r1.credit.assign import assign
+from agent_r1.credit.metrics import value_metrics
 from agent_r1.envs.shared import Shared
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.credit.assign import assign, kl_rewards, reference_metrics
+from agent_r1.credit.assign import assign, kl_rewards
+from agent_r1.credit.metrics import reference_metrics
 from agent_r1.params.credit import CreditParams
 from agent_r1.records import Trajectory
 

@@ -12,7 +12,8 @@ import pytest
 from agent_r1.answers import normalize
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import write
-from agent_r1.data.sources import Row, read
+from agent_r1.data.rows import Row
+from agent_r1.data.sources import read
 from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
