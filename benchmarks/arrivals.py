@@ -1,4 +1,4 @@
-"""What waits for whom, with a real engine: `python -m benchmarks.arrivals`.
+"""What waits for whom, with a real engine: `python -m benchmarks.arrivals [--store]`.
 
 Episodes of vLLM whose world takes its time, in rounds and by arrival, beside the same episodes whose world answers at
 once. The model has the shape of the built-in one and random weights.
@@ -6,17 +6,18 @@ once. The model has the shape of the built-in one and random weights.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
-from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
 from agent_r1.policy.model import load_tokenizer
@@ -26,6 +27,7 @@ from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor, Engine
 from benchmarks import gpu, updates
+from benchmarks.stored import Row, show
 
 EPISODES, CALLS = 64, 5
 OFTEN_S, SELDOM_S, SELDOM = 0.1, 5.0, 0.1
@@ -62,12 +64,22 @@ def play(engine: Engine, chat: Chat, delays: Sequence[Sequence[float]], limits: 
     return took, [token for each in trajectories for token in each.token_ids.tolist()]
 
 
+def row(order: str, alone: float, took: float, longest: float) -> Row:
+    """What the episodes take in an order, and how that compares with the longest wait and sampling alone."""
+    share = took / (longest + alone)
+    figures = {"the world answers at once": f"{alone:.1f} s", "it takes its time": f"{took:.1f} s"}
+    return {"`env.order`": order, **figures, "of the longest wait and at once": f"{share:.2f}".lstrip("0")}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures episodes whose world takes its time, with vLLM.")
+    parser.add_argument("--store", action="store_true", help="the median of each order, in docs/measured")
+    store = parser.parse_args().store
     settings = load(SHIPPED)
     drawn = np.random.default_rng(0).random((EPISODES, CALLS))
     delays = np.where(drawn < SELDOM, SELDOM_S, OFTEN_S).tolist()
     longest, in_rounds = max(map(sum, delays)), sum(map(max, zip(*delays, strict=True)))
-    rows, tokens = [], list[list[int]]()
+    seconds, tokens = dict[str, list[tuple[float, float]]](), list[list[int]]()
     with tempfile.TemporaryDirectory() as folder:
         gpu.make_model(Path(folder), (*updates.SHAPE, updates.Size().words), settings.env.max_tokens)
         chat = Chat(load_tokenizer(folder))
@@ -84,11 +96,16 @@ def main() -> None:
                 alone, quick = play(engine, chat, [[0.0] * CALLS] * EPISODES, limits)
                 took, slow = play(engine, chat, delays, limits)
                 tokens += [quick, slow]
-                rows.append([order, *(f"{figure:.2f}" for figure in (alone, took, took / (longest + alone)))])
+                seconds.setdefault(order, []).append((alone, took))
+                print(f"{order}: {alone:.2f} s where the world answers at once, {took:.2f} s", flush=True)
     print(f"{EPISODES} episodes of {CALLS} answers, of {OFTEN_S:g} s each, one in {1 / SELDOM:.0f} of {SELDOM_S:g} s")
     waits = {"their sum": sum(map(sum, delays)), "the longest episode": longest, "the slowest in each round": in_rounds}
     print(", ".join(f"{name} {seconds:.1f} s" for name, seconds in waits.items()))
-    print(markdown_table(["order", "at once, s", "slowly, s", "of the longest wait and at once"], rows))
+    show(
+        "arrivals",
+        [row(order, *map(median, zip(*each, strict=True)), longest) for order, each in seconds.items()],
+        store=store,
+    )
     print("tokens:", "the same" if all(each == tokens[0] for each in tokens) else "OTHERS")
 
 

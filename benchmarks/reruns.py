@@ -1,4 +1,4 @@
-"""What an edit makes DVC run again, asked of DVC itself: `python benchmarks/reruns.py`, from the project's root.
+"""What an edit makes DVC run again, asked of DVC itself: `python -m benchmarks.reruns [--store]`, from the root.
 
 In a scratch copy every output is a stand-in that DVC takes for what the stages wrote. One edit at a time is made there,
 and `dvc status` says which stages it makes stale. Prints the table of docs/extending.md.
@@ -6,6 +6,7 @@ and `dvc status` says which stages it makes stale. Prints the table of docs/exte
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -17,6 +18,8 @@ from functools import reduce
 from pathlib import Path
 
 import yaml
+
+from benchmarks.stored import Row, show
 
 LIBRARY = (
     "data/prepare search/bm25 training/warm_start policy/losses rollout/episodes rollout/engines credit/estimators "
@@ -64,8 +67,9 @@ def edits(folder: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def main() -> None:
-    print("| what is edited | what runs again |")
-    print("|---|---|")
+    parser = argparse.ArgumentParser(description="Asks DVC what an edit makes it run again.")
+    parser.add_argument("--store", action="store_true", help="in docs/measured")
+    store, rows = parser.parse_args().store, list[Row]()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         copy_project(folder)
@@ -75,7 +79,8 @@ def main() -> None:
             file.write_text(text)
             stale = [name.partition("@")[0] for name in json.loads(dvc(folder, "status", "--json"))]
             file.write_text(before)
-            print(f"| {what} | {', '.join(dict.fromkeys(stale)) or 'nothing'} |", flush=True)
+            rows.append({"what is edited": what, "what runs again": ", ".join(dict.fromkeys(stale)) or "nothing"})
+    show("reruns", rows, store=store)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Builds the index of params.yaml over the passages of a prepared data set, in a process of its own, and asks it the
 questions of some splits. Questions without gold passages are left out. Prints recall at 2, 5 and 10, milliseconds per
 query, the index's size on disk, seconds to build it, and the largest resident memory of the build and of the search; of
-times also the processor's, which another process on the machine does not lengthen.
+times also the processor's, which another process on the machine does not lengthen. `--store` keeps the recall.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import build, describe, open_index
 from agent_r1.tables import read_rows
+from benchmarks.stored import Row, show
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 DEPTHS = (2, 5, 10)
 
 
-def main(prepared: Path, index: Path, splits: Sequence[str], limit: int, rebuild: bool, params: SearchParams) -> None:
-    """Prints a line per figure."""
+def main(
+    prepared: Path, index: Path, splits: Sequence[str], limit: int, rebuild: bool, store: bool, params: SearchParams
+) -> None:
+    """Prints a line per figure, and the table of recall."""
     questions = [row for row in read_rows(prepared / "questions.parquet", Question) if row.split in splits]
     questions = [question for question in questions if question.gold_titles][: limit or None]
     if not questions:
@@ -48,9 +51,22 @@ def main(prepared: Path, index: Path, splits: Sequence[str], limit: int, rebuild
     print(
         f"{len(questions)} queries: {1e3 * wall_s / len(questions):.2f} ms each, {1e3 * cpu_s / len(questions):.2f} CPU"
     )
-    for k in DEPTHS:
-        print(f"recall@{k} {recall(questions, found, k):.3f}")
     print(f"searching: {peak_mb():.0f} MB resident at most")
+    asked: Row = {
+        "data set": ", ".join(dict.fromkeys(question.dataset for question in questions)),
+        "kind": in_words(params),
+        "questions": f"{len(questions):,}",
+        "passages": f"{describe(index).size:,}",
+    }
+    shares = {f"R@{k}": f"{recall(questions, found, k):.3f}".lstrip("0") for k in DEPTHS}
+    show("search", [{**asked, **shares}], store=store, keys=2)
+
+
+def in_words(params: SearchParams) -> str:
+    """The kind of index, and of a dense one how it is searched."""
+    dense = params.dense
+    looked_at = f", {dense.nprobe} of {dense.nlist} clusters" if dense.faiss == "ivf" else ""
+    return f"dense, {dense.faiss}{looked_at}" if params.kind == "dense" else params.kind
 
 
 def timed_build(params: SearchParams, passages: Path, index: Path) -> str:
@@ -91,9 +107,10 @@ if __name__ == "__main__":
     parser.add_argument("--splits", nargs="+", default=["dev"])
     parser.add_argument("--limit", type=int, default=0, help="questions; 0 takes all")
     parser.add_argument("--rebuild", action="store_true")
+    parser.add_argument("--store", action="store_true", help="the recall, in docs/measured")
     parser.add_argument("--kind", help="instead of search.kind")
     parser.add_argument("--encoder", help="instead of search.dense.encoder")
     parser.add_argument("--max-tokens", type=int, help="instead of search.dense.max_tokens")
     options = parser.parse_args()
     chosen = configured(options.kind, options.encoder, options.max_tokens)
-    main(options.prepared, options.index, options.splits, options.limit, options.rebuild, chosen)
+    main(options.prepared, options.index, options.splits, options.limit, options.rebuild, options.store, chosen)

@@ -1,6 +1,7 @@
-"""Puts a report into docs/ and its tables into README.md: `python docs/results.py report outputs/report`.
+"""Puts stored results into the documents: `python -m docs.results`, with `NAME REPORT` first a report into docs/NAME.
 
-A block of README.md begins with the page and the heading that its table is taken from. A test holds it to that page.
+A block of README.md or of a page of docs/ begins with what its table is taken from: a page and one of its headings, or
+a file of docs/measured, below whose table stands when and on what it was measured. A test holds the blocks to them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,26 @@ import re
 import shutil
 from pathlib import Path
 
+from benchmarks.stored import stored
+from benchmarks.stored import table as as_table
+
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-BLOCK = re.compile(r"(?P<mark><!-- (?P<page>docs/\S+): (?P<heading>.+) -->\n\n)(?:\|.*\n)*")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"(?P<mark><!-- (?P<page>docs/[\w/]+\.\w+)(?:: (?P<heading>.+))? -->\n)\n*"
+    r"(?:\|.*\n)*(?:\n+From \[\w+\.csv\].*\n)?\n*"
+)
 
 
-def filled(text: str) -> str:
-    """A text whose blocks hold the tables of the pages that they name."""
-    return BLOCK.sub(lambda block: block["mark"] + table((ROOT / block["page"]).read_text(), block["heading"]), text)
+def filled(text: str, folder: Path) -> str:
+    """A page of a folder whose blocks hold the tables of the files that they name."""
+
+    def block(found: re.Match[str]) -> str:
+        file = ROOT / found["page"]
+        made = table(file.read_text(), found["heading"]) if found["heading"] else measured(file, folder)
+        return f"{found['mark']}\n{made}\n"
+
+    return BLOCK.sub(block, text).rstrip("\n") + "\n"
 
 
 def table(page: str, heading: str) -> str:
@@ -28,15 +41,26 @@ def table(page: str, heading: str) -> str:
     return found["table"]
 
 
+def measured(file: Path, folder: Path) -> str:
+    """The rows of a file of docs/measured as a table for a page of a folder, and a line that says where they are from."""
+    rows = stored(file)
+    origins = dict.fromkeys(", ".join(filter(None, (row["machine"], row["date"]))) for row in rows)
+    return f"{as_table(rows)}\n\nFrom [{file.name}]({file.relative_to(folder)}): {'; '.join(origins)}.\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Puts a report into docs/ and its tables into README.md.")
-    parser.add_argument("name", help="of the folder in docs/ that the report replaces")
-    parser.add_argument("report", type=Path, help="the folder of the report")
+    parser = argparse.ArgumentParser(description="Puts stored results into README.md and the pages of docs/.")
+    parser.add_argument("name", nargs="?", help="of the folder in docs/ that the report replaces")
+    parser.add_argument("report", nargs="?", type=Path, help="the folder of the report")
     given = parser.parse_args()
-    kept = ROOT / "docs" / given.name
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(given.report, kept)
-    README.write_text(filled(README.read_text()))
+    if given.name and not given.report:
+        parser.error("name the folder of the report too")
+    if given.report:
+        kept = ROOT / "docs" / given.name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(given.report, kept)
+    for page in PAGES:
+        page.write_text(filled(page.read_text(), page.parent))
 
 
 if __name__ == "__main__":

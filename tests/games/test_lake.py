@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agent_r1.games.lake import MOVES, Board, Game, Planner
+from agent_r1.games.lake import Board, Game, Planner
+from benchmarks.games import VALIDATION, uniform_on_ice
 
 # S . H     the way round the hole: Down, Right, Right, Up
 # . . G
 BENT = Board(rows=("SFH", "FFG"))
-VALIDATION = range(123, 379)
 
 
 def test_a_walk_by_hand() -> None:
@@ -70,13 +70,13 @@ def test_what_chance_and_the_best_play_reach_on_the_validation_boards() -> None:
     """Ten moves, chosen uniformly, and each chosen best in sight of the board; the exact means over 256 boards."""
     boards = [Board.draw(seed, intended=1 / 3) for seed in VALIDATION]
     sighted = [Planner(board, 1).best(board.start, steps=10, moves=10).chance for board in boards]
-    assert (_mean([_uniformly(board, 10) for board in boards]), _mean(sighted)) == (0.212, 0.483)
+    assert (_mean([uniform_on_ice(board, 10) for board in boards]), _mean(sighted)) == (0.212, 0.483)
 
 
 def test_chance_slips_no_worse_on_slippery_ice() -> None:
     """A uniform move that goes astray is a uniform move: a floor knows no ice."""
     for seed in range(123, 131):
-        sure, slippery = (_uniformly(Board.draw(seed, intended=each), 6) for each in (1.0, 1 / 3))
+        sure, slippery = (uniform_on_ice(Board.draw(seed, intended=each), 6) for each in (1.0, 1 / 3))
         assert sure == pytest.approx(slippery, abs=1e-12)
 
 
@@ -89,24 +89,6 @@ def test_the_best_plans_under_the_protocol_of_five_turns() -> None:
 
 def _mean(chances: list[float]) -> float:
     return round(sum(chances) / len(chances), 3)
-
-
-def _uniformly(board: Board, moves: int) -> float:
-    """The chance to reach the goal with uniform moves, from what single moves do in the game itself."""
-    at, won = {board.start: 1.0}, 0.0
-    side = (1 - board.intended) / 2
-    leads = [(board.intended, 0), (side, 1), (side, -1)]
-    for _ in range(moves):
-        after = dict[tuple[int, int], float]()
-        for place, chance in at.items():
-            for number in range(4):
-                for share, turn in leads:
-                    to = board.after(place, [*MOVES][(number + turn) % 4])
-                    won += chance * share / 4 * (to == board.goal)
-                    if board.cell(to) in "FS":
-                        after[to] = after.get(to, 0.0) + chance * share / 4
-        at = after
-    return won
 
 
 def test_a_plan_by_hand() -> None:

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from agent_r1.games import sokoban
-from agent_r1.games.sokoban import MOVES, RAGEN_LENGTHS, Board, Game, State
+from agent_r1.games.sokoban import RAGEN_LENGTHS, Board, Game, State
+from benchmarks.games import uniform_in_sokoban
 
 LINE = Board(rows=("######", "#PX_O#", "######"))
 TWO = Board(rows=("#####", "#O√P#", "#X__#", "#####"))
@@ -62,7 +63,7 @@ def test_what_chance_reaches_on_boards_drawn_to_lengths() -> None:
     assert Board.drawn_to(7, {2: 2, 5: 1}) == Board.drawn_to(7, {2: 2, 5: 1}) != Board.drawn_to(8, {2: 2, 5: 1})
     assert Counter(len(board.solve(board.start, 10) or ()) for board in boards) == RAGEN_LENGTHS
     assert len({*boards}) == sum(RAGEN_LENGTHS.values()) == 256
-    assert round(sum(map(_uniformly, boards)) / len(boards), 3) == 0.142
+    assert round(sum(map(uniform_in_sokoban, boards)) / len(boards), 3) == 0.142
 
 
 def test_boards_that_there_are_not_are_not_looked_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,21 +72,6 @@ def test_boards_that_there_are_not_are_not_looked_for_for_ever(monkeypatch: pyte
     monkeypatch.setattr(sokoban, "_MOST_IN_VAIN", 100)
     with pytest.raises(ValueError, match="no further boards are found that take 1 moves"):
         Board.drawn_to(0, {1: 13}, size=5, walls=0.0)
-
-
-def _uniformly(board: Board, moves: int = 10) -> float:
-    at, won, targets = {board.start: 1.0}, 0.0, board.targets
-    for _ in range(moves):
-        after = dict[State, float]()
-        for state, chance in at.items():
-            for move in MOVES:
-                there = board.after(state, move)
-                if there.boxes == targets:
-                    won += chance / 4
-                else:
-                    after[there] = after.get(there, 0.0) + chance / 4
-        at = after
-    return won
 
 
 @pytest.mark.parametrize(
