@@ -42,7 +42,7 @@ def table(page: str, heading: str) -> str:
 
 
 def measured(file: Path, folder: Path) -> str:
-    """The rows of a file of docs/measured as a table for a page of a folder, and a line that says where they are from."""
+    """The rows of a file of docs/measured as a table for a page of a folder, and below it where they are from."""
     rows = stored(file)
     origins = dict.fromkeys(", ".join(filter(None, (row["machine"], row["date"]))) for row in rows)
     return f"{as_table(rows)}\n\nFrom [{file.name}]({file.relative_to(folder)}): {'; '.join(origins)}.\n"
