@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +157,7 @@ def _ask(
     settings: Params, subject: Subject, folder: Path, dataset: str | None, sweep: str, *, recurring: bool
 ) -> tracking.Run:
     """Asks, grades, and writes what came of it to the folder and to MLflow."""
-    policy = subject.policy
+    began_s, policy = time.time(), subject.policy
     prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
     asked = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     questions = questions_under(subject.protocol, asked)
@@ -192,7 +193,8 @@ def _ask(
     write_text(folder / "scores.json", json.dumps(means, indent=2) + "\n")
     write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
-    tracked = tracked or _run_of_its_own(subject, dataset or settings.prepare.dataset, sweep, recurring=recurring)
+    dataset = dataset or settings.prepare.dataset
+    tracked = tracked or _run_of_its_own(subject, dataset, sweep, began_s, recurring=recurring)
     tracked.uses(tracking.prepared(settings, hashes), "test")
     tracked.final(scores)
     logger.info("%s", in_words(scores, words_of(questions).right))
@@ -270,11 +272,11 @@ def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str |
     return label
 
 
-def _run_of_its_own(subject: Subject, dataset: str, sweep: str, *, recurring: bool) -> tracking.Run:
+def _run_of_its_own(subject: Subject, dataset: str, sweep: str, began_s: float, *, recurring: bool) -> tracking.Run:
     """A new run, which only holds the scores."""
     version = subject.policy.version
     tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
     tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
     shown, about = subject.shown | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
-    with tracking.start(subject.label, shown, tags, about=about, recurring=recurring) as run:
+    with tracking.start(subject.label, shown, tags, about=about, recurring=recurring, began_s=began_s) as run:
         return run

@@ -20,7 +20,7 @@ from agent_r1.params.places import RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
 from agent_r1.tracking.store import open_store
-from agent_r1.tracking.views import NOTE, lay_view
+from agent_r1.tracking.views import INTERVAL, NOTE, lay_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -160,6 +160,7 @@ class Run:
             return
         tags = self.tags()
         mean, low, high = (f"{scores[name]:.3f}" for name in ("success", "success/low", "success/high"))
+        self.tag(INTERVAL, f"[{scores['success/low']:.2f}, {scores['success/high']:.2f}]")  # narrow, for the table
         note = f"success {mean} [{low}, {high}]{OF}{tags.get(NOTE, '').rpartition(OF)[2]}"
         self.tag(NOTE, note)
         if VERSION_TAG in tags and tags.get(KIND_TAG) == "training":
@@ -204,13 +205,19 @@ class Run:
 
 
 def start(
-    name: str, params: Mapping[str, Any], tags: Mapping[str, str], *, about: str = "", recurring: bool = False
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    *,
+    about: str = "",
+    recurring: bool = False,
+    began_s: float | None = None,
 ) -> Run:
     """A new run in the experiment `agent_r1`, still to be entered; `about` is its description.
 
     Its source is the command that makes it; in an experiment of DVC's its name ends with that one's. A run that repeats
     an earlier one in name, params and tags takes its place: the earlier one goes to MLflow's trash. A recurring one
-    neither takes a place nor loses its own.
+    neither takes a place nor loses its own. `began_s` is when what it stands for began, in Unix time, if not now.
     """
     client, experiment = open_store()
     from mlflow.entities import Param
@@ -223,7 +230,8 @@ def start(
         for earlier in client.search_runs([experiment], f"tags.{IDENTITY_TAG} = '{identity}'"):
             client.delete_run(earlier.info.run_id)
         tags = {**tags, IDENTITY_TAG: identity}
-    created = client.create_run(experiment, tags={**tags, **_shown(tags, about)}, run_name=name)
+    since = _now_ms() if began_s is None else round(began_s * 1000)
+    created = client.create_run(experiment, since, {**tags, **_shown(tags, about)}, run_name=name)
     entries = [Param(key, str(value)) for key, value in params.items()]
     for first in range(0, len(entries), PARAMS_PER_CALL):
         client.log_batch(created.info.run_id, params=entries[first : first + PARAMS_PER_CALL])

@@ -20,21 +20,24 @@ MLFLOW_UI = "AGENT_R1_MLFLOW_UI"  # set by `make serve` for its worker: where a 
 NOTE, KIND = "mlflow.note.content", "mlflow.experimentKind"  # MLflow's own tags
 VIEW = "comparison"
 FINAL = "final/success"
+INTERVAL = "interval"  # a tag: the bounds of a run's final success, as text
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_variance")
-COLUMNS = (
-    f"metrics.`{FINAL}`",
-    f"metrics.`{FINAL}/low`",
-    f"metrics.`{FINAL}/high`",
-    "metrics.`rollout/success`",
-    "params.`variant`",
-    "params.`seed`",
-    "attributes.`Duration`",
-    "attributes.`Dataset`",
-    "attributes.`Source`",
-)
+CREATED, DURATION = "runDateAndNestInfo", "duration"  # MLflow's, which it always shows
+COLUMNS = {  # in their order, with the pixels that they take: all of them fit a window of 1,280
+    "attributes.`Run Name`": 220,
+    CREATED: 48,  # how the run ended; when it began is told by pointing there
+    f"metrics.`{FINAL}`": 92,
+    f"tags.`{INTERVAL}`": 98,
+    "metrics.`rollout/success`": 106,
+    "params.`seed`": 46,
+    "attributes.`Dataset`": 140,
+    DURATION: 66,
+    "attributes.`Source`": 130,
+    "params.`variant`": 150,
+}
 ABOUT = """Trainings, and evaluations of what was not trained here, a run each. `final/success` is the share of the test
-questions with a right answer (exact match), or of worlds with their goal reached; `/low` and `/high` bound its 95 %
-interval. `rollout/success` is the same of the sampled episodes, iteration by iteration.
+questions with a right answer (exact match), or of worlds with their goal reached; `interval` is its 95 % interval, of
+which `/low` and `/high` are the bounds. `rollout/success` is the same of the sampled episodes, iteration by iteration.
 
 Group by `variant` to compare runs over their seeds. Baselines alone: `tags.kind = 'baseline'`; a sweep:
 `tags.sweep = 'ablations'`."""
@@ -81,7 +84,9 @@ def _view() -> dict[str, Any]:
     return {
         "orderByKey": f"metrics.`{FINAL}`",
         "orderByAsc": False,
-        "selectedColumns": list(COLUMNS),
+        "selectedColumns": [name for name in COLUMNS if name not in (CREATED, DURATION)],
+        "columnOrder": list(COLUMNS),
+        "columnWidths": COLUMNS,
         "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "variant"}]},
         "isAccordionReordered": True,  # else sections stand in the order of their names
         "compareRunSections": [

@@ -187,10 +187,18 @@ def test_a_row_of_the_first_table_says_what_the_run_is(project: Path, monkeypatc
     assert {
         "mlflow.source.name": "agent-r1 train --run ppo_no_masks",
         "mlflow.note.content": "success 0.500 [0.125, 0.750] of the test questions: credit.loss_mask False",
+        "interval": "[0.12, 0.75]",
         "kind": "training",
     }.items() <= found.data.tags.items()
     [data] = found.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest, data.tags[0].value) == ("atlas questions", "abababab", "training")
+
+
+def test_a_run_lasts_as_long_as_what_it_stands_for(project: Path) -> None:
+    with tracking.start("asked", {}, TAGS, began_s=time.time() - 60) as run:
+        pass
+    info = client(project).get_run(run.run_id).info
+    assert 60_000 <= info.end_time - info.start_time < 120_000
 
 
 def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +217,13 @@ def test_the_experiment_opens_on_the_comparison(project: Path, monkeypatch: pyte
     assert link == f"http://127.0.0.1:5001/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey=comparison"
     view = json.loads(experiment.tags["mlflow.sharedViewState.comparison"])
     assert view["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "variant"}]
-    assert "metrics.`final/success/low`" in view["selectedColumns"]
+    assert view["columnOrder"][:5] == [
+        *("attributes.`Run Name`", "runDateAndNestInfo"),
+        *("metrics.`final/success`", "tags.`interval`", "metrics.`rollout/success`"),
+    ]
+    assert {*view["columnOrder"]} - {*view["selectedColumns"]} == {"runDateAndNestInfo", "duration"}
+    shown = sum(width for name, width in view["columnWidths"].items() if name != "params.`variant`")
+    assert shown <= 952, "a laptop's window has room for so many pixels beside the boxes that are ticked"
     client(project).set_experiment_tag(experiment.experiment_id, "mlflow.note.content", "our own words")
     comparison()
     described = client(project).get_experiment(experiment.experiment_id).tags
