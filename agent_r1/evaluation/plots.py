@@ -22,6 +22,7 @@ INK, MUTED, GRID = "#222222", "#6B6B6B", "#E3E3E3"
 DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left out, by baseline
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
+SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
 EXPLAINED = "value/explained_variance"  # logged where there is a critic
 SAMPLED, VALIDATED = "rollout/success", "validation/success"
 STABILISED = "monitor/stabilised"  # logged where an alarm may change how a run trains
@@ -101,9 +102,10 @@ def seed_curves(
 
     The reference's mean is drawn in grey in every other panel, and in each a line for every limit, a test score.
     """
-    lines = -(-len(curves) // PANELS_PER_ROW)
-    figure = Figure((13, 1.1 + 2.6 * lines), **PAPER)
-    panels = figure.subplots(lines, PANELS_PER_ROW, sharex=True, sharey=True, squeeze=False).ravel()
+    columns = min(PANELS_PER_ROW, len(curves))
+    lines, (width, height) = -(-len(curves) // columns), SWEEP if columns > 2 else FEW
+    figure = Figure((width, 1.1 + height * lines), **PAPER)
+    panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     figure.suptitle(title, x=0.01, ha="left", fontsize=16, fontweight="bold", color=INK)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
@@ -124,7 +126,7 @@ def seed_curves(
         _clear(panel)
         panel.set_title(run, loc="left", fontsize=12.5, color=colour[run], fontweight="bold")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-        if place + PANELS_PER_ROW >= len(curves):  # no panel below it
+        if place + columns >= len(curves):  # no panel below it
             panel.tick_params(labelbottom=True)
             panel.set_xlabel("iteration", color=MUTED)
     band = Patch(color=INK, alpha=0.22, linewidth=0, label="lowest to highest seed")
@@ -134,7 +136,8 @@ def seed_curves(
         Line2D([], [], label=f"{name} {score:.2f}, test questions", **style)
         for style, (name, score) in zip(bounds, limits.items(), strict=True)
     ]
-    _legend(figure, [mean_line, band, Line2D([], [], label=f"mean of {reference}", **dashed), *of_limits, *changes])
+    of_reference = [Line2D([], [], label=f"mean of {reference}", **dashed)] * (len(curves) > 1)
+    _legend(figure, [mean_line, band, *of_reference, *of_limits, *changes], LEGEND_COLUMNS if columns > 2 else 2)
     _save(figure, path)
 
 
@@ -227,9 +230,9 @@ def _clear(axes: Axes) -> None:
     axes.spines[["left", "bottom"]].set_color(GRID)
 
 
-def _legend(figure: Figure, marks: Sequence[Artist]) -> None:
+def _legend(figure: Figure, marks: Sequence[Artist], columns: int = LEGEND_COLUMNS) -> None:
     """Names what is drawn, below the picture."""
-    columns = min(LEGEND_COLUMNS, len(marks))
+    columns = min(columns, len(marks))
     figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=12, labelcolor=INK)
 
 

@@ -63,7 +63,7 @@ def render_sweep(
     hits, draws = successes(agents), (params.bootstrap_samples, params.seed)
     found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
     of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
-    reference, base = next(iter(runs)), baselines[0].name
+    reference, base, several = next(iter(runs)), baselines[0].name, len(runs) > 1
     seeds, asked = sorted({len(evaluations) for evaluations in runs.values()}), hits[reference].shape[1]
 
     def difference(name: str, other: str, chosen: NDArray[np.bool_] | slice = slice(None)) -> str:
@@ -78,11 +78,15 @@ def render_sweep(
     seed_curves(folder / CURVES_PNG, curves, reference, SAMPLED, title, limits)
     compared = dict.fromkeys([*(references or (reference, base)), *(name for name in limits if name == FLOOR)])
     strata_by_name = {name: _strata(agents[reference][0], questions, name) for name in strata_of(questions)}
+    at_equal_time = (
+        f"At equal time is of the last {AT_THE_END} iterations that had ended when the fastest training was over. "
+    ) * several
+    dashed = f", dashed: {reference}" * several
     parts = [
         "# Ablations",
-        f"{len(runs)} runs with {' or '.join(map(str, seeds))} seeds each, {asked} test questions, greedy decoding. "
-        "Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one seed, over "
-        "questions.",
+        f"{_counted([len(runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, {asked} test questions, "
+        "greedy decoding. Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one "
+        "seed, over questions.",
         *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
         *above_chance(found),
         f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
@@ -104,12 +108,11 @@ def render_sweep(
     parts += [
         "## Training",
         f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
-        f"is the share of its targets' variance that a critic explains. At equal time is of the last {AT_THE_END} "
-        f"iterations that had ended when the fastest training was over. On dev is the {word} of the last "
-        "validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
+        f"is the share of its targets' variance that a critic explains. {at_equal_time}On dev is the {word} of the "
+        "last validation, greedy: what is chosen among runs is chosen by it. An alarm is the collapse monitor's; the "
         "iteration is that of the first one.",
         _training(curves, word),
-        f"![{word.capitalize()} per iteration: mean and range of the seeds, dashed: {reference}]({CURVES_PNG})",
+        f"![{word.capitalize()} per iteration: mean and range of the seeds{dashed}]({CURVES_PNG})",
     ]
     write_page(folder, parts)
     return found
@@ -150,20 +153,28 @@ def _scores_by_seed(hits: Hits, found: Mapping[str, Interval], strata: Chosen) -
 
 def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
     shortest, rows = min(_seconds(curve) for seeds in curves.values() for curve in seeds), []
+    several = len(curves) > 1
     for run, seeds in curves.items():
         alarmed = [[metrics["iteration"] for metrics in curve if metrics["monitor/alarms"]] for curve in seeds]
         firsts = [str(int(iterations[0])) if iterations else "none" for iterations in alarmed]
         validated = [[metrics[VALIDATED] for metrics in curve if VALIDATED in metrics][-1:] for curve in seeds]
+        at_equal_time = [metrics[SAMPLED] for curve in seeds for metrics in _until(curve, shortest)[-AT_THE_END:]]
         row = [
             _mean([metrics[SAMPLED] for curve in seeds for metrics in curve[-AT_THE_END:]], 3),
-            _mean([metrics[SAMPLED] for curve in seeds for metrics in _until(curve, shortest)[-AT_THE_END:]], 3),
+            *[_mean(at_equal_time, 3)] * several,
             _mean([score for scores in validated for score in scores], 3),
             _mean([each[EXPLAINED] for curve in seeds for each in curve[-AT_THE_END:] if EXPLAINED in each], 2),
         ]
         minutes = _mean([_seconds(curve) / 60 for curve in seeds], 1)
         rows.append([f"`{run}`", str(len(seeds[0])), *row, ", ".join(firsts), minutes])
-    header = ["run", "iterations", f"sampled {word}", f"at equal time, {shortest / 60:.1f} min", "on dev", "explained"]
+    compared = [f"at equal time, {shortest / 60:.1f} min"] * several
+    header = ["run", "iterations", f"sampled {word}", *compared, "on dev", "explained"]
     return markdown_table([*header, "first alarm, by seed", "minutes per seed"], rows)
+
+
+def _counted(numbers: Sequence[int], what: str) -> str:
+    """`1 run`, `3 or 5 seeds`."""
+    return f"{' or '.join(map(str, numbers))} {what}{'s' * (numbers[-1] != 1)}"
 
 
 def _mean(values: Sequence[float], decimals: int) -> str:

@@ -75,6 +75,16 @@ def test_floor_and_ceiling_are_lines_in_every_panel_of_a_sweep(tmp_path: Path) -
     assert drawn > without + 3 * 2 * 200, "two lines of some hundred pixels in each of three panels"
 
 
+def test_a_run_alone_fills_the_picture(tmp_path: Path) -> None:
+    """Its line reaches the right quarter, and no legend speaks of a reference, which would be itself."""
+    rows = [{"iteration": i, "rollout/success": i / 10} for i in range(10)]
+    seed_curves(tmp_path / "one.png", {"ppo": [rows]}, "ppo", "rollout/success", "", {})
+    picture = np.rint(imread(tmp_path / "one.png")[..., :3] * 255)
+    right = picture[:, picture.shape[1] * 3 // 4 :]
+    assert (right == [int(PALETTE[0][i : i + 2], 16) for i in (1, 3, 5)]).all(axis=-1).sum() > 500
+    assert drawn_in(tmp_path / "one.png", MUTED) < 2000, "numbers at the axes, and no dashes"
+
+
 def test_what_a_critic_explains_is_drawn_in_a_panel_of_its_own(tmp_path: Path) -> None:
     plain = [{"iteration": i, "rollout/success": 0.5, "reward/total": 0.5} for i in range(10)]
     learning_curves(tmp_path / "two.png", {"ppo": plain}, {}, "solved")

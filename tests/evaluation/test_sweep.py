@@ -104,6 +104,25 @@ def test_references_are_what_all_are_compared_with(
     assert "| `grpo` |  | +0.250 [" in page
 
 
+def test_a_run_alone_is_compared_with_no_other(
+    evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams
+) -> None:
+    render_sweep(
+        {"ppo": [evaluate("ppo-seed0", 3)]},
+        [evaluate("base_tool_call", 1)],
+        {"ppo": [curve(None)]},
+        questions,
+        tmp_path,
+        draws,
+        references=[],
+    )
+    page = (tmp_path / "report.md").read_text()
+    assert "1 run with 1 seed, 4 test questions" in page
+    assert "| run | iterations | sampled exact match | on dev |" in page
+    assert "equal time" not in page
+    assert "mean and range of the seeds](learning_curves.png)" in page
+
+
 def test_training_names_the_first_alarm_and_the_minutes(page: str) -> None:
     # Four iterations of 20 and 10 s are two minutes, and a share is no time. The last three have .1, .2 and .3.
     # Of the variance .2, .4 and .6 are explained then, where there is a critic. The last validations say .6 and .7.
