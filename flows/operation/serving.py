@@ -110,6 +110,7 @@ def _say_who_may_enter(password: str) -> None:
 
 def show_mlflow(port: int) -> None:
     """Runs the MLflow UI alone, until interrupted."""
+    logger.info("starting MLflow; half a minute on a busy machine")
     found = _mlflow_servers(port)
     if not found:
         raise ValueError(f"MLFLOW_TRACKING_URI names a server, which shows its runs itself: {address()}")
