@@ -1,0 +1,292 @@
+"""What several rooms' tests share: a small tokenizer, small models, a task of one action, vLLM servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import yaml
+from mlflow import MlflowClient
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from agent_r1.envs.kinds import attempts_at
+from agent_r1.envs.shared import Shared
+from agent_r1.params import load
+from agent_r1.params.sections import override, validated
+from agent_r1.params.train import TrainParams
+from agent_r1.policy.builtin import new_model, train_tokenizer
+from agent_r1.records import Passage, Question
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episodes import ScriptedSampler, collect
+from agent_r1.search.index import Cached, build, open_index
+from agent_r1.tables import write_rows
+from agent_r1.training.folder import Identity, RunFolder
+from agent_r1.training.loop import Training
+from agent_r1.training.warm_start import fit
+
+PARAMS = Path(__file__).parents[1] / "params.yaml"
+TEXTS = [
+    'You answer questions. Tools: search(query)\n{"name": "search", "arguments": {"query": "capital of Veld"}}',
+    "The director of the film is Mara Quill. Mara Quill was born in Tesk in 1950. Tesk is a city in Veld.",
+    "Search for facts, then answer. yes no <|im_end|> </tool_response>",
+] * 20
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WORDS = "query passage : . a born city country in is mara norn quill tesk twin veld was where"
+
+MakeIndex = Callable[[Sequence[Passage]], Cached]
+
+# What a task of one action allows.
+ONE_ACTION = load(PARAMS).env.model_copy(update={"max_steps": 1, "max_tokens": 128, "max_action_tokens": 16})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a training is given."""
+
+    questions: list[Question]
+    index: Cached
+    model: Path
+
+
+@pytest.fixture(scope="session")
+def lay_store(build_once: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[Path], None]:
+    """Gives a project without a store a copy of an empty one; to make one takes MLflow seconds."""
+    made = build_once("store", lambda folder: MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments())
+
+    def lay(project: Path) -> None:
+        if not (project / ".tracking").exists():
+            shutil.copytree(made, project / ".tracking")
+
+    return lay
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TEXTS, vocab_size=512)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Path:
+    """A Hugging Face folder: 2 layers, hidden 64, tied embeddings, random weights of seed 0."""
+    folder = tmp_path_factory.mktemp("tiny_model")
+    new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=512, seed=0).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat(tiny_tokenizer: PreTrainedTokenizerFast) -> Chat:
+    return Chat(tiny_tokenizer)
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Gives a port of loopback on which nobody listens."""
+    return _free_port
+
+
+@contextlib.contextmanager
+def _answering(answer: Callable[[tuple[dict[str, str], dict[str, Any]]], tuple[int, bytes]]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, content = answer((dict(self.headers), body))
+            self.send_response(status)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):  # who asked has heard enough
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def answering() -> Callable[..., AbstractContextManager[str]]:
+    """Serves an endpoint on loopback that answers what it hears, headers and body, by a status and a body."""
+    return _answering
+
+
+@pytest.fixture(scope="session")
+def bm25_index(tmp_path_factory: pytest.TempPathFactory) -> MakeIndex:
+    """An index of some passages, as the index stage builds it by default."""
+
+    def index(passages: Sequence[Passage]) -> Cached:
+        folder = tmp_path_factory.mktemp("bm25_index")
+        write_rows(folder / "passages.parquet", passages, Passage)
+        params = load(PARAMS).search
+        build(params, folder / "passages.parquet", folder / "index")
+        return open_index(params, folder / "passages.parquet", folder / "index")
+
+    return index
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer with random weights, and a tokenizer that knows a few words."""
+    folder = tmp_path_factory.mktemp("tiny_encoder")
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *WORDS.split()])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32
+    ).save_pretrained(folder)
+    shape = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        BertModel(shape).save_pretrained(folder)
+    return folder
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(600):
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").is_success:
+                return
+        assert process.poll() is None, log.read_text()
+        time.sleep(1)
+    raise AssertionError(f"no server after ten minutes:\n{log.read_text()}")
+
+
+@contextlib.contextmanager
+def _engine_server(folder: Path, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
+    new_model(tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=1024, seed=1).save_pretrained(folder)
+    params = yaml.safe_load(PARAMS.read_text())
+    (folder / "params.yaml").write_text(yaml.safe_dump({**params, "env": {**params["env"], "max_tokens": 1024}}))
+    port, log = _free_port(), folder / "engine_server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows", "serve_engine", ".", "--port", str(port)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(PARAMS.parent)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_healthy(f"http://127.0.0.1:{port}", process, log)
+        yield f"http://127.0.0.1:{port}", process.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def mortal_server(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[str, int]]:
+    """The URL and the process group of a server as `engine_server`, for a test that kills it."""
+    with _engine_server(tmp_path, tiny_tokenizer) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def engine_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
+    """The URL of a real vLLM server with a model of the tiny model's shape, which reads 1,024 tokens."""
+    with _engine_server(tmp_path_factory.mktemp("engine_server"), tiny_tokenizer) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def one_action_task(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerFast, bm25_index: MakeIndex
+) -> Callable[..., Task]:
+    """Questions that one action answers, and a model from plain random weights that was shown actions for each."""
+    index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
+
+    def build(answers: Mapping[str, str], action: Callable[[str], str], *, steps: int = 200) -> Task:
+        questions = [
+            Question(
+                question_id=text,
+                dataset="test",
+                split="train",
+                text=text,
+                answers=[answer],
+                gold_titles=[],
+                strata={"hops": "1", "kind": "lookup"},
+            )
+            for text, answer in answers.items()
+        ]
+        env, chat = ONE_ACTION, Chat(tiny_tokenizer)
+        with Shared(env, index) as shared:
+            shown = attempts_at(questions, shared, samples=64)
+            sampler = ScriptedSampler([[action(answers[each.question_id])] for each in shown], chat)
+            demonstrations = collect(sampler, chat, shown, shared, seed=0)
+        shape = new_model(tiny_tokenizer, hidden_size=64, layers=2, heads=2, max_tokens=env.max_tokens, seed=0).config
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = Qwen2ForCausalLM(shape)
+        changes = {"batch_size": 32, "steps": steps, "learning_rate": 2e-3, "observation_weight": 0.0}
+        fit(model, demonstrations, load(PARAMS).warm_start.model_copy(update=changes))
+        folder = tmp_path_factory.mktemp("one_action")
+        model.save_pretrained(folder)
+        tiny_tokenizer.save_pretrained(folder)
+        return Task(questions=questions, index=index, model=folder)
+
+    return build
+
+
+@pytest.fixture
+def open_training(tmp_path: Path) -> Callable[..., AbstractContextManager[Training]]:
+    """A training of a task of one action, with changes of `train`."""
+
+    @contextlib.contextmanager
+    def open_(task: Task, changes: dict[str, Any]) -> Iterator[Training]:
+        plain = load(PARAMS)
+        engine = plain.engine.model_copy(update={"kind": "transformers"})
+        settings = plain.model_copy(update={"env": ONE_ACTION, "engine": engine})
+        rollout = {"questions": sum(each.split == "train" for each in task.questions), "samples": 8}
+        small = {"rollout": rollout, "update": {"learning_rate_decay": "none", "minibatches": 4}}
+        config = validated(TrainParams, override(override(plain.train.model_dump(), small), changes), "train")
+        new = RunFolder(tmp_path / "run", Identity.of(settings, config))
+        with (
+            new.opened(config.iterations, aside=tmp_path / "aside") as folder,
+            Shared(settings.env, task.index) as shared,
+            Training(
+                settings, config, questions=task.questions, shared=shared, model=task.model, folder=folder
+            ) as training,
+        ):
+            yield training
+
+    return open_
