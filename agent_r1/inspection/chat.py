@@ -25,7 +25,7 @@ from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.records import CallStatus, Outcome, StopReason
-from agent_r1.rollout.episodes import StepView
+from agent_r1.rollout.episode import StepView
 from agent_r1.serving.agent import Agent
 from agent_r1.serving.wire import Card, Cards, Event, Limits
 

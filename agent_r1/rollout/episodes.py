@@ -5,41 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from agent_r1.envs.base import Attempt, Transition, opened
-from agent_r1.envs.context import Summary, in_context
+from agent_r1.envs.base import Attempt, opened
 from agent_r1.envs.shared import Shared
 from agent_r1.faults import WorldFault, require_few
-from agent_r1.params.env import EnvParams
-from agent_r1.records import Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import Encoded
+from agent_r1.rollout.episode import Episode, StepView
 from agent_r1.rollout.order import Act, Arrivals, Rounds, compare, order_of
-from agent_r1.rollout.sampling import Action, EngineError, Request, Sampler
-from agent_r1.seeds import derive
+from agent_r1.rollout.sampling import Action, Request, Sampler
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepView:
-    """A step that was just taken, as text for those who look on. Nothing of it is tokenised again."""
-
-    step: Step
-    action: str  # decoded, with the thought's tag where the prompt wrote it, without the end token that closed it
-    observations: tuple[str, ...]  # what the policy reads next, for each call; nothing where the episode ends
-    outcome: Outcome | None  # None while the episode goes on
-    answer: str  # the text between the answer tags, "" without one
-    fault: str  # what the world did wrong, where the episode is ABORTED, else ""
-    tokens: int  # of the episode so far
-
-
-class PromptTooLong(ValueError):
-    """A question leaves no room for an action in its context."""
 
 
 def collect(
@@ -74,8 +51,8 @@ def collect(
     limits = shared.limits
     chat.frames(limits.parallel_calls)  # refuses before anything is sampled
 
-    def play(indices: Iterable[int]) -> dict[int, _Episode]:
-        begun = {index: _Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
+    def play(indices: Iterable[int]) -> dict[int, Episode]:
+        begun = {index: Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
         order = order_of(sampler, limits.order, len(begun))
         plays = (_play(episode, index, order, greedy=greedy, told=told) for index, episode in begun.items())
         shared.run(_together(plays))
@@ -99,7 +76,7 @@ def attend(
     To be iterated in the loop of `shared`, where others may be at the same time, and closed (`aclose`) where it is left
     before its end. Arguments and errors are those of `collect`; `episode` tells it from those beside it.
     """
-    return _steps(_Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0), episode, act)
+    return _steps(Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0), episode, act)
 
 
 def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> Iterator[StepView]:
@@ -125,14 +102,14 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
     return shared.run(compare(sampler, contexts, shared.limits))
 
 
-async def _play(episode: _Episode, index: int, order: Rounds | Arrivals, *, greedy: bool, told: bool) -> None:
+async def _play(episode: Episode, index: int, order: Rounds | Arrivals, *, greedy: bool, told: bool) -> None:
     async for _ in _steps(episode, index, order.act, greedy=greedy, told=told):
         pass
     order.leave()
 
 
 async def _steps(
-    episode: _Episode, index: int, act: Act, *, greedy: bool = False, told: bool = False
+    episode: Episode, index: int, act: Act, *, greedy: bool = False, told: bool = False
 ) -> AsyncGenerator[StepView]:
     try:
         await episode.open()
@@ -158,158 +135,9 @@ async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise errors.exceptions[0] from None
 
 
-def _faults(episodes: Mapping[int, _Episode]) -> dict[int, str]:
+def _faults(episodes: Mapping[int, Episode]) -> dict[int, str]:
     """What the world did wrong, of each episode that it cut short."""
     return {index: episode.fault for index, episode in episodes.items() if episode.fault}
-
-
-class _Episode:
-    """The state of one running episode."""
-
-    def __init__(
-        self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: tuple[int, int], policy_version: int
-    ) -> None:
-        """`seed` is of the collection and its iteration."""
-        self._attempt, self._chat, self._limits = attempt, chat, limits
-        self._iteration, self._policy_version = seed[1], policy_version
-        self._seed_parts = (*seed, attempt.question_id, attempt.sample)
-        self._env = in_context(attempt.env(derive(*self._seed_parts, "env")), limits.context)
-        self._context_starts = [0]
-        self._ids: list[int] = []
-        self._source: list[int] = []
-        self._logprobs: list[float] = []
-        self._steps: list[Step] = []
-        self._answer = ""
-        self.outcome: Outcome | None = None
-        self.fault = ""
-
-    async def open(self) -> None:
-        """Opens the environment and begins the first context."""
-        try:
-            await self._env.open()
-        except WorldFault as fault:
-            self.abort(fault)
-            return
-        self._dialogue = Dialogue(self._chat, self._env.system, self._env.user, self._env.tools)
-        self._append(self._dialogue.opening)
-        if self._room() < 1:
-            raise PromptTooLong(
-                f"the prompt of question {self._attempt.question_id!r} has {len(self._ids)} tokens and max_tokens is "
-                f"{self._limits.max_tokens}: no room for an action; raise env.max_tokens or show fewer passages"
-            )
-
-    async def close(self) -> None:
-        await self._env.close()
-
-    def abort(self, fault: WorldFault) -> None:
-        """Ends the episode, because the world failed between two steps."""
-        self.outcome, self.fault = Outcome.ABORTED, fault.words
-
-    def request(self, index: int, *, greedy: bool, told: bool = False) -> Request:
-        return Request(
-            episode=index,
-            step=len(self._steps),
-            context=self._context(),
-            seed=derive(*self._seed_parts, len(self._steps)),
-            max_tokens=min(self._limits.max_action_tokens, self._room()),
-            greedy=greedy,
-            summary=isinstance(self._env, Summary) and self._env.asks,
-            messages=self._dialogue.messages() if told else (),
-        )
-
-    async def advance(self, request: Request, action: Action) -> StepView:
-        """Appends the sampled action, lets the environment answer it, and appends what comes back."""
-        self._check(request, action)
-        start = len(self._ids)
-        self._ids += action.token_ids
-        self._source += [Source.ACTION] * len(action.token_ids)
-        self._logprobs += action.logprobs.tolist()
-        closed = action.stop_reason is StopReason.END
-        said = self._chat.decode(action.token_ids[:-1] if closed else action.token_ids)
-        text = self._chat.opened(request.context) + said
-        try:
-            transition = await self._env.step(text)
-        except WorldFault as fault:
-            transition = Transition(outcome=Outcome.ABORTED, fault=fault.words)
-        self._observe(transition, action.token_ids, closed)
-        read = self.outcome is None
-        step = Step(
-            action_start=start,
-            action_stop=start + len(action.token_ids),
-            stop_reason=action.stop_reason,
-            calls=list(transition.calls),
-            rewards=transition.rewards | (transition.rewards_when_read if read else {}),
-        )
-        self._steps.append(step)
-        return StepView(
-            step=step,
-            action=text,
-            observations=transition.observations if read else (),
-            outcome=self.outcome,
-            answer=self._answer,
-            fault=self.fault,
-            tokens=len(self._ids),
-        )
-
-    def finish(self) -> Trajectory:
-        if self.outcome is None:
-            raise RuntimeError(f"the episode of question {self._attempt.question_id!r} is not over")
-        attempt = self._attempt
-        return Trajectory(
-            trajectory_id=f"{self._iteration}/{attempt.question_id}/{attempt.sample}",
-            question_id=attempt.question_id,
-            group=attempt.group,
-            sample=attempt.sample,
-            seed=derive(*self._seed_parts),
-            policy_version=self._policy_version,
-            iteration=self._iteration,
-            token_ids=np.array(self._ids, np.int32),
-            source=np.array(self._source, np.uint8),
-            logprobs=np.array(self._logprobs, np.float32),
-            context_starts=self._context_starts,
-            steps=self._steps,
-            outcome=self.outcome,
-            answer=self._answer,
-        )
-
-    def _check(self, request: Request, action: Action) -> None:
-        """Refuses what is no answer to the request; what comes from an engine is trusted no further."""
-        ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
-        if not 1 <= len(ids) == len(logprobs) <= most:
-            raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
-        if not np.isfinite(logprobs).all():
-            raise EngineError(
-                f"an action's logprobs are not all finite: question {self._attempt.question_id!r}, sample "
-                f"{self._attempt.sample}, step {request.step}, weights of version {self._policy_version}; start again "
-                "from the checkpoint with a lower train.update.learning_rate"
-            )
-        if (action.stop_reason is StopReason.END) != (ids[-1] == self._chat.end_id):
-            raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
-        if self._context() != request.context:
-            raise RuntimeError("a context changed while its action was sampled: it may only grow by what is appended")
-
-    def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
-        if transition.outcome is not None:
-            self.outcome, self._answer, self.fault = transition.outcome, transition.answer, transition.fault
-            return
-        reply = self._dialogue.reply(action, transition.observations, closed=closed, restart=transition.restart)
-        if len(reply.ids) >= (self._limits.max_tokens if reply.restarts else self._room()):
-            self.outcome = Outcome.TOKEN_LIMIT
-            return
-        if reply.restarts:
-            self._context_starts.append(len(self._ids))
-        self._append(reply)
-
-    def _append(self, tokens: Encoded) -> None:
-        self._ids += tokens.ids
-        self._source += tokens.source
-        self._logprobs += [0.0] * len(tokens.ids)
-
-    def _context(self) -> list[int]:
-        return self._ids[self._context_starts[-1] :]
-
-    def _room(self) -> int:
-        return self._limits.max_tokens - (len(self._ids) - self._context_starts[-1])
 
 
 class ScriptedSampler:

@@ -21,7 +21,7 @@ from uvicorn import Server
 
 from agent_r1.endpoint import ENDPOINT_KEY
 from agent_r1.records import Outcome
-from agent_r1.rollout.episodes import PromptTooLong, StepView
+from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 from agent_r1.server import Bounded, Guard, configured, read_body, refusal
 from agent_r1.serving.agent import Agent

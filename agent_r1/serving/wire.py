@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from agent_r1.envs.base import parse_action
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Outcome
-from agent_r1.rollout.episodes import StepView
+from agent_r1.rollout.episode import StepView
 
 FIELDS = "model, messages, stream, stream_options, temperature, seed, n and user"
 _STEP = TypeAdapter(StepView)

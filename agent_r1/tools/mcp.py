@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TextIO, cast
+from typing import Any, Protocol, Self, TextIO
 
 import anyio
 import httpx2
@@ -20,30 +17,23 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_PARAMS,
-    AudioContent,
-    CallToolResult,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-    TextResourceContents,
 )
 from mcp_types import Tool as Listed
 from pydantic import ValidationError
 
-from agent_r1.client import BadAnswerError, read_key, require_plain, require_small
+from agent_r1.client import BadAnswerError, read_key
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.mcp_wire import EXCERPT, Bounded, as_result, handed_on, log_file, said
 from agent_r1.tools.schema import Schema, function_schema
 
 KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: what it is sent as a bearer token
 START_S = 60.0  # until a server has listed its tools
 STOP_S = 15.0
 MAX_TOOLS = 64
-_EXCERPT = 500  # characters of a server's own words in a message
 _FAULTS = (  # what a session with a server that is ill can raise
     OSError,
     MCPError,
@@ -87,7 +77,7 @@ class Server:
         self.tools = [*known]
         self._name, self._params = name, params
         self._key = read_key(KEY + name.upper().replace("-", "_"))
-        self._environment = _handed_on(params.environment)
+        self._environment = handed_on(params.environment)
         self._opening = asyncio.Lock()
         logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what a server says out of turn, line by line
 
@@ -118,7 +108,7 @@ class Server:
         except TimeoutError:
             raise McpTimeout(f"{self.who} did not list its tools within {self._params.timeout_s:g} s") from None
         except _FAULTS as fault:
-            raise WorldFault(f"{self.who} does not list its tools: {_said(fault)}") from fault
+            raise WorldFault(f"{self.who} does not list its tools: {said(fault)}") from fault
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none."""
@@ -126,7 +116,7 @@ class Server:
         client, limit = self._client, asyncio.timeout(self._params.timeout_s)
         try:
             async with limit:
-                return _result(await client.call_tool(tool, arguments))
+                return as_result(await client.call_tool(tool, arguments))
         except _FAULTS as fault:
             code = fault.code if isinstance(fault, MCPError) else None
             if code == INVALID_PARAMS:
@@ -135,7 +125,7 @@ class Server:
                 self._lost = True
             if limit.expired():
                 raise McpTimeout(f"{self.who} took longer than {self._params.timeout_s:g} s for {tool}") from None
-            raise WorldFault(f"{self.who} failed in {tool}: {_said(fault)}") from fault
+            raise WorldFault(f"{self.who} failed in {tool}: {said(fault)}") from fault
 
     async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
         """Nothing: the session is not of one episode."""
@@ -175,12 +165,12 @@ class Server:
             task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled() and (fault := self._task.exception()):
-            logger.info("%s did not end in peace: %s", self.who, _said(fault))
+            logger.info("%s did not end in peace: %s", self.who, said(fault))
 
     async def _live(self) -> None:
         """Opens the session, says so, and closes it at the end."""
         async with contextlib.AsyncExitStack() as stack:
-            log = stack.enter_context(_log())
+            log = stack.enter_context(log_file())
             try:
                 async with asyncio.timeout(START_S):
                     self._client = await stack.enter_async_context(self._connected(log))
@@ -204,7 +194,7 @@ class Server:
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
         limits = httpx2.Timeout(self._params.timeout_s, read=None)  # a call has one of its own
         async with (
-            httpx2.AsyncClient(headers=headers, timeout=limits, transport=_Bounded()) as http,
+            httpx2.AsyncClient(headers=headers, timeout=limits, transport=Bounded()) as http,
             Client(streamable_http_client(self._params.url or "", http_client=http), cache=None) as client,
         ):
             yield client
@@ -222,7 +212,7 @@ class Server:
     def _chosen(self, listed: Sequence[Listed]) -> list[Listed]:
         names = [tool.name for tool in listed]
         if missing := [name for name in self._params.tools or () if name not in names]:
-            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(names)[:_EXCERPT]}")
+            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(names)[:EXCERPT]}")
         chosen = [tool for tool in listed if self._params.tools is None or tool.name in self._params.tools]
         if not 0 < len(chosen) <= MAX_TOOLS:
             raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
@@ -238,46 +228,18 @@ class Server:
 
     def _refusal(self, fault: Exception, log: TextIO) -> Exception:
         log.seek(0)
-        words = harmless(log.read()[-_EXCERPT:]).strip()
+        words = harmless(log.read()[-EXCERPT:]).strip()
         end = f"; its last words: {words}" if words else ""
         if isinstance(fault, TimeoutError):
             return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
         if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
             return ValueError(f"{self.who}: {fault}")
-        return WorldFault(f"{self.who} cannot be used: {_said(fault)}{end}")
+        return WorldFault(f"{self.who} cannot be used: {said(fault)}{end}")
 
     @property
     def who(self) -> str:
         where = self._params.url or " ".join((self._params.command or [])[:2])
         return f"the MCP server {self._name} ({harmless(without_password(where))[:200]})"
-
-
-class _Bounded(httpx2.AsyncHTTPTransport):
-    """Cuts what a server answers a request with while it is read; of what it says unasked there is no end."""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
-        if request.method == "POST":
-            require_plain(response.headers)
-            response.stream = _Counted(cast("httpx2.AsyncByteStream", response.stream))
-        return response
-
-
-class _Counted(httpx2.AsyncByteStream):
-    """The bytes of an answer, as long as it is small enough."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for piece in self._stream:
-            size += len(piece)
-            require_small(size)
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 class _OfEpisode:
@@ -336,48 +298,3 @@ class _McpTool(Tool):
 
     async def close(self) -> None:
         await self.session.close()
-
-
-@contextlib.contextmanager
-def _log() -> Iterator[TextIO]:
-    """A file for what a command says beside its answers, which goes with it."""
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        yield cast(TextIO, log)
-
-
-def _handed_on(variables: Sequence[str]) -> dict[str, str]:
-    if missing := [name for name in variables if name not in os.environ]:
-        raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
-    return {name: os.environ[name] for name in variables}
-
-
-def _result(result: CallToolResult) -> ToolResult:
-    """Its texts; of what is no text, that it was left out. Structured content where there is nothing else."""
-    text = "\n".join(_texts(result))
-    if not result.content and result.structured_content is not None:
-        text = json.dumps(result.structured_content, ensure_ascii=False)
-    return ToolResult(text=text, call_status=CallStatus.FAILED if result.is_error else CallStatus.OK)
-
-
-def _texts(result: CallToolResult) -> Iterator[str]:
-    for block in result.content:
-        match block:
-            case TextContent():
-                yield block.text
-            case EmbeddedResource(resource=TextResourceContents() as resource):
-                yield resource.text
-            case EmbeddedResource():
-                yield f"[a file ({block.resource.mime_type or 'binary'}) left out]"
-            case ImageContent():
-                yield f"[an image ({block.mime_type}) left out]"
-            case AudioContent():
-                yield f"[a sound ({block.mime_type}) left out]"
-            case ResourceLink():
-                yield f"[a link to {block.name}: {block.uri}]"
-
-
-def _said(fault: BaseException) -> str:
-    """What is at the bottom of a fault, in a line."""
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:_EXCERPT])).rstrip(": ")

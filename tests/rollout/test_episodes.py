@@ -21,7 +21,8 @@ from agent_r1.faults import TooManyAborted
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.episodes import ScriptedSampler, StepView, collect, follow
+from agent_r1.rollout.episode import StepView
+from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
 from agent_r1.seeds import derive
