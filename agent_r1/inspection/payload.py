@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agent_r1.envs.base import split_action
 from agent_r1.inspection.stored import Shown
-from agent_r1.records import StopReason, words_of
+from agent_r1.records import QA, StopReason, words_of
 from agent_r1.tracking.traces import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
@@ -64,6 +64,7 @@ class Payload:
             "text": question.text,
             "answers": question.answers,
             "strata": question.strata,
+            "drawn": question.env != QA,  # a world may draw its state with characters, one below the other
             "words": words_of([question]),
         }
         self._episodes.append(self._episode(shown))

@@ -16,7 +16,7 @@ function strata(question) {
 }
 
 function drawEpisode(episode, state) {
-  const column = node("article", "", "column");
+  const column = node("article", "", episode.question.drawn ? "column drawn" : "column");
   column.dataset.episode = episode.place;
   column.setAttribute("aria-label", whenText(episode));
   column.append(episodeHead(episode, state));

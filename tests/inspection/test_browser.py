@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,6 +65,16 @@ def test_every_token_is_there_with_its_text(opened: Callable[..., Page], make_sh
     assert tokens.count() == len(shown.trajectory.token_ids)
     told = "".join(page.locator(".tokens").all_text_contents())
     assert told.replace("\n", "") == words.decode(shown.trajectory.token_ids.tolist()).replace("\n", "")
+
+
+@pytest.mark.parametrize("env", ["qa", "frozen_lake"])
+def test_the_rows_of_a_board_stand_one_below_the_other(
+    opened: Callable[..., Page], make_shown: MakeShown, env: str
+) -> None:
+    shown = make_shown(passage="PIII\nWWWW")
+    page = opened([[replace(shown, question=replace(shown.question, env=env))]])
+    font = page.locator(".observation .tokens").evaluate("element => getComputedStyle(element).fontFamily")
+    assert ("monospace" in font) == (env != "qa")
 
 
 def test_a_step_tells_its_parts_and_its_rewards(opened: Callable[..., Page], make_shown: MakeShown) -> None:
