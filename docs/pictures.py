@@ -33,7 +33,8 @@ def main(prefect: str, mlflow: str, viewer: Path) -> None:
         for flow, name in (("training", "prefect.png"), ("promote", "prefect_decision.png")):
             page = f"{prefect}/runs/flow-run/{latest_run(prefect, flow)}"
             take(browser, page, name, LAPTOP, headers=known())
-        take(browser, comparison(mlflow), "mlflow.png", LAPTOP)
+        take(browser, comparison(mlflow, "TABLE"), "mlflow_runs.png", LAPTOP)
+        take(browser, comparison(mlflow, "CHART"), "mlflow.png", LAPTOP)
         take(browser, three_compared(mlflow), "mlflow_compare.png", LAPTOP)
         take(browser, viewer.absolute().as_uri(), "viewer.png", LAPTOP)
         take(browser, viewer.absolute().as_uri(), "viewer_phone.png", PHONE)
@@ -94,9 +95,9 @@ def latest_run(prefect: str, flow: str) -> str:
     return str(runs[0]["id"])
 
 
-def comparison(mlflow: str) -> str:
-    """The page that `make ui` prints, on its charts."""
-    shown = {"viewStateShareKey": VIEW, "compareRunsMode": "CHART"}
+def comparison(mlflow: str, mode: str) -> str:
+    """The page that `make ui` prints, as it opens (TABLE) or on its charts (CHART)."""
+    shown = {"viewStateShareKey": VIEW, "compareRunsMode": mode}
     return f"{mlflow}/#/experiments/{experiment(mlflow)}/runs?{urlencode(shown)}"
 
 
