@@ -162,6 +162,7 @@ def _ask(
     asked = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
     questions = questions_under(subject.protocol, asked)
     require_playable(questions, settings.env)
+    logger.info("asking %d questions", len(questions))
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
     beneath = policy.beneath(settings)
