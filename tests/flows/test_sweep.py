@@ -73,7 +73,7 @@ def test_the_report_has_every_seed(swept: Path) -> None:
     assert " ".join(f"{score:.3f}" for score in scores) in page
     compared = json.loads((swept / "outputs/ablations/scores/ppo.json").read_text())
     assert compared["success"] == pytest.approx(sum(scores) / 2, abs=1e-4)
-    assert "1 runs with 2 seeds each" in page
+    assert "1 run with 2 seeds, " in page
 
 
 def test_a_baseline_has_no_seed(swept: Path, inside: Inside) -> None:
