@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Te
 from agent_r1 import params
 from agent_r1.files import is_own
 from agent_r1.harmless import harmless_lines, without_password
-from agent_r1.params.places import project_root
+from agent_r1.params.places import NAMED_BY_DVC, project_root
 from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 
 P = ParamSpec("P")
@@ -76,9 +76,14 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
 
 
 def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
-    """What a stage is called where people look: `train ppo 3`, wherever it writes, and however much."""
+    """What a stage is called where people look: `train ppo 3`, wherever it writes, and however much.
+
+    In an experiment of DVC's it ends with that one's name, `train ppo (slow)`, as the run in MLflow does.
+    """
     said = {name: str(value) for name, value in parameters.items() if value is not None and value is not False}
-    return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID)])
+    experiment = os.environ.get(NAMED_BY_DVC)
+    named = [f"({experiment})"] if experiment else []
+    return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID), *named])
 
 
 def output() -> Console:

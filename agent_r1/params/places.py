@@ -14,6 +14,7 @@ from agent_r1.params.sections import Section
 
 PARAMS = "params.yaml"  # marks the project's root
 MODELS = Path("models")  # DVC's files of registered policies
+NAMED_BY_DVC = "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
 SWEEP = "ablations"  # the section that lists runs and seeds, and the name of its outputs
 _VARIANT = re.compile("[0-9a-f]{8}")
 _LABEL = re.compile(r"(?P<run>\w{1,200})(-(?P<variant>[0-9a-f]{8}))?(-seed(?P<seed>\d{1,19}))?", re.ASCII)

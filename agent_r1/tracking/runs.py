@@ -16,7 +16,7 @@ import yaml
 
 from agent_r1.harmless import without_password
 from agent_r1.params import Params, fingerprint
-from agent_r1.params.places import RunId, project_root
+from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
 from agent_r1.tracking.store import open_store
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IDENTITY_TAG = "identity"
 KIND_TAG = "kind"  # training, baseline or evaluation
 VERSION_TAG = "model_version"  # of a training's run: the version that it registered
-EXPERIMENT_TAG, NAMED_BY_DVC = "dvc_experiment", "DVC_EXP_NAME"  # `dvc exp run --name NAME` says it to its stages
+EXPERIMENT_TAG = "dvc_experiment"
 OF = " of the test questions: "  # in a description, between the score and what it is the score of
 FIRST = ("success", "rollout/success", "reward/total", "success/low", "success/high")  # MLflow compares what came first
 CODE_TAG = "code"  # which code trained which iterations: `0-11 3fa91c2b, 12-19 77b0e4aa`

@@ -74,11 +74,13 @@ def ending(process: Any) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def test_a_stage_is_called_by_what_it_does_wherever_it_writes() -> None:
+def test_a_stage_is_called_by_what_it_does_wherever_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     def evaluate() -> None: ...
 
     given = {"run": None, "seed": 0, "sweep": "", "model": "models:/agent_r1/2", "fresh": False, "into": "outputs/x"}
     assert shown_name(evaluate, given) == "evaluate 0 models:/agent_r1/2"
+    monkeypatch.setenv("DVC_EXP_NAME", "slow")
+    assert shown_name(evaluate, given) == "evaluate 0 models:/agent_r1/2 (slow)"
 
 
 def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> None:
@@ -210,7 +212,8 @@ def completed_tasks(run: FlowRun, count: int) -> list[TaskRun]:
 
 
 @pytest.mark.usefixtures("tracked")
-def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks() -> None:
+def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DVC_EXP_NAME", "slow")
     results = []
 
     def toy_stage(run: str) -> None:
@@ -220,7 +223,7 @@ def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks() -> None:
     run_stage(toy_stage, run="ppo")
     assert results == [[1, 4], [7]]
     (run,) = runs_of("toy_stage")
-    assert run.name == "toy_stage ppo"
+    assert run.name == "toy_stage ppo (slow)"
     assert run.parameters == {"run": "ppo"}
     assert run.state_name == "Completed"
     assert {task_run.name for task_run in completed_tasks(run, 2)} == {"squared", "rolled 7"}
