@@ -23,7 +23,7 @@ FINAL = "final/success"
 INTERVAL = "interval"  # a tag: the bounds of a run's final success, as text
 CHARTS = ("rollout/success", "reward/total", "validation/success", "value/explained_variance")
 CREATED, DURATION = "runDateAndNestInfo", "duration"  # MLflow's, which it always shows
-COLUMNS = {  # in their order, with the pixels that they take: all of them fit a window of 1,280
+COLUMNS = {  # in their order, with the pixels that they take: all but the last fit a window of 1,280
     "attributes.`Run Name`": 220,
     CREATED: 48,  # how the run ended; when it began is told by pointing there
     f"metrics.`{FINAL}`": 92,
