@@ -6,15 +6,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import yaml
 
 from agent_r1.files import sha256, write_text
 from agent_r1.params import Params
 from agent_r1.params.places import RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
-from agent_r1.policy import adapter, checkpoint
-from agent_r1.policy.model import compute_dtype, default_device
+from agent_r1.policy import checkpoint
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
@@ -102,8 +100,13 @@ class Policy:
         Those lack what is below half a unit in the last place; merged ones in float32 compute what the adapters do, to
         rounding, and do without the model beneath.
         """
-        runs_adapters = settings.engine.kind != "server" and adapter_in(Path(self.path)).is_dir()
-        return runs_adapters and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
+        if settings.engine.kind == "server" or not adapter_in(Path(self.path)).is_dir():
+            return False
+        import torch  # for which, and for transformers, who only names a policy does not wait
+
+        from agent_r1.policy.model import compute_dtype, default_device
+
+        return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
 
     def beneath(self, settings: Params) -> Beneath | None:
         """What its adapters are to run beside: the model that trainings start from. None where its own weights run.
@@ -112,7 +115,11 @@ class Policy:
         """
         folder, start = Path(self.path), settings.places.warm_start
         alone = checkpoint.is_adapters_alone(folder)
-        stored = adapter.read_stored(folder) if alone or self.would_round(settings) else None
+        if not alone and not self.would_round(settings):
+            return None
+        from agent_r1.policy import adapter
+
+        stored = adapter.read_stored(folder)
         if stored is None:
             return None
         if alone and settings.engine.kind == "server":

@@ -26,6 +26,7 @@ SLOW = {
     "ppo",
     "prefect_api",
     "serve_index",
+    "served",
     "small_project",
     "start",
 }

@@ -172,12 +172,20 @@ def test_no_utils() -> None:
     assert not words & {"utils", "util", "helpers", "common", "misc"}
 
 
-def test_importing_the_ground_floor_and_credit_loads_no_heavy_library() -> None:
-    code = "import sys, agent_r1.params, agent_r1.records, agent_r1.credit.assign; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("modules", "libraries"),
+    [
+        (["agent_r1.params", "agent_r1.records", "agent_r1.credit.assign"], {"torch", "mlflow", "prefect"}),
+        (["flows.operation.register", "flows.operation.deployments"], {"torch", "scipy", "mlflow"}),
+    ],
+)
+def test_importing_loads_no_library_that_is_only_waited_for(modules: list[str], libraries: set[str]) -> None:
+    """The ground floor and credit are for whoever has nothing else; a flow that starts stages needs no model."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "agent_r1.credit.assign" in loaded
-    assert not loaded & {"torch", "transformers", "vllm", "mlflow", "prefect", "dvc"}
+    assert loaded >= set(modules)
+    assert not loaded & {*libraries, "transformers", "vllm", "dvc"}
 
 
 def test_imports_are_found_wherever_they_stand() -> None:

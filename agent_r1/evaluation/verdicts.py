@@ -15,8 +15,6 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import binomtest
-
 from agent_r1.evaluation.comparison import (
     MEANT_TO_DIFFER,
     Evaluation,
@@ -142,7 +140,7 @@ def decide(
     sampling = draws.bootstrap_samples, draws.seed, gate.level
     difference = paired_difference(ours, theirs, *sampling) if ours else None
     gained, lost = sum(map(operator.gt, ours, theirs)), sum(map(operator.lt, ours, theirs))
-    luck = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
+    luck = _sign_test(gained, gained + lost) if gained + lost else 1.0
     most_luck = (1 - gate.level) / 2
     promoted, reason = _verdict(difference, gate.margin, luck, most_luck, obstacle)
     return Decision(
@@ -170,6 +168,13 @@ def _obstacle(challenger: Evaluation, champion: Evaluation, *, anyway: bool) -> 
         return f"they were not measured alike, they differ in {differing}; evaluate both under one configuration"
     aborted = "" if anyway else cut_short([challenger, champion])
     return f"the world cut episodes short, {aborted}; evaluate again, or decide --anyway" if aborted else ""
+
+
+def _sign_test(gained: int, of: int) -> float:
+    """How often a fair coin shows heads so many times or more."""
+    from scipy.stats import binomtest  # whose import takes longer than a decision
+
+    return float(binomtest(gained, of, alternative="greater").pvalue)
 
 
 def _verdict(

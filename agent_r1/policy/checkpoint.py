@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
@@ -46,6 +45,8 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 
     An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
     """
+    import torch
+
     with _written(folder) as fresh:
         learner.save_policy(fresh / POLICY)
         torch.save(learner.state(), fresh / LEARNER)
@@ -79,6 +80,8 @@ def is_adapters_alone(policy: Path) -> bool:
 @contextmanager
 def _written(folder: Path) -> Iterator[Path]:
     """`replaced_folder`, whose errors of a full disk say what to do."""
+    import torch  # whose import who only reads a checkpoint does not wait for
+
     try:
         with replaced_folder(folder) as fresh:
             yield fresh
@@ -162,6 +165,8 @@ def load(folder: Path, learner: Learner) -> Progress:
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
     require_whole(folder)
+    import torch
+
     state = torch.load(folder / LEARNER, map_location="cpu", weights_only=True)
     learner.restore(folder / POLICY, state)
     return found
