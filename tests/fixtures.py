@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -108,34 +105,6 @@ def _free_port() -> int:
 def free_port() -> Callable[[], int]:
     """Gives a port of loopback on which nobody listens."""
     return _free_port
-
-
-@contextlib.contextmanager
-def _answering(answer: Callable[[tuple[dict[str, str], dict[str, Any]]], tuple[int, bytes]]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, content = answer((dict(self.headers), body))
-            self.send_response(status)
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):  # who asked has heard enough
-                self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def answering() -> Callable[..., AbstractContextManager[str]]:
-    """Serves an endpoint on loopback that answers what it hears, headers and body, by a status and a body."""
-    return _answering
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,37 +14,33 @@ import pytest
 from agent_r1 import endpoint as endpoint_module
 from agent_r1.endpoint import ENDPOINT_KEY, Endpoint
 from agent_r1.faults import WorldFault
+from tests.answering import Heard, Said, answering
 
 SAID = {"choices": [{"message": {"content": "<answer>Tesk</answer>"}, "finish_reason": "stop"}]}
 MESSAGES = [("system", "Answer."), ("user", "Who?")]
-
-Heard = tuple[dict[str, str], dict[str, Any]]
-Answering = Callable[[Callable[[Heard], tuple[int, bytes]]], AbstractContextManager[str]]
 
 
 def ask(url: str, *, retries: int = 0, timeout_s: float = 20.0) -> Any:
     return Endpoint(url, timeout_s=timeout_s, retries=retries).complete("m", MESSAGES, max_tokens=9)
 
 
-def test_a_model_is_asked_in_openais_form_with_the_key(answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_asked_in_openais_form_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     heard: list[Heard] = []
 
-    def answer(asked: Heard) -> tuple[int, bytes]:
+    def answer(asked: Heard) -> Said:
         heard.append(asked)
         return 200, json.dumps(SAID).encode()
 
     with answering(answer) as url:
         assert ask(url) == ("<answer>Tesk</answer>", False)
-    [(headers, body)] = heard
+    [(_, headers, body)] = heard
     assert headers["authorization"] == "Bearer s3cret"
     said = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "Who?"}]
     assert body == {"model": "m", "messages": said, "temperature": 0, "max_tokens": 9}
 
 
-def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(
-    answering: Answering, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(endpoint_module, "time", SimpleNamespace(sleep=waits.append))
     statuses = [429, 503, 200, 500, 500, 500, 500, 200]
@@ -72,14 +67,14 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(
         (502, b"\x1b[31mbad gateway", "status 502, \ufffd\\[31mbad gateway"),
     ],
 )
-def test_nonsense_is_the_worlds_fault(answering: Answering, status: int, body: bytes, message: str) -> None:
+def test_nonsense_is_the_worlds_fault(status: int, body: bytes, message: str) -> None:
     with answering(lambda _: (status, body)) as url, pytest.raises(WorldFault, match=f"the endpoint {url} .*{message}"):
         ask(url)
 
 
 @pytest.mark.parametrize(("status", "remedy"), [(400, "too long"), (401, f"set {ENDPOINT_KEY}"), (404, "too long")])
 def test_a_refusal_is_the_users_and_shows_no_key(
-    answering: Answering, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int, remedy: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int, remedy: str
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     caplog.set_level(logging.DEBUG)
@@ -119,9 +114,7 @@ EVENT = b'data: {"a": 1}\n\n'
         (400, b'{"error": {"message": "no room"}}', ValueError, "status 400: no room"),
     ],
 )
-def test_a_stream_is_read_to_its_end(
-    answering: Answering, status: int, body: bytes, fault: type[Exception], message: str
-) -> None:
+def test_a_stream_is_read_to_its_end(status: int, body: bytes, fault: type[Exception], message: str) -> None:
     with answering(lambda _: (status, body)) as url, pytest.raises(fault, match=message):
         list(Endpoint(url, timeout_s=20.0).stream({"model": "m"}))
     with answering(lambda _: (200, b": hello\n" + EVENT + b"data: [DONE]\n\n")) as url:

@@ -25,14 +25,13 @@ from agent_r1.tables import read_rows
 from flows.chat import ask
 from flows.evaluate import evaluate
 from flows.report import report
+from tests.answering import Heard, Said, answering
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 PATIENCE_S = 300.0
 
 Inside = Callable[[Path], AbstractContextManager[None]]
 WriteParams = Callable[[Path, dict[str, Any]], None]
-Heard = tuple[dict[str, str], dict[str, Any]]
-Answering = Callable[[Callable[[Heard], tuple[int, bytes]]], AbstractContextManager[str]]
 
 
 @pytest.fixture
@@ -46,18 +45,16 @@ def project(small_project: Path, tmp_path: Path, write_params: WriteParams) -> P
     return tmp_path
 
 
-def said(text: str) -> tuple[int, bytes]:
+def said(text: str) -> Said:
     return 200, json.dumps({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}).encode()
 
 
-def test_a_model_that_somebody_serves_stands_beside_a_baseline(
-    project: Path, inside: Inside, answering: Answering
-) -> None:
+def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, inside: Inside) -> None:
     """It searches for the question, and answers with the last word that it read."""
     heard: list[list[dict[str, str]]] = []
 
-    def play(asked: Heard) -> tuple[int, bytes]:
-        messages = asked[1]["messages"]
+    def play(asked: Heard) -> Said:
+        messages = asked.body["messages"]
         heard.append(messages)
         if len(messages) > 2:
             return said(f"<answer>{messages[-1]['content'].split()[-2].strip('.')}</answer><|im_end|>")
@@ -102,16 +99,14 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(
     assert re.fullmatch(r"<tool_response>\n.*\n</tool_response>", second[3]["content"], re.DOTALL)
 
 
-def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(
-    project: Path, inside: Inside, answering: Answering
-) -> None:
+def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path, inside: Inside) -> None:
     """One question of twelve is never answered; then none is."""
     with inside(project):
         asked = asked_questions(read_rows(PLACES.questions, Question), 12, seed=0)
         unlucky = asked[0].text
 
-        def play(heard: Heard) -> tuple[int, bytes]:
-            return (503, b"busy") if heard[1]["messages"][1]["content"] == unlucky else said("<answer>x</answer>")
+        def play(heard: Heard) -> Said:
+            return (503, b"busy") if heard.body["messages"][1]["content"] == unlucky else said("<answer>x</answer>")
 
         with answering(play) as url:
             evaluate(model="m", endpoint=url, as_label="all")

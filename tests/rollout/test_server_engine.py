@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +24,7 @@ from agent_r1.rollout.serve import Guard, command, environment, serve
 from agent_r1.rollout.vllm_engine import SERVER_KEY
 from agent_r1.rollout.vllm_process import read_shape
 from agent_r1.rollout.vllm_server import VllmServer
+from tests.answering import Heard, Said, answering
 
 Reply = tuple[int, dict[str, Any]]
 Open = Callable[..., Engine]
@@ -43,36 +42,14 @@ DESCRIPTION = {
 REQUESTS = [Request(episode=i, step=0, context=[100 + i, 7], seed=i, max_tokens=2) for i in range(20)]
 
 
-class Patient(ThreadingHTTPServer):
-    """Lets so many connections wait for it as an engine opens at once."""
+def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> AbstractContextManager[str]:
+    """The URL of a server that answers a path and a body by a status and JSON."""
 
-    request_queue_size = 64
+    def say(heard: Heard) -> Said:
+        status, content = answer(heard.path, heard.body)
+        return status, json.dumps(content).encode()
 
-
-@contextmanager
-def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
-    """The URL of a server on loopback that answers a path and a body by a status and a body."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.do_POST()
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
-            status, content = answer(self.path, body)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(content).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with Patient(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    return answering(say)
 
 
 class Echo:
@@ -452,19 +429,13 @@ def test_without_a_key_no_web_page_is_answered(monkeypatch: pytest.MonkeyPatch, 
 def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            seen.append(self.headers["authorization"])
-            self.send_error(401)
-
-        def log_message(self, *_: object) -> None:
-            pass
+    def refuse(heard: Heard) -> Said:
+        seen.append(heard.headers["authorization"])
+        return 401, b""
 
     monkeypatch.setenv(SERVER_KEY, "s3cret")
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request).start()
-        with pytest.raises(EngineError, match=f"has another key; set {SERVER_KEY}"):
-            connected(f"http://127.0.0.1:{server.server_port}").describe()
+    with answering(refuse) as url, pytest.raises(EngineError, match=f"has another key; set {SERVER_KEY}"):
+        connected(url).describe()
     assert seen == ["Bearer s3cret"]
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -15,24 +13,14 @@ import pytest
 from agent_r1.tracking import views
 from flows.operation.serving import require_free, require_server
 from flows.processes import api_on
+from tests.answering import answering
 
 
 @contextmanager
-def answering(body: str) -> Iterator[str]:
+def a_version(body: str) -> Iterator[str]:
     """The API URL of a server that answers every request with this body."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None: ...
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield api_on(server.server_port)
-        server.shutdown()
+    with answering(lambda _: (200, body.encode())) as url:
+        yield f"{url}/api"
 
 
 @contextmanager
@@ -54,21 +42,21 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
 
 def test_a_patch_release_is_accepted() -> None:
     major, minor, _ = version("prefect").split(".")
-    with answering(json.dumps(f"{major}.{minor}.999")) as url:
+    with a_version(json.dumps(f"{major}.{minor}.999")) as url:
         require_server(url)
 
 
 def test_a_server_of_another_version_is_refused() -> None:
     ours = version("prefect")
     with (
-        answering(json.dumps("2.20.1")) as url,
+        a_version(json.dumps("2.20.1")) as url,
         pytest.raises(ValueError, match=rf"{url} is Prefect 2\.20\.1, and this project has {ours}; run the same minor"),
     ):
         require_server(url)
 
 
 def test_what_is_no_prefect_server_is_refused() -> None:
-    with answering("<html>") as url, pytest.raises(ValueError, match="is no Prefect server; it should end in /api"):
+    with a_version("<html>") as url, pytest.raises(ValueError, match="is no Prefect server; it should end in /api"):
         require_server(url)
 
 
