@@ -94,9 +94,27 @@ def empty_index(tmp_path: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(tmp_path: Path, empty_index: str) -> None:
-    venv = tmp_path / "venv"
+@pytest.fixture(scope="module")
+def made_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has pip and nothing else."""
+    venv = tmp_path_factory.mktemp("made") / ".venv"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    return venv
+
+
+@pytest.fixture
+def venv(made_venv: Path) -> Iterator[Path]:
+    yield made_venv
+    uninstall_torch(made_venv)
+
+
+def uninstall_torch(venv: Path) -> None:
+    subprocess.run([venv / "bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+
+
+def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(
+    tmp_path: Path, empty_index: str, venv: Path
+) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     own |= {"PATH": f"{venv}/bin:{os.environ['PATH']}", "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": empty_index}
 
@@ -113,13 +131,13 @@ def test_torchs_cpu_wheel_is_asked_for_where_pytorch_has_it_and_only_then(tmp_pa
     assert nowhere.stderr.splitlines()[-1].startswith(f"torch: neither pip's configured places nor {empty_index} have")
     asked = install(f"{empty_index}/torch")
     assert (asked.returncode, "Successfully installed torch-2.13.0+cpu" in asked.stdout) == (0, True)
-    subprocess.run([venv / "bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+    uninstall_torch(venv)
     configured = install("http://127.0.0.1:9", PIP_FIND_LINKS=str(tmp_path / "served/torch/torch"))
     assert (configured.returncode, "asking" in configured.stdout) == (0, False)
 
 
-def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, empty_index: str) -> None:
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / ".venv"], check=True)
+def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, empty_index: str, venv: Path) -> None:
+    (tmp_path / ".venv").symlink_to(venv)
     wheels = tmp_path / "served/torch/torch"
     [wheel] = wheels.iterdir()
     (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {wheels}\n")
@@ -145,11 +163,11 @@ def test_uv_installs_where_it_is_and_pip_what_it_cannot_find(tmp_path: Path, emp
     assert by_uv.startswith("0\n")
     assert "Prepared 1 package" in by_uv
     assert "Collecting" not in by_uv
-    subprocess.run([tmp_path / ".venv/bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+    uninstall_torch(venv)
     by_pip = installed(PIP_CONFIG_FILE=str(tmp_path / "pip.conf"), PIP_INDEX_URL=empty_index)
     assert by_pip.startswith("0\n")
     assert "Successfully installed torch-2.13.0+cpu" in by_pip
-    subprocess.run([tmp_path / ".venv/bin/python", "-m", "pip", "uninstall", "-q", "-y", "torch"], check=True)
+    uninstall_torch(venv)
     other = installed(
         pin[:-2] + ("0" if pin[-2] != "0" else "1"), PIP_FIND_LINKS=str(wheels), PIP_INDEX_URL=empty_index
     )

@@ -175,9 +175,15 @@ def test_greedy_tokens_are_the_learners_likeliest(engine: Engine, changed_model:
         assert np.abs(learner - action.logprobs).max() < CLOSE
 
 
+@pytest.mark.parametrize("open_kind", ["transformers", "server"], indirect=True)
 def test_a_model_that_is_not_there_is_told(open_kind: Open, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="config"):
         open_kind(tmp_path)
+
+
+def test_a_model_that_is_not_there_is_told_by_vllms_process(opener: Callable[..., Open], tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="config"):
+        opener("vllm")(tmp_path)
 
 
 @pytest.mark.parametrize("open_kind", ["transformers", "server"], indirect=True)
@@ -219,6 +225,25 @@ def test_two_processes_give_the_bits_of_one(
             engine.load_weights(folder, version)
             assert bits(engine.sample(asked)) == bits(alone.sample(asked))
             assert bits(engine.sample(asked[5:7][::-1])) == bits(alone.sample(asked[5:7]))[::-1]
+
+
+def is_running(pid: int) -> bool:
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return status.strip() != "" and not status.startswith("Z")
+
+
+@pytest.mark.parametrize("open_kind", ["vllm"], indirect=True)
+def test_nothing_is_left_of_an_engine_of_which_one_process_was_killed(engine: Engine) -> None:
+    """The last test of this one."""
+    assert isinstance(engine, VllmEngine)
+    folders = [process._scratch for process in engine._processes]
+    assert all(any(folder.iterdir()) for folder in folders), "folders that vLLM does not use would prove nothing"
+    os.kill(engine.pids[1], signal.SIGKILL)
+    with pytest.raises(EngineError, match="ended with code -9"):
+        engine.sample(requests(2, max_tokens=5))
+    engine.close()
+    assert not any(map(is_running, engine.pids))
+    assert not any(folder.exists() for folder in folders)
 
 
 GPUS, CORES = "CUDA_VISIBLE_DEVICES", "VLLM_CPU_OMP_THREADS_BIND"
@@ -289,11 +314,6 @@ def test_a_replica_in_two_parts_says_what_one_does(
         assert not any(part.is_running() for part in parts)
 
 
-def is_running(pid: int) -> bool:
-    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return status.strip() != "" and not status.startswith("Z")
-
-
 OPEN = """
 import sys
 from pathlib import Path
@@ -308,10 +328,10 @@ with open_engine(settings, actor) as engine:
 """
 
 
-def test_nothing_is_left_of_an_engine_that_was_killed(
-    opener: Callable[..., Open], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor of one whose parent was: its process ends, and the next start clears what it left and nothing in use."""
+    """Its process ends, and the next that claims a folder, as every start does, clears what it left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     parent = subprocess.Popen(
         [sys.executable, "-c", OPEN, str(tiny_model)],
@@ -329,15 +349,10 @@ def test_nothing_is_left_of_an_engine_that_was_killed(
     parent.kill()
     parent.communicate()  # until the orphan, which has the same output, has ended too
     assert not is_running(orphan)
-    with opener("vllm", replicas=2)(tiny_model, max_tokens=64) as engine:
-        assert isinstance(engine, VllmEngine)
-        assert not left.exists()
-        os.kill(engine.pids[1], signal.SIGKILL)
-        with pytest.raises(EngineError, match="ended with code -9"):
-            engine.sample(requests(2, max_tokens=5))
-    assert not any(map(is_running, engine.pids))
-    assert {path for path in tmp_path.iterdir() if "inductor" not in path.name} == {in_use}
-    os.close(claim)
+    new, other = claim_scratch()
+    assert {path for path in tmp_path.iterdir() if "inductor" not in path.name} == {in_use, new}
+    for descriptor in (claim, other):
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("open_kind", ["server"], indirect=True)
