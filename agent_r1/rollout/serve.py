@@ -50,8 +50,12 @@ def command(model: str, settings: Params, *, cuda: bool) -> list[str]:
 
 
 def environment(settings: Params, *, cuda: bool) -> dict[str, str]:
-    """The variables that vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler."""
-    on_cpu = {"OMP_NUM_THREADS": str(settings.engine.vllm.threads), "TORCHDYNAMO_DISABLE": "1"}
+    """The variables that vLLM must find set: its endpoints for weights, and on a CPU the threads and no compiler.
+
+    There its engine's process also computes: a further one would be started to find the threads set, which all do here.
+    """
+    threads = str(settings.engine.vllm.threads)
+    on_cpu = {"OMP_NUM_THREADS": threads, "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", **({} if cuda else on_cpu)}
 
 

@@ -395,7 +395,8 @@ def test_a_gpu_server_has_a_share_of_the_memory(settings: Params) -> None:
 def test_the_environment_opens_the_endpoints_for_weights(settings: Params) -> None:
     opened = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     assert environment(settings, cuda=True) == opened
-    assert environment(settings, cuda=False) == {**opened, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    on_cpu = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    assert environment(settings, cuda=False) == {**opened, **on_cpu}
 
 
 ROUTES = ("/inference/v1/generate", "/collective_rpc", "/update_weights", "/health", "/openapi.json", "/")

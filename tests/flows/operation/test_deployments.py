@@ -76,13 +76,19 @@ def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, mo
     assert prefect() == Finding(Status.OK, f"a flow went through {prefect_api}")
 
 
-@pytest.fixture
-def client(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
-    """Of a server that has the project's deployments."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    with get_client(sync_client=True) as client:
+@pytest.fixture(scope="module")
+def deployed(prefect_api: str) -> Iterator[None]:
+    """The project's deployments are on the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setenv("PREFECT_API_URL", prefect_api)
         deploy()
+        yield
+
+
+@pytest.fixture
+def client(deployed: None) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
         yield client
 
 
