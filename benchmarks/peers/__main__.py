@@ -31,7 +31,7 @@ from statistics import median
 import psutil
 
 from agent_r1.evaluation.comparison import markdown_table
-from benchmarks.peers.course import CONTENDERS, CORES, FIRST, TRL, told, turn
+from benchmarks.peers.course import CONTENDERS, FIRST, TRL, told, turn
 from flows.stage import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,7 @@ class Lap:
     trajectories: int
     tokens: int  # of the trajectories, prompts included
     trained_share: float  # of the trajectories
+    success: float  # the share of right answers
 
     @property
     def clean(self) -> bool:
@@ -61,7 +62,7 @@ class Contender:
     def __init__(self, name: str, trl: Path) -> None:
         self.name = name
         own = [sys.executable, "-m", "benchmarks.peers.own"]
-        command = [str(trl / "bin/python"), "-m", "benchmarks.peers.with_trl"] if name == FIRST else own
+        command = [str(trl / "bin/python"), "-W", "ignore", "-m", "benchmarks.peers.with_trl"] if name == FIRST else own
         self._process = subprocess.Popen(
             [*command, name],
             env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
@@ -128,18 +129,24 @@ def say(name: str, lap: Lap, remark: str) -> None:
 
 def table(laps: Mapping[str, Sequence[Lap]]) -> str:
     """A row for each contender that has laps, of their medians; the first is what all are compared with."""
-    header = ["", "trajectories/s", "of TRL's", "seconds", "CPU seconds", "cores busy", "tokens", "trained", "laps"]
     rows, first = list[list[str]](), 0.0
     for name, own in laps.items():
         if own:
             rate = median(each.trajectories / each.seconds for each in own)
             first = first or rate
-            busy = median(each.cpu_s / each.seconds for each in own) / CORES
-            seconds, cpu_s = median(each.seconds for each in own), median(each.cpu_s for each in own)
-            tokens, trained = median(each.tokens for each in own), median(each.trained_share for each in own)
-            figures = [f"{rate:.1f}", f"{rate / first:.1f}", f"{seconds:.1f}", f"{cpu_s:.1f}", f"{busy:.0%}"]
-            rows.append([name, *figures, f"{tokens:,.0f}", f"{trained:.0%}", str(len(own))])
-    return markdown_table(header, rows)
+            figures = {
+                "trajectories/s": f"{rate:.1f}",
+                f"to {next(iter(laps))}": f"{rate / first:.2f}",
+                "seconds": f"{median(each.seconds for each in own):.1f}",
+                "CPU seconds": f"{median(each.cpu_s for each in own):.1f}",
+                "cores busy": f"{median(each.cpu_s / each.seconds for each in own):.2f}",
+                "tokens": f"{median(each.tokens for each in own):,.0f}",
+                "trained": f"{median(each.trained_share for each in own):.0%}",
+                "right": f"{median(each.success for each in own):.2f}",
+                "laps": str(len(own)),
+            }
+            rows.append([name, *figures.values()])
+    return markdown_table(["", *figures], rows) if rows else "no lap was clean"
 
 
 def about() -> dict[str, str]:

@@ -11,7 +11,6 @@ from agent_r1.params.sections import override, validated
 
 TRL = "1.16.0"  # the release that is raced against
 RUN = "grpo"  # of `runs`: 24 questions of 8 samples
-CORES = 2
 
 _GO, _LAP = "go", "LAP "
 
@@ -22,10 +21,10 @@ _AHEAD: dict[str, Any] = {"rollout": {"ahead": 1}}
 _REPLICAS: dict[str, Any] = {"vllm": {"replicas": 2}}
 CONTENDERS: dict[str, dict[str, Any]] = {  # what is other than in params.yaml; the first is TRL
     f"TRL {TRL}": {},
-    "all trajectories trained": {"train": _ALL_TRAINED},
+    "all trajectories trained": {"runs": {RUN: _ALL_TRAINED}},
     "as shipped": {},
-    "all trained, one step ahead, two replicas": {"train": _ALL_TRAINED | _AHEAD, "engine": _REPLICAS},
-    "one step ahead, two replicas": {"train": _AHEAD, "engine": _REPLICAS},
+    "all trained, one step ahead, two replicas": {"runs": {RUN: _ALL_TRAINED | _AHEAD}, "engine": _REPLICAS},
+    "one step ahead, two replicas": {"runs": {RUN: _AHEAD}, "engine": _REPLICAS},
 }
 FIRST = next(iter(CONTENDERS))
 
@@ -41,9 +40,9 @@ def await_turn() -> None:
         sys.exit(0)
 
 
-def tell_lap(*, trajectories: int, tokens: int, trained_share: float) -> None:
+def tell_lap(*, trajectories: int, tokens: int, trained_share: float, success: float) -> None:
     """Says that a lap is over, and what was done in it."""
-    done = {"trajectories": trajectories, "tokens": tokens, "trained_share": trained_share}
+    done = {"trajectories": trajectories, "tokens": tokens, "trained_share": trained_share, "success": success}
     print(f"{_LAP}{json.dumps(done)}", flush=True)
 
 

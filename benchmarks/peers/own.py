@@ -31,9 +31,13 @@ def in_turns(run: RunFolder) -> Callable[[Verb], Verb]:
                 await_turn()
             made = verb(iteration, *others)
             if verb.__name__ == "conclude":
-                rows, share = read_rows(run.trajectories(iteration), Trajectory), run.history()[-1]
-                tokens = sum(len(each.token_ids) for each in rows)
-                tell_lap(trajectories=len(rows), tokens=tokens, trained_share=share["update/trained_share"])
+                rows, metrics = read_rows(run.trajectories(iteration), Trajectory), run.history()[-1]
+                tell_lap(
+                    trajectories=len(rows),
+                    tokens=sum(len(each.token_ids) for each in rows),
+                    trained_share=metrics["update/trained_share"],
+                    success=metrics["rollout/success"],
+                )
             return made
 
         return call

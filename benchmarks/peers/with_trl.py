@@ -2,13 +2,13 @@
 
 What the project's run has and TRL knows is set alike: questions and their order, samples, prompts, tools, the limits of
 an action and of an episode, learning rate, clipping, threads. The chat template is the built-in one and writes calls
-too, which TRL keeps apart from the text. TRL generates with transformers: its ways to vLLM need CUDA.
+too, which TRL keeps apart from the text. TRL generates with transformers: it hands weights
+to vLLM over NCCL, or by a call that vLLM on a CPU does not have.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ from agent_r1.tools.search import render_passages
 from agent_r1.training.questions import draw
 from benchmarks.peers.course import FIRST, RUN, await_turn, settings_of, tell_lap
 
-ROWS = 16  # of a micro-batch: as many tokens as one of the project's, padding included
+ROWS = 8  # of a micro-batch, which is what TRL takes by default; 16 and 32 were no faster
 _SAID = 'message.content + "<|im_end|>\\n" }}\n{%- endif %}'
 _SAID_AND_CALLED = """message.content }}
 {%- for call in message.tool_calls or [] %}
@@ -43,15 +43,34 @@ _SAID_AND_CALLED = """message.content }}
 class Turns(TrainerCallback):
     """Has every step wait for its turn, and say what it did."""
 
-    trajectories = 0
-    seen = 0  # tokens, of all steps so far
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # of each trajectory of the step
+        self.rewards: list[float] = []
 
     def on_step_begin(self, *_: object, **__: object) -> None:
         await_turn()
 
-    def on_step_end(self, _: object, state: Any, *__: object, **___: object) -> None:
-        seen, self.seen = self.seen, int(state.num_input_tokens_seen)
-        tell_lap(trajectories=self.trajectories, tokens=self.seen - seen, trained_share=1.0)
+    def on_step_end(self, *_: object, **__: object) -> None:
+        tell_lap(
+            trajectories=len(self.tokens),
+            tokens=sum(self.tokens),
+            trained_share=1.0,
+            success=sum(self.rewards) / len(self.rewards),
+        )
+
+    def right(
+        self,
+        completions: Sequence[Sequence[dict[str, Any]]],
+        completion_ids: Sequence[Sequence[int]],
+        answers: Sequence[list[str]],
+        prompt_tokens: Sequence[int],
+        **_: object,
+    ) -> list[float]:
+        """The reward: 1 for an answer that matches exactly, else 0."""
+        said = [re.search("<answer>(.*?)</answer>", each[-1]["content"] or "", re.DOTALL) for each in completions]
+        self.rewards = [float(bool(it and exact_match(it[1], gold))) for it, gold in zip(said, answers, strict=True)]
+        self.tokens = [before + len(ids) for before, ids in zip(prompt_tokens, completion_ids, strict=True)]
+        return self.rewards
 
 
 def tokenizer_of(settings: Params) -> PreTrainedTokenizerFast:
@@ -78,10 +97,16 @@ def search_of(index: Cached, top_k: int) -> Any:
     return search
 
 
-def right(completions: Sequence[Sequence[dict[str, Any]]], answers: Sequence[list[str]], **_: object) -> list[float]:
-    """1 for an answer that matches exactly, else 0."""
-    said = [re.search("<answer>(.*?)</answer>", each[-1]["content"] or "", re.DOTALL) for each in completions]
-    return [float(bool(found and exact_match(found[1], gold))) for found, gold in zip(said, answers, strict=True)]
+def rows_of(settings: Params, tokenizer: PreTrainedTokenizerFast, tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """The questions of all iterations, in their order."""
+    run, rows = settings.run(RunId(RUN)), list[dict[str, Any]]()
+    questions = [each for each in read_rows(settings.places.questions, Question) if each.split == "train"]
+    for iteration in range(run.iterations):
+        for each in draw(questions, run.rollout.questions, iteration=iteration, seed=run.seed):
+            prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": each.text}]
+            ids = tokenizer.apply_chat_template(prompt, tools=tools, add_generation_prompt=True, return_dict=False)
+            rows.append({"prompt": prompt, "answers": each.answers, "prompt_tokens": len(ids)})
+    return rows
 
 
 def config_of(settings: Params, folder: str) -> GRPOConfig:
@@ -116,31 +141,21 @@ def config_of(settings: Params, folder: str) -> GRPOConfig:
 def main() -> None:
     settings = settings_of(FIRST)
     torch.set_num_threads(settings.model.threads)
-    run, places = settings.run(RunId(RUN)), settings.places
-    questions = [each for each in read_rows(places.questions, Question) if each.split == "train"]
-    rows = [
-        {
-            "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": each.text}],
-            "answers": each.answers,
-        }
-        for iteration in range(run.iterations)
-        for each in draw(questions, run.rollout.questions, iteration=iteration, seed=run.seed)
-    ]
+    places, tokenizer, turns = settings.places, tokenizer_of(settings), Turns()
     index = open_index(settings.search, places.passages, places.index)
-    turns = Turns()
-    turns.trajectories = run.rollout.questions * run.rollout.samples
+    tools = [search_of(index, settings.env.top_k)]
     with tempfile.TemporaryDirectory() as folder:
         trainer = GRPOTrainer(
             model=str(places.warm_start),
             args=config_of(settings, folder),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer_of(settings),
-            tools=[search_of(index, settings.env.top_k)],
-            reward_funcs=right,
+            train_dataset=Dataset.from_list(rows_of(settings, tokenizer, tools)),
+            processing_class=tokenizer,
+            tools=tools,
+            reward_funcs=turns.right,
             callbacks=[turns],
         )
         trainer.train()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
