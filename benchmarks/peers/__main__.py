@@ -2,8 +2,8 @@
 
 TRL's `GRPOTrainer(tools=...)` and the project train the same model on the same questions with the same search, an
 iteration each in turn, on a CPU. Every contender is a process of its own that lives through the race and waits for its
-turn. A lap during which anything else computed is not counted, and run again. Prints a table; `--out` also writes
-race.json and race.md.
+turn. A lap during which anything else computed is not counted, and run again; with `--busy` all laps count, and only
+their CPU seconds tell. Prints a table; `--out` also writes race.json and race.md.
 
 FOLDER is a virtual environment with TRL, and is made where it is not there: it has pip install TRL and what TRL needs
 beyond the packages of this environment, which it shares.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import sys
 import sysconfig
 import time
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -51,9 +52,9 @@ class Lap:
     trained_share: float  # of the trajectories
     success: float  # the share of right answers
 
-    @property
-    def clean(self) -> bool:
-        return self.others_s < QUIET * self.seconds
+    def is_clean(self, quiet: float) -> bool:
+        """Whether others had less than this share of a core."""
+        return self.others_s < quiet * self.seconds
 
 
 class Contender:
@@ -104,7 +105,7 @@ def machine_cpu_s() -> float:
     return found
 
 
-def race(names: Sequence[str], trl: Path, laps: int) -> dict[str, list[Lap]]:
+def race(names: Sequence[str], trl: Path, laps: int, quiet: float) -> dict[str, list[Lap]]:
     """The clean laps of each, so many or as many as there were in `TURNS`."""
     clean: dict[str, list[Lap]] = {name: [] for name in names}
     with ExitStack() as stack:
@@ -117,8 +118,9 @@ def race(names: Sequence[str], trl: Path, laps: int) -> dict[str, list[Lap]]:
             for each in contenders:
                 if len(clean[each.name]) < laps:
                     lap = each.lap()
-                    clean[each.name] += [lap] * lap.clean
-                    say(each.name, lap, "" if lap.clean else "; not counted: disturbed")
+                    counts = lap.is_clean(quiet)
+                    clean[each.name] += [lap] * counts
+                    say(each.name, lap, "" if counts else "; not counted: disturbed")
     return clean
 
 
@@ -129,24 +131,35 @@ def say(name: str, lap: Lap, remark: str) -> None:
 
 def table(laps: Mapping[str, Sequence[Lap]]) -> str:
     """A row for each contender that has laps, of their medians; the first is what all are compared with."""
-    rows, first = list[list[str]](), 0.0
-    for name, own in laps.items():
-        if own:
-            rate = median(each.trajectories / each.seconds for each in own)
-            first = first or rate
-            figures = {
-                "trajectories/s": f"{rate:.1f}",
-                f"to {next(iter(laps))}": f"{rate / first:.2f}",
-                "seconds": f"{median(each.seconds for each in own):.1f}",
-                "CPU seconds": f"{median(each.cpu_s for each in own):.1f}",
-                "cores busy": f"{median(each.cpu_s / each.seconds for each in own):.2f}",
-                "tokens": f"{median(each.tokens for each in own):,.0f}",
-                "trained": f"{median(each.trained_share for each in own):.0%}",
-                "right": f"{median(each.success for each in own):.2f}",
-                "laps": str(len(own)),
-            }
-            rows.append([name, *figures.values()])
-    return markdown_table(["", *figures], rows) if rows else "no lap was clean"
+    first, *_ = [each for each, own in laps.items() if own]
+    rows = {name: _row(own, laps[first]) for name, own in laps.items() if own}
+    return markdown_table(["", *rows[first]], [[name, *row.values()] for name, row in rows.items()])
+
+
+def _row(own: Sequence[Lap], first: Sequence[Lap]) -> dict[str, str]:
+    def of(figure: Callable[[Lap], float], laps: Sequence[Lap] = own) -> float:
+        return median(map(figure, laps))
+
+    def rate(lap: Lap) -> float:
+        return lap.trajectories / lap.seconds
+
+    def work(lap: Lap) -> float:
+        return lap.trajectories / lap.cpu_s
+
+    return {
+        "trajectories/s": f"{of(rate):.1f}",
+        "to the first": f"{of(rate) / of(rate, first):.1f}",
+        "per CPU second": f"{of(work):.1f}",
+        "to the first's": f"{of(work) / of(work, first):.1f}",
+        "seconds": f"{of(lambda lap: lap.seconds):.1f}",
+        "CPU seconds": f"{of(lambda lap: lap.cpu_s):.1f}",
+        "cores busy": f"{of(lambda lap: lap.cpu_s / lap.seconds):.2f}",
+        "others'": f"{of(lambda lap: lap.others_s / lap.seconds):.2f}",
+        "tokens": f"{of(lambda lap: lap.tokens):,.0f}",
+        "trained": f"{of(lambda lap: lap.trained_share):.0%}",
+        "right": f"{of(lambda lap: lap.success):.0%}",
+        "laps": str(len(own)),
+    }
 
 
 def about() -> dict[str, str]:
@@ -179,11 +192,14 @@ def main() -> None:
     parser.add_argument("--trl", type=Path, required=True, help="a virtual environment; made where there is none")
     parser.add_argument("--laps", type=int, default=LAPS, help="clean ones of each")
     parser.add_argument("--of", nargs="+", choices=CONTENDERS, default=[*CONTENDERS], help="who takes part")
+    parser.add_argument("--busy", action="store_true", help="count laps whatever else computes")
     parser.add_argument("--out", type=Path, help="a folder for race.json and race.md")
     given = parser.parse_args()
     if not given.trl.exists():
         make_environment(given.trl)
-    laps = race(given.of, given.trl.resolve(), given.laps)
+    laps = race(given.of, given.trl.resolve(), given.laps, math.inf if given.busy else QUIET)
+    if not any(laps.values()):
+        parser.exit(1, "no lap was clean: leave the machine alone, or take --busy\n")
     print(table(laps))
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
