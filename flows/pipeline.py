@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from graphlib import TopologicalSorter
@@ -29,7 +28,8 @@ from prefect.states import Completed
 
 from agent_r1 import params
 from flows.beside import Beside
-from flows.dvc_files import DVC, ask_dvc, collect_graph
+from flows.dvc_files import DVC, collect_graph
+from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server
 from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
 
@@ -38,14 +38,6 @@ PUSH = "Use `dvc push`"  # DVC's advice after every stage, to whoever has a remo
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 
 logger = logging.getLogger(__name__)
-
-
-class StageFailed(RuntimeError):
-    """A stage ended with an error of its own, which it has already explained."""
-
-
-class StageUnavailable(StageFailed):
-    """A stage ended because a file or a server failed it: the same may work later."""
 
 
 def run_command(stage: str, *arguments: str) -> None:
@@ -204,49 +196,6 @@ def ablations() -> None:
     """Brings every stage of the sweep's graph up to date, and all that the sweep is made of, as `pipeline` does."""
     speak()
     reproduce_all(collect_graph(Path("ablations")))
-
-
-def stages(file: str) -> dict[str, set[str]]:
-    """The stages of a dvc.yaml and those of others that they depend on, each with those that it depends on itself.
-
-    Raises ValueError if params.yaml or the graph is not valid.
-    """
-    return edges(_answer("dag", "--dot", file))
-
-
-def edges(dot: str) -> dict[str, set[str]]:
-    """The nodes of a graph in the DOT language, each with its predecessors."""
-    found: dict[str, set[str]] = {}
-    for line in dot.splitlines():
-        match re.findall(r'"([^"]+)"', line):
-            case [node]:
-                found.setdefault(node, set())
-            case [before, after]:
-                found.setdefault(before, set())
-                found.setdefault(after, set()).add(before)
-    return found
-
-
-def waiting(needs: Mapping[str, Set[str]]) -> dict[str, set[str]]:
-    """The stages that cannot begin before a stage has ended, for every stage."""
-    behind: dict[str, set[str]] = {stage: set() for stage in needs}
-    for stage in reversed([*TopologicalSorter(needs).static_order()]):
-        for before in needs[stage]:
-            behind[before] |= {stage, *behind[stage]}
-    return behind
-
-
-def out_of_date(*targets: str) -> set[str]:
-    """The stages among some that DVC would run. Raises ValueError if params.yaml or the graph is not valid."""
-    return {*json.loads(_answer("status", "--json", *targets))}
-
-
-def _answer(*arguments: str) -> str:
-    params.load()  # checks the names that DVC puts into commands
-    done = ask_dvc(*arguments)
-    if done.returncode:
-        raise ValueError(f"dvc {arguments[0]} failed: {done.stderr.strip()}")
-    return done.stdout
 
 
 def _repro(stage: str) -> list[str]:

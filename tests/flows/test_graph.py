@@ -16,8 +16,8 @@ import yaml
 
 from agent_r1.params import load
 from flows.dvc_files import ask_dvc, collect_graph
+from flows.graph import stages
 from flows.operation.deployments import STARTS_FROM
-from flows.pipeline import stages
 
 ROOT = Path(__file__).parents[2]
 

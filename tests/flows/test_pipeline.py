@@ -19,18 +19,8 @@ from prefect import Flow, flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-from flows.pipeline import (
-    StageFailed,
-    StageUnavailable,
-    ablations,
-    edges,
-    expendable,
-    pipeline,
-    run_command,
-    run_pipeline,
-    stages,
-    waiting,
-)
+from flows.graph import StageFailed, StageUnavailable, edges, stages, waiting
+from flows.pipeline import ablations, expendable, pipeline, run_command, run_pipeline
 
 # Stands in for a stage: counts its attempts, then does what its argument says.
 STAGE = """

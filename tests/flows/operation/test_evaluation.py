@@ -23,10 +23,11 @@ from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from flows.evaluate import evaluate
+from flows.graph import StageFailed
 from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
 from flows.operation.register import register
-from flows.pipeline import StageFailed, run_command
+from flows.pipeline import run_command
 from flows.view import view
 
 ROOT = Path(__file__).parents[3]
