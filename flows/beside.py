@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,7 +22,7 @@ class Beside:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
-        self._over = False
+        self.over = threading.Event()  # from then on nothing is waited for
         said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
         self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
 
@@ -31,7 +32,7 @@ class Beside:
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         """Ends what runs, with all that it started; no other command begins."""
-        self._over = True
+        self.over.set()
         for process in [*self._running]:
             end_group(process, GRACE_S)
         self._lines.stop()
@@ -42,7 +43,7 @@ class Beside:
         with process_group(command, environment) as process:
             self._running.add(process)
             try:
-                if self._over:  # looked at after `__exit__` can find the command
+                if self.over.is_set():  # looked at after `__exit__` can find the command
                     end_group(process, GRACE_S)
                 yield process
             finally:

@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +31,8 @@ from agent_r1 import params
 from flows.beside import Beside
 from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
-from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server
+from flows.pool import Pool
+from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, server_answers
 from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
@@ -45,7 +47,8 @@ def run_command(stage: str, *arguments: str) -> None:
 
     Raises StageFailed if its command failed, or took longer than `operate.timeouts_s`.
     """
-    _with_retries()(stage, [sys.executable, "-m", "flows", stage, *arguments], Beside())
+    command = [sys.executable, "-m", "flows", stage, *arguments]
+    _with_retries()(stage, partial(_follow, stage, command, Beside()))
 
 
 def reproduce(stage: str) -> None:
@@ -54,27 +57,35 @@ def reproduce(stage: str) -> None:
     The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
     Raises StageFailed as `run_command` does.
     """
-    _with_retries()(stage, _repro(stage), Beside(), ask=True)
+    _with_retries()(stage, partial(_follow, stage, _repro(stage), Beside()), ask=True)
 
 
-def reproduce_all(file: str) -> None:
+def reproduce_all(file: str, pool: str = "") -> None:
     """Brings every stage of a dvc.yaml up to date, and those of others that they depend on.
 
-    Stages that are ready run side by side, `operate.side_by_side` at a time, first those for which most others wait.
-    Raises the first StageFailed once all that ran beside that stage has ended; nothing is begun meanwhile.
+    Stages that are ready run side by side, `operate.side_by_side` at a time, first those for which most others wait;
+    those that a pool takes are sent there, all at once. Raises the first StageFailed once all that ran beside that
+    stage has ended; nothing is begun meanwhile. Raises ValueError if there is no such pool.
     """
-    needs, changed, slots = stages(file), out_of_date("--with-deps", file), params.load().operate.side_by_side
+    operate = params.load().operate
+    elsewhere = Pool(pool, operate.pool_patience_s) if pool else None
+    needs, changed = stages(file), out_of_date("--with-deps", file)
     behind, order = waiting(needs), TopologicalSorter(needs)
     running: dict[Future[State[None]], str] = {}
-    made, faults, ready = set[str](), list[Any](), list[str]()
+    made, sent, faults, ready = set[str](), set[str](), list[Any](), list[str]()
     order.prepare()
     with Beside() as beside:
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=lambda stage: -len(behind[stage]))
-            while ready and len(running) < slots and not faults:
-                stage = ready.pop(0)
+            for stage in [] if faults else [*ready]:
+                if elsewhere and elsewhere.takes(stage):
+                    sent.add(stage)
+                elif len({*running.values()} - sent) >= operate.side_by_side:
+                    continue
+                ready.remove(stage)
                 if stage in changed or made & needs[stage]:
-                    begun = _with_retries().submit(stage, _repro(stage), beside, ask=stage not in changed)
+                    work = _work(stage, needs[stage], beside, elsewhere)
+                    begun = _with_retries().submit(stage, work, ask=stage not in changed)
                 else:
                     begun = _unchanged.submit(stage)
                 running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
@@ -87,8 +98,22 @@ def reproduce_all(file: str) -> None:
                     made |= {stage} if state.name != CACHED else set()
                 else:
                     faults.append(state.result(raise_on_failure=False))
+                    if running:  # perhaps for hours, in a pool
+                        logger.error("%s; what was begun goes on to its end", faults[-1])
     if faults:
         raise faults[0]
+
+
+def _work(stage: str, needs: set[str], beside: Beside, pool: Pool | None) -> Callable[[], None]:
+    """What makes a stage: DVC here, or a worker of a pool."""
+    if pool and pool.takes(stage):
+        return partial(_send, pool, stage, needs, beside)
+    return partial(_follow, stage, _repro(stage), beside)
+
+
+def _send(pool: Pool, stage: str, needs: set[str], beside: Beside) -> None:
+    with beside.line(stage) as show:
+        pool.make(stage, needs, beside.over, show)
 
 
 @contextmanager
@@ -110,12 +135,12 @@ def _with_retries() -> Task[..., State[None]]:
 
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
-def _run(stage: str, command: list[str], beside: Beside, *, ask: bool = False) -> State[None]:
-    """Runs a stage's command, of DVC's only if it says that it is out of date where that is to be asked."""
-    with suppress(ValueError):  # where DVC cannot say, the command tells why
+def _run(stage: str, work: Callable[[], None], *, ask: bool = False) -> State[None]:
+    """Does the work of a stage, of DVC's only if it says that it is out of date where that is to be asked."""
+    with suppress(ValueError):  # where DVC cannot say, the work tells why
         if ask and not out_of_date(stage):
             return _cached(stage)
-    _follow(stage, command, beside)
+    work()
     return Completed()
 
 
@@ -185,35 +210,46 @@ def _stage_environment(exit_code: Path) -> dict[str, str]:
 
 
 @flow(name="pipeline")
-def pipeline() -> None:
-    """Brings every stage of dvc.yaml up to date; after one that fails no other is begun."""
+def pipeline(pool: str = "") -> None:
+    """Brings every stage of dvc.yaml up to date; after one that fails no other is begun.
+
+    Args:
+        pool: a work pool whose workers make the stages that compute, in clones of their own.
+    """
     speak()
-    reproduce_all("dvc.yaml")
+    reproduce_all("dvc.yaml", pool)
 
 
 @flow(name="ablations")
-def ablations() -> None:
-    """Brings every stage of the sweep's graph up to date, and all that the sweep is made of, as `pipeline` does."""
+def ablations(pool: str = "") -> None:
+    """Brings every stage of the sweep's graph up to date, and all that the sweep is made of, as `pipeline` does.
+
+    Args:
+        pool: as that of `pipeline`.
+    """
     speak()
-    reproduce_all(collect_graph(Path("ablations")))
+    reproduce_all(collect_graph(Path("ablations")), pool)
 
 
 def _repro(stage: str) -> list[str]:
     return [*DVC, "repro", "--single-item", stage]
 
 
-def run_pipeline(sweep: str = "") -> None:
+def run_pipeline(sweep: str = "", pool: str = "") -> None:
     """Runs the pipeline, or that of a sweep, on the server of PREFECT_API_URL, or on one that ends with it.
 
-    Without a server of its own, nothing is started where everything is up to date.
+    Without a server of its own, nothing is started where everything is up to date. A pool is one of that server's;
+    raises OSError if none answers then.
     """
+    if pool and not server_answers():
+        raise OSError("a pool is on a Prefect server, and none answers; set PREFECT_API_URL to that of its workers")
     file = collect_graph(Path(sweep)) if sweep else "dvc.yaml"
     if not os.environ.get("PREFECT_API_URL") and not out_of_date("--with-deps", file):
         logger.info("everything is up to date")
         return
     with prefect_server() as url, temporary_settings({PREFECT_API_URL: url}):
         try:
-            (ablations if sweep else pipeline)()
+            (ablations if sweep else pipeline)(pool)
         except StageFailed as fault:
             logger.error("%s", fault)
             sys.exit(1)

@@ -218,6 +218,7 @@ class OperateParams(Section):
     timeouts_s: TimeoutsParams
     retries: Natural
     retry_delay_s: Weight
+    pool_patience_s: Positive
 
     def timeout_s(self, stage: str) -> float:
         """Of a stage by its name: `train`, or `train_closer` for those of the sweep that get further seeds."""

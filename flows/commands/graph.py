@@ -114,12 +114,17 @@ def report(
 
 
 @app.command(rich_help_panel=PANEL)
-def pipeline(sweep: Sweep = None) -> None:
+def pipeline(
+    sweep: Sweep = None,
+    pool: Annotated[
+        str, Option(metavar="NAME", help="Whose workers make the stages that compute; see `agent-r1 worker`.")
+    ] = "",
+) -> None:
     """Runs what is out of date of the graph, as one Prefect flow."""
     report_to_own_server()
     from flows.pipeline import run_pipeline
 
-    run_pipeline(sweep or "")
+    run_pipeline(sweep or "", pool)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from agent_r1 import params
 from flows.commands.shared import Model, RunName, Seed, Sweep, app
+from flows.stage import report_to_own_server
 
 PANEL = "Operate"
 
@@ -72,3 +73,19 @@ def deploy(
     from flows.operation.deploy import deploy as put
 
     put(restarted=restarted)
+
+
+@app.command(rich_help_panel=PANEL)
+def worker(
+    pool: Annotated[str, Option(metavar="NAME", help="Of the Prefect server; made where it is not there.")],
+    limit: Annotated[int, Option(min=1, help="Stages at a time: as many as this machine has GPUs for them.")] = 1,
+) -> None:
+    """Makes stages for other clones.
+
+    Those that `agent-r1 pipeline --pool` sends; in a clone of the same commit, with the PREFECT_API_URL, the
+    MLFLOW_TRACKING_URI and the remote of DVC that the others have.
+    """
+    report_to_own_server()
+    from flows.operation.worker import work
+
+    work(pool, limit)

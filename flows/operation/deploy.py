@@ -66,8 +66,8 @@ def deploy(*, restarted: bool = False) -> None:
         raise ValueError("PREFECT_API_URL is not set; set it, or run `make serve` for a server on this machine")
     require_server(url)
     with get_client(sync_client=True) as client:
-        _ensure_pool(client)
-        _ensure_crash_detection(client)
+        ensure_pool(client, POOL, CONCURRENCY_LIMIT)
+        ensure_crash_detection(client)
         client.upsert_global_concurrency_limit_by_name(PROMOTION, 1)
         if restarted:
             _close_left_behind(client)
@@ -106,24 +106,29 @@ def _close_left_behind(client: SyncPrefectClient) -> None:
         logger.warning("run %s was not finished when the server ended: shown as crashed", run.name)
 
 
-def _ensure_pool(client: SyncPrefectClient) -> None:
-    """Makes the work pool, or mends one whose runs may name a command; its limit stays as it is."""
+def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None:
+    """Makes a work pool, or mends one whose runs may name a command; its limit stays as it is.
+
+    Raises ValueError if its workers are not those of processes.
+    """
     template = ProcessWorker.get_default_base_job_template()
     template["job_configuration"] |= FIXED
     for name in FIXED:
         del template["variables"]["properties"][name]
     try:
-        found = client.read_work_pool(POOL)
+        found = client.read_work_pool(pool)
     except ObjectNotFound:
         client.create_work_pool(
-            WorkPoolCreate(name=POOL, type="process", base_job_template=template, concurrency_limit=CONCURRENCY_LIMIT)
+            WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
         )
     else:
+        if found.type != ProcessWorker.type:
+            raise ValueError(f"the pool {pool!r} of the server is of type {found.type!r}; choose another name")
         if found.base_job_template != template:
-            client.update_work_pool(POOL, WorkPoolUpdate(base_job_template=template))
+            client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
 
 
-def _ensure_crash_detection(client: SyncPrefectClient) -> None:
+def ensure_crash_detection(client: SyncPrefectClient) -> None:
     """Puts crash detection there; one that is the same stays, since a new one would not know what it waits for."""
     for found in client.read_automations_by_name(CRASH_DETECTION.name):
         if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.metadata import version
 
@@ -76,13 +76,24 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         logger.info("what runs, and what came of it: %s/runs", page)
         logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
         logger.info("Ctrl-C ends everything")
-        worker = Part(
-            name="worker",
-            command=[sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--type", "process"],
-            environment={**environment, MLFLOW_UI: mlflow},
-            log=log_path("worker"),
-        )
-        _keep_working(worker, servers)
+        keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: mlflow}), servers)
+
+
+def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Part:
+    """A worker that runs what a pool is given, as processes in this clone."""
+    command = [
+        sys.executable,
+        "-m",
+        "flows.prefect_worker",
+        "worker",
+        "start",
+        "--pool",
+        pool,
+        "--type",
+        "process",
+        *options,
+    ]
+    return Part(name="worker", command=command, environment=environment, log=log_path(name))
 
 
 def own_password() -> str:
@@ -139,7 +150,7 @@ def _mlflow_servers(port: int) -> list[Part]:
     ]
 
 
-def _keep_working(worker: Part, servers: Sequence[Running]) -> None:
+def keep_working(worker: Part, servers: Sequence[Running]) -> None:
     """Runs the worker beside the servers; returns by raising what ended them."""
     worker.log.unlink(missing_ok=True)
     while True:

@@ -152,7 +152,7 @@ def project(
     return folder
 
 
-def states(run_flow: Flow[[], None]) -> dict[str, str]:
+def states(run_flow: Flow[..., None]) -> dict[str, str]:
     """Runs a flow; the name of every task's last state, by stage."""
     state = run_flow(return_state=True)
     assert state.is_completed()
@@ -201,7 +201,9 @@ def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path)
     assert states(pipeline) == {"prepare": "Cached", "index": "Completed", "report": "Completed"}  # DVC skips it
 
 
-def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(prefect_api: str, project: Path) -> None:
+def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(
+    prefect_api: str, project: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     definitions: dict[str, dict[str, Any]] = {
         "prepare": {"cmd": "until [ -e ../failed ]; do sleep .1; done; sleep 2; echo > prepare.txt"},
         "index": {"cmd": "touch ../failed && exit 3"},
@@ -211,6 +213,7 @@ def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(prefect_a
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": definitions}))
     with pytest.raises(StageFailed, match="stage index failed with exit code"):
         pipeline()
+    assert "its own lines above say why; what was begun goes on to its end" in caplog.text
     assert "prepare" in yaml.safe_load((project / "dvc.lock").read_text())["stages"]
     assert not (project.parent / "begun").exists()
 

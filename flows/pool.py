@@ -1,0 +1,177 @@
+"""Stages that are made in other clones: sent to a work pool of the Prefect server, and what they made brought back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from httpx import HTTPError, HTTPStatusError
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType, WorkerStatus
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.runtime import task_run
+from pydantic import ValidationError
+
+from agent_r1.harmless import harmless
+from flows.dvc_files import run_dvc
+from flows.dvc_lock import Entry, adopt, described, entry_of, push
+from flows.graph import StageFailed, StageUnavailable
+
+# What holds an accelerator. The others take seconds, or write what git keeps.
+SENT = ("warm_start", "train", "train_closer", "evaluate", "evaluate_closer", "baseline")
+ERRAND = "errand"  # the flow of a worker, deployed under the name of its pool
+HANDED_BACK = "dvc-lock"  # the key of the artifact in which an errand leaves the stage's entry of dvc.lock
+UNAVAILABLE = "Unavailable"  # the state of an errand that may work later
+ENTRY_CHARS = 2**19  # of an entry at most; those of this project have 10,000
+POLL_S = 3.0
+TELL_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def require_shared() -> None:
+    """Checks that other clones can have what is made here, and see its runs. Raises ValueError with what to set."""
+    if run_dvc("remote", "default"):
+        raise ValueError(
+            "a pool's clones bring each other what they make by DVC's default remote, and there is none; "
+            "`dvc remote add -d storage URL`, the same in every clone (docs/operating.md, Remotes)"
+        )
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise ValueError("a pool's clones share one MLflow; set MLFLOW_TRACKING_URI to the same server in every clone")
+
+
+class Pool:
+    """A work pool by its name: sends it stages, waits for them, and takes over what they made."""
+
+    def __init__(self, name: str, patience_s: float) -> None:
+        """Checks that the server has the pool; without a worker for `patience_s` a stage fails.
+
+        Raises ValueError if there is no such pool, or its clones could not share what they make.
+        """
+        require_shared()
+        self._name, self._patience_s, self._told = name, patience_s, 0.0
+        self._pushed, self._asking = set[str](), threading.Lock()  # DVC's commands would wait for each other
+        with get_client(sync_client=True) as client:
+            try:
+                self._deployment = client.read_deployment_by_name(f"{ERRAND}/{name}").id
+                self._has_worker(client)
+            except (ObjectNotFound, HTTPStatusError):
+                raise ValueError(f"the server has no pool {name!r} with workers; {self._start_one}") from None
+
+    @staticmethod
+    def takes(stage: str) -> bool:
+        """Whether a stage of a graph is one for a pool."""
+        return stage.rpartition(":")[2].partition("@")[0] in SENT
+
+    def make(self, stage: str, needs: set[str], over: threading.Event, show: Callable[[str], None]) -> None:
+        """Has a worker make a stage, and takes over what it made; what it needs is pushed first.
+
+        Where the same was asked before, by a run that was interrupted, its errand is waited for and not sent again.
+        Raises StageFailed if it fails, is cancelled, or finds no worker, and StageUnavailable if it may work later.
+        """
+        try:
+            asked = self._asked(stage, needs)
+            with get_client(sync_client=True) as client:
+                run = self._ended(client, self._sent(client, stage, asked), stage, over, show)
+                entry = handed_back(client, run.id, stage)
+            adopt({stage: entry})
+        except (HTTPError, PrefectException, OSError) as fault:
+            raise StageUnavailable(f"stage {stage} of pool {self._name}: {fault}") from fault
+        except ValueError as fault:
+            raise StageFailed(f"stage {stage} of pool {self._name}: {fault}") from fault
+
+    @property
+    def _start_one(self) -> str:
+        return f"start one in a clone of this commit: `agent-r1 worker --pool {self._name}`"
+
+    def _asked(self, stage: str, needs: set[str]) -> dict[str, Any]:
+        """An errand's parameters; what the stage needs is in the remote by then."""
+        with self._asking:
+            if lacking := sorted(needs - self._pushed):
+                push(*lacking)
+                self._pushed |= needs
+            known = described(stage, *needs)
+        entries = {need: entry_of(Entry.model_validate(known[need].locked)) for need in sorted(needs)}
+        return {"stage": stage, "made": entry_of(known[stage].made), "entries": entries}
+
+    def _sent(self, client: SyncPrefectClient, stage: str, asked: dict[str, Any]) -> FlowRun:
+        """The errand of these parameters that is under way or complete, or a new one."""
+        content = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        attempt = 0
+        while True:
+            run = client.create_flow_run_from_deployment(
+                self._deployment,
+                parameters=asked,
+                name=stage,
+                idempotency_key=f"{self._name}-{content}-{attempt}",
+                parent_task_run_id=UUID(task_run.id) if task_run.id else None,  # its errands are cancelled with it
+            )
+            if run.state is None or not run.state.is_final() or run.state.is_completed():
+                logger.info("stage %s is for pool %s", stage, self._name)
+                return run
+            attempt += 1
+
+    def _ended(
+        self, client: SyncPrefectClient, run: FlowRun, stage: str, over: threading.Event, show: Callable[[str], None]
+    ) -> FlowRun:
+        """Waits for the end of an errand."""
+        until = time.monotonic() + self._patience_s
+        while run.state is None or not run.state.is_final():
+            has_begun = run.state is not None and run.state.type in (StateType.RUNNING, StateType.CANCELLING)
+            show(f"{stage}: {'is made' if has_begun else 'waits'} in pool {self._name}")
+            if has_begun or self._has_worker(client):
+                until = time.monotonic() + self._patience_s
+            elif time.monotonic() > until:
+                raise StageFailed(
+                    f"no worker of pool {self._name} was there for {self._patience_s:g} s (operate.pool_patience_s); "
+                    f"{self._start_one}; stage {stage} stays in the queue, and the same command waits for it"
+                )
+            if over.wait(POLL_S):
+                raise StageFailed(f"stage {stage} stays with pool {self._name}; the same command waits for it")
+            run = client.read_flow_run(run.id)
+        if not run.state.is_completed():
+            may_work = run.state.is_crashed() or run.state.name == UNAVAILABLE
+            fault = StageUnavailable if may_work else StageFailed
+            said = harmless(f"{run.state.name}, {run.state.message or 'without a word'}")
+            raise fault(f"stage {stage} of pool {self._name} is {said} (flow run {run.id})")
+        return run
+
+    def _has_worker(self, client: SyncPrefectClient) -> bool:
+        """Whether a worker of the pool is there; where none is, a line every so often says how to start one."""
+        if any(worker.status == WorkerStatus.ONLINE for worker in client.read_workers_for_work_pool(self._name)):
+            return True
+        if not self._told or time.monotonic() > self._told + TELL_S:
+            self._told = time.monotonic()
+            logger.warning("no worker of pool %s is there; %s", self._name, self._start_one)
+        return False
+
+
+def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> Entry:
+    """The entry of dvc.lock that an errand left. Raises ValueError if it is none."""
+    found = client.read_artifacts(
+        artifact_filter=ArtifactFilter.model_validate({"key": {"any_": [HANDED_BACK]}}),
+        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
+    )
+    if len(found) != 1:
+        raise ValueError(f"flow run {run} left {len(found)} entries of dvc.lock; delete it, and ask again")
+    text = found[0].data
+    if not isinstance(text, str) or len(text) > ENTRY_CHARS:
+        raise ValueError(f"what flow run {run} left of {stage} is no text of at most {ENTRY_CHARS} characters")
+    try:
+        return Entry.model_validate_json(text)
+    except ValidationError as fault:
+        problem = fault.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ValueError(
+            harmless(
+                f"what flow run {run} left of {stage} is no entry of dvc.lock: {where:.200}: {problem['msg']:.200}"
+            )
+        ) from None

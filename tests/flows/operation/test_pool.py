@@ -1,0 +1,222 @@
+"""A pool as the clone that asks sees it: no worker, errands that end badly, answers that lie. A test is the worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+
+from flows.errand import errand
+from flows.graph import StageFailed, StageUnavailable, out_of_date
+from flows.operation.deploy import FIXED
+from flows.operation.worker import offer, work
+from flows.pipeline import run_pipeline
+from flows.pool import HANDED_BACK, UNAVAILABLE, Pool, handed_back
+
+NAME = f"cpus-{os.getpid()}"  # of this process of the suite
+GRAPH = """
+stages:
+  prepare:
+    cmd: cp source.txt prepared.txt
+    deps: [source.txt]
+    outs: [prepared.txt]
+  train:
+    foreach: [a]
+    do:
+      cmd: mkdir -p trained/${item} && cp prepared.txt trained/${item}/policy
+      params: [evaluate.seed]
+      deps: [prepared.txt]
+      outs: [{"trained/${item}": {persist: true}}]
+"""
+STAGE = "train@a"
+SEEDS = itertools.count(1000)
+
+
+def dvc(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]) -> Path:
+    folder = tmp_path_factory.mktemp("pool")
+    (folder / "lead").mkdir()
+    write_params(folder / "lead", {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "lead")
+        Path("dvc.yaml").write_text(GRAPH)
+        Path("source.txt").write_text("1\n")
+        dvc("init", "--no-scm", "--quiet")
+        dvc("remote", "add", "--quiet", "-d", "storage", "../storage")
+        dvc("repro", "--quiet", "prepare")
+    return folder
+
+
+@pytest.fixture
+def lead(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_api: str, write_params: Callable[..., None]
+) -> Path:
+    """The clone that asks, this process's own; every test asks for something else."""
+    shutil.copytree(built / "lead", tmp_path / "lead")
+    monkeypatch.chdir(tmp_path / "lead")
+    write_params(Path(), {"evaluate": {"seed": next(SEEDS)}})
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # which nothing here asks
+    monkeypatch.setattr("flows.pool.POLL_S", 0.01)
+    return tmp_path / "lead"
+
+
+@pytest.fixture
+def client(lead: Path) -> Iterator[SyncPrefectClient]:
+    """Of a server that has the pool."""
+    with get_client(sync_client=True) as client:
+        offer(client, NAME)
+        yield client
+
+
+def errands(client: SyncPrefectClient) -> list[FlowRun]:
+    deployment = client.read_deployment_by_name(f"errand/{NAME}").id
+    found = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"deployment_id": {"any_": [deployment]}})
+    )
+    return sorted(found, key=lambda run: str(run.created))
+
+
+def ask(client: SyncPrefectClient, *states: State[Any], left: tuple[Any, ...] = (), patience_s: float = 300.0) -> None:
+    """Has the stage made. Whenever its errand is looked at it leaves what is handed back, and has the next state."""
+    coming = iter(states)
+
+    def answer(_: str) -> None:
+        run = errands(client)[-1]
+        for data in left:
+            client.create_artifact(ArtifactCreate(key=HANDED_BACK, type="json", data=data, flow_run_id=run.id))
+        client.set_flow_run_state(run.id, next(coming), force=True)
+
+    show = answer if states else lambda _: None
+    Pool(NAME, patience_s).make(STAGE, {"prepare"}, threading.Event(), show)
+
+
+def test_without_a_worker_the_stage_waits_and_then_fails_and_stays_in_the_queue(
+    client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(StageFailed, match=rf"for 0\.05 s .* `agent-r1 worker --pool {NAME}`; stage train@a stays"):
+        ask(client, patience_s=0.05)
+    assert caplog.text.count(f"no worker of pool {NAME} is there; start one") == 1
+    waiting = errands(client)
+    assert waiting[-1].state_name == "Scheduled"
+    with pytest.raises(StageFailed, match="Cancelled, by hand"):
+        ask(client, Running(), Cancelled(message="by hand"))
+    assert len(errands(client)) == len(waiting)  # the same one
+
+
+def test_an_errand_that_may_work_later_is_sent_again(client: SyncPrefectClient) -> None:
+    for ended in (Crashed(message="gone"), Failed(name=UNAVAILABLE, message="on host: no remote")):
+        with pytest.raises(StageUnavailable, match=f"train@a of pool {NAME} is {ended.name}, {ended.message}"):
+            ask(client, Running(), ended)
+    with pytest.raises(StageFailed, match="is Failed, exit code 1") as failed:
+        ask(client, Failed(message="exit code 1"))
+    assert not isinstance(failed.value, StageUnavailable)
+    assert [run.state_name for run in errands(client)[-3:]] == ["Crashed", UNAVAILABLE, "Failed"]
+
+
+def test_an_interrupt_leaves_the_stage_to_the_pool(client: SyncPrefectClient) -> None:
+    over = threading.Event()
+    over.set()
+    with pytest.raises(StageFailed, match=f"train@a stays with pool {NAME}; the same command waits for it"):
+        Pool(NAME, 300.0).make(STAGE, {"prepare"}, over, lambda _: None)
+    assert errands(client)[-1].state_name == "Scheduled"
+
+
+OUT = {"path": "../a", "hash": "md5", "md5": f"{'0' * 32}.dir", "size": 2, "nfiles": 1}
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ((), "left 0 entries"),
+        (("{}", "{}"), "left 2 entries"),
+        ((5,), "no text of at most"),
+        (("x" * (2**19 + 1),), "no text of at most"),
+        (("[" * 100_000,), "no entry of dvc.lock"),
+        ((json.dumps({"cmd": "true"}),), r"no entry of dvc\.lock: outs: Field required"),
+        ((json.dumps({"cmd": "\x1b[2J", "outs": [OUT]}),), "something else here than there: its command"),
+        ((json.dumps({"cmd": "", "outs": [OUT]}).replace("../a", "\\u001b[2J"),), "else here than there"),
+    ],
+)
+def test_an_answer_that_lies_is_refused_before_anything_is_written(
+    client: SyncPrefectClient, left: tuple[Any, ...], said: str
+) -> None:
+    before = Path("dvc.lock").read_bytes()
+    with pytest.raises(StageFailed, match=said) as refused:
+        ask(client, Completed(), left=left)
+    assert "\x1b" not in str(refused.value)
+    assert Path("dvc.lock").read_bytes() == before
+
+
+def test_a_worker_makes_the_stage_once_and_refuses_what_is_not_of_its_clone(
+    client: SyncPrefectClient, lead: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None]
+) -> None:
+    shutil.copytree(lead, lead.with_name("one"), ignore=shutil.ignore_patterns("cache", "prepared.txt", "dvc.lock"))
+    with pytest.raises(StageFailed, match="Cancelled"):
+        ask(client, Cancelled())
+    asked = errands(client)[-1].parameters
+    monkeypatch.chdir(lead.with_name("one"))
+    state = errand(**asked, return_state=True)
+    assert state.is_completed(), state
+    assert not out_of_date(STAGE)
+    entry = handed_back(client, state.state_details.flow_run_id, STAGE)
+    assert [out.path for out in entry.outs] == ["trained/a"]
+
+    with pytest.raises(ValueError, match=r"on .* has no stage 'rm -rf ~' for a pool"):
+        errand(**asked | {"stage": "rm -rf ~"})
+    with pytest.raises(ValueError, match="has no stage 'prepare' for a pool"):
+        errand(**asked | {"stage": "prepare", "entries": {}})
+    with pytest.raises(ValueError, match=r"depends on \['prepare'\], and comes with \[\]"):
+        errand(**asked | {"entries": {}})
+    write_params(Path(), {"evaluate": {"seed": 77}})
+    lock = Path("dvc.lock").read_bytes()
+    with pytest.raises(ValueError, match=r"evaluate\.seed \(\d+ there, 77 here\); bring both clones"):
+        errand(**asked)
+    assert Path("dvc.lock").read_bytes() == lock
+
+
+def test_a_run_chooses_no_command_and_the_pool_has_no_limit(client: SyncPrefectClient) -> None:
+    pool = client.read_work_pool(NAME)
+    assert pool.concurrency_limit is None
+    assert pool.base_job_template["job_configuration"].items() >= FIXED.items()
+    assert not {*FIXED} & {*pool.base_job_template["variables"]["properties"]}
+
+
+def test_clones_that_could_not_share_what_they_make_are_refused(
+    client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"no pool 'other' with workers; start one .* `agent-r1 worker --pool other`"):
+        Pool("other", 300.0)
+    for name in ("agent_r1", "a b", ""):
+        with pytest.raises(ValueError, match=f"no pool can be called '{name}'"):
+            work(name, 1)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(ValueError, match="set MLFLOW_TRACKING_URI to the same server"):
+        Pool(NAME, 300.0)
+    dvc("remote", "remove", "storage")
+    for refused in (lambda: Pool(NAME, 300.0), lambda: work(NAME, 1)):
+        with pytest.raises(ValueError, match=r"DVC's default remote, and there is none; `dvc remote add"):
+            refused()
+    monkeypatch.delenv("PREFECT_API_URL")
+    with pytest.raises(ValueError, match="PREFECT_API_URL is not set"):
+        work(NAME, 1)
+    with pytest.raises(OSError, match="a pool is on a Prefect server, and none answers"):
+        run_pipeline(pool=NAME)

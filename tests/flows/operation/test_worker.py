@@ -1,0 +1,123 @@
+"""A sweep over two clones' workers: real servers, workers and DVC, with small scripts as stages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import WorkerStatus
+from prefect.exceptions import PrefectHTTPStatusError
+
+from flows.graph import out_of_date
+from flows.pipeline import ablations
+
+POOL = "gpus"
+PATIENCE_S = 300.0
+GRAPH = """
+stages:
+  prepare:
+    cmd: cp source.txt prepared.txt
+    deps: [source.txt]
+    outs: [prepared.txt]
+"""
+SWEEP = """
+stages:
+  train:
+    matrix: {run: [a, b], seed: [0, 1]}
+    wdir: ..
+    cmd: python train.py ${item.run}-seed${item.seed}
+    params: [evaluate.questions]
+    deps: [train.py, prepared.txt]
+    outs: [{"outputs/train/${item.run}-seed${item.seed}": {persist: true}}]
+  report:
+    wdir: ..
+    cmd: cat outputs/train/*/policy > report.txt
+    deps: [outputs/train]
+    outs: [report.txt]
+"""
+# Ends once two clones have begun to train.
+TRAIN = """
+import pathlib, sys, time
+
+label, clone = sys.argv[1], pathlib.Path.cwd()
+(clone.parent / f"{clone.name}.begun").touch()
+while len([*clone.parent.glob("*.begun")]) < 2:
+    time.sleep(0.1)
+with (clone.parent / "trained.txt").open("a") as said:
+    said.write(f"{clone.name} {label}\\n")
+folder = pathlib.Path("outputs/train") / label
+folder.mkdir(parents=True)
+(folder / "policy").write_text(f"{label} of {pathlib.Path('prepared.txt').read_text()}")
+"""
+
+
+@pytest.fixture
+def clones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None], prefect_api: str
+) -> dict[str, Path]:
+    """Three clones of a project with one remote; this process is in the first."""
+    lead = tmp_path / "lead"
+    (lead / "ablations").mkdir(parents=True)
+    for name, content in {"dvc.yaml": GRAPH, "ablations/graph.yaml": SWEEP, "train.py": TRAIN}.items():
+        (lead / name).write_text(content)
+    (lead / "source.txt").write_text("1\n")
+    write_params(lead, {"operate": {"pool_patience_s": PATIENCE_S}})
+    dvc(lead, "init", "--no-scm", "--quiet")
+    dvc(lead, "remote", "add", "--quiet", "-d", "storage", str(tmp_path / "storage"))
+    for other in ("one", "two"):
+        shutil.copytree(lead, tmp_path / other)
+    monkeypatch.chdir(lead)
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # which nothing here asks
+    return {name: tmp_path / name for name in ("lead", "one", "two")}
+
+
+def dvc(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def workers(
+    prefect_api: str, clones: dict[str, Path], start_in: Callable[..., subprocess.Popen[str]]
+) -> Iterator[None]:
+    """Two, each in a clone of its own."""
+    started = [start_in(clones[name], "worker", "--pool", POOL, PREFECT_API_URL=prefect_api) for name in ("one", "two")]
+    deadline = time.monotonic() + PATIENCE_S
+    while are_online() < len(started):
+        assert [process.poll() for process in started] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    yield
+    for process in started:
+        process.terminate()
+    assert [process.wait() for process in started] == [143, 143]
+
+
+def are_online() -> int:
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_workers_for_work_pool(POOL)
+        except PrefectHTTPStatusError:
+            return 0
+    return sum(worker.status == WorkerStatus.ONLINE for worker in found)
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_sweep_is_trained_by_two_clones_and_the_one_that_asked_has_it_all(clones: dict[str, Path]) -> None:
+    ablations(POOL)
+    labels = [f"{run}-seed{seed}" for run in "ab" for seed in (0, 1)]
+    assert Path("report.txt").read_text() == "".join(f"{label} of 1\n" for label in labels)
+    trained = [line.split() for line in (clones["lead"].parent / "trained.txt").read_text().splitlines()]
+    assert sorted(label for _, label in trained) == labels
+    assert {clone for clone, _ in trained} == {"one", "two"}
+    assert not out_of_date()
+    assert "didn't change" in dvc(clones["lead"], "repro", "ablations/dvc.yaml")
