@@ -14,7 +14,7 @@ from rich.table import Column
 
 from agent_r1.harmless import harmless
 from flows.processes import GRACE_S, end_group, process_group
-from flows.stage import live_lines
+from flows.terminal import live_lines
 
 
 class Beside:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_r1 import params
 from agent_r1.inspection.side_by_side import compared, rendered
-from flows.stage import output
+from flows.terminal import output
 
 
 def compare(a: str, b: str, *, sweep: str = "", anyway: bool = False) -> None:

@@ -16,7 +16,7 @@ from flows.dvc_lock import Entry, Made, adopt, described, entry_of, push, requir
 from flows.graph import StageUnavailable, stages
 from flows.pipeline import reproduce
 from flows.pool import ERRAND, HANDED_BACK, UNAVAILABLE, Pool, require_shared
-from flows.stage import speak
+from flows.terminal import speak
 
 SWEEP = "ablations"
 

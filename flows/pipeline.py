@@ -33,7 +33,8 @@ from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
 from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, server_answers
-from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE, speak
+from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
+from flows.terminal import speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
 PUSH = "Use `dvc push`"  # DVC's advice after every stage, to whoever has a remote

@@ -13,7 +13,7 @@ from agent_r1 import params
 from agent_r1.inspection import replay as stored
 from agent_r1.inspection.replay_tables import tables
 from agent_r1.params.places import RunId
-from flows.stage import output
+from flows.terminal import output
 
 
 def replay(

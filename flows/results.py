@@ -6,7 +6,7 @@ from rich.markdown import Markdown
 
 from agent_r1 import params
 from agent_r1.harmless import harmless_lines
-from flows.stage import output
+from flows.terminal import output
 
 NEXT = """\
 - the whole report: `{page}`

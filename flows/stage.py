@@ -14,22 +14,16 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 from uuid import UUID
-
-from rich.console import Console
-from rich.logging import RichHandler
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from agent_r1 import params
 from agent_r1.files import is_own
-from agent_r1.harmless import harmless_lines, without_password
 from agent_r1.params.places import NAMED_BY_DVC, project_root
 from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
+from flows.terminal import HarmlessFormatter, R, configure_logging, show_traceback
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
@@ -54,8 +48,6 @@ ENVIRONMENT = {
     "KMP_BLOCKTIME": "0",
 }
 
-TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
-WIDTH = 120  # of tables that are printed elsewhere than on a terminal
 
 logger = logging.getLogger(__name__)
 
@@ -84,37 +76,6 @@ def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> 
     experiment = os.environ.get(NAMED_BY_DVC)
     named = [f"({experiment})"] if experiment else []
     return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID), *named])
-
-
-def output() -> Console:
-    """Standard output for tables: as wide as its terminal, or wide enough elsewhere."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH)
-
-
-def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
-    """Lines at the end of the terminal that change while something lasts, and then go; elsewhere nothing is shown."""
-    return Progress(*columns, console=TERMINAL, transient=True, expand=expand, disable=not TERMINAL.is_terminal)
-
-
-@contextmanager
-def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callable[..., R]], Callable[..., R]]]:
-    """On a terminal, a live line that says at which verb of which iteration a training is.
-
-    Gives what wraps each verb for that; its first argument is the iteration. `total` is that of the iterations.
-    """
-    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with live_lines(*columns) as progress:
-        line = progress.add_task(label, completed=done, total=total)
-
-        def shown(verb: Callable[..., R]) -> Callable[..., R]:
-            @functools.wraps(verb)
-            def call(iteration: int, *others: object) -> R:
-                progress.update(line, description=f"{label}: {verb.__name__} {iteration}", completed=iteration)
-                return verb(iteration, *others)
-
-            return call
-
-        yield shown
 
 
 def report_to_own_server() -> None:
@@ -149,7 +110,7 @@ def clean_end() -> Iterator[None]:
     130, a termination as 143; any other fault keeps its traceback.
     """
     configure_logging()
-    sys.excepthook = _show_traceback
+    sys.excepthook = show_traceback
     # Neither raises a KeyboardInterrupt, which would end an interpreter that meets it late by the signal itself.
     signal.signal(signal.SIGINT, lambda *_: sys.exit(INTERRUPTED))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
@@ -215,41 +176,6 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
         return results[0]
 
     return call
-
-
-class HarmlessFormatter(logging.Formatter):
-    """Lines that show what servers, data and policies said, and do nothing to the terminal."""
-
-    label = ""  # of the stage that is this process: every line begins with it
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = f"{self.label}{record.message}"
-        return super().formatMessage(record)
-
-    def format(self, record: logging.LogRecord) -> str:
-        return harmless_lines(without_password(super().format(record)))
-
-
-def _show_traceback(_: type[BaseException], fault: BaseException, __: TracebackType | None) -> None:
-    sys.stderr.write(harmless_lines(without_password("".join(traceback.format_exception(fault)))) + "\n")
-
-
-def configure_logging() -> None:
-    """INFO from the project, WARNING from the libraries; rich on a terminal, plain lines elsewhere."""
-    rich = RichHandler(console=TERMINAL, show_path=False) if TERMINAL.is_terminal else None
-    handler: logging.Handler = rich or logging.StreamHandler()
-    pattern = "%(message)s" if rich else "%(asctime)s %(levelname)s %(message)s"
-    handler.setFormatter(HarmlessFormatter(pattern, datefmt="%H:%M:%S"))
-    # Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours.
-    handler.addFilter(lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    speak()
-
-
-def speak() -> None:
-    """Has the project's own loggers say what they do, wherever their lines go: on a worker to the page of the run."""
-    for name in ("agent_r1", "flows"):
-        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def _of_the_store(fault: Exception) -> Exception | None:

@@ -28,7 +28,8 @@ from agent_r1.training.folder import Identity, RunFolder
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
 from flows.accelerator import accelerator
-from flows.stage import started_by_another, task, verbs_shown
+from flows.stage import started_by_another, task
+from flows.terminal import verbs_shown
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 

@@ -17,7 +17,7 @@ from agent_r1.evaluation.report import _table
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
 from agent_r1.inspection.side_by_side import rendered
 from agent_r1.records import Prediction, Question
-from flows.stage import HarmlessFormatter
+from flows.terminal import HarmlessFormatter
 
 EVIL = "\x1b]52;c;ZXZpbA==\x07\x9b2J \u202edesrever\u2066 \x08\r\x85|<img src=x>`code` [a](b)"
 COMMANDS = set("\x1b\x07\x08\r\x85\x9b\u202e\u2066")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import closing
 from typing import Any
 
@@ -68,11 +68,17 @@ def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Q
 
 
 def play_by_script(
-    name: str, attempts: Sequence[Attempt], questions: Sequence[Question], chat: Chat, settings: Params, shared: Shared
+    name: str,
+    attempts: Sequence[Attempt],
+    questions: Sequence[Question],
+    chat: Chat,
+    settings: Params,
+    shared: Shared,
+    over: Callable[[], None],
 ) -> list[Trajectory]:
-    """The trajectories of an agent without a model, in the chat's tokens."""
+    """The trajectories of an agent without a model, in the chat's tokens; `over` is called as each ends."""
     played, scripts = played_by(name, attempts, questions, settings.evaluate.seed)
-    return collect(ScriptedSampler(scripts, chat), chat, played, shared, seed=settings.evaluate.seed)
+    return collect(ScriptedSampler(scripts, chat), chat, played, shared, seed=settings.evaluate.seed, over=over)
 
 
 def answer_greedily(
@@ -81,13 +87,15 @@ def answer_greedily(
     chat: Chat,
     settings: Params,
     shared: Shared,
+    over: Callable[[], None],
     *,
     policy_version: int,
     beneath: Beneath | None = None,
 ) -> list[Trajectory]:
     """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id.
 
-    Its adapters, and not the weights that they are merged into, run where there is a model `beneath` them.
+    Its adapters, and not the weights that they are merged into, run where there is a model `beneath` them. `over` is
+    called as each trajectory ends.
     """
     actor = Actor(
         model=model,
@@ -98,18 +106,25 @@ def answer_greedily(
         version=policy_version,
     )
     with open_engine(settings.engine, actor.beside(beneath)) as engine:
-        return collect(engine, chat, attempts, shared, seed=settings.evaluate.seed, policy_version=policy_version)
+        seed = settings.evaluate.seed
+        return collect(engine, chat, attempts, shared, seed=seed, policy_version=policy_version, over=over)
 
 
 def answer_by_endpoint(
-    endpoint: Endpoint, model: str, attempts: Sequence[Attempt], chat: Chat, settings: Params, shared: Shared
+    endpoint: Endpoint,
+    model: str,
+    attempts: Sequence[Attempt],
+    chat: Chat,
+    settings: Params,
+    shared: Shared,
+    over: Callable[[], None],
 ) -> list[Trajectory]:
     """The trajectories of a model behind an endpoint, in the chat's tokens; what it does not answer is ABORTED.
 
-    The limits of `shared` are to be those of `by_endpoint`.
+    The limits of `shared` are to be those of `by_endpoint`; `over` is called as each trajectory ends.
     """
     with closing(EndpointSampler(endpoint, model, chat, concurrency=settings.engine.server.concurrency)) as sampler:
-        return collect(sampler, chat, attempts, shared, seed=settings.evaluate.seed, told=True)
+        return collect(sampler, chat, attempts, shared, seed=settings.evaluate.seed, told=True, over=over)
 
 
 def by_endpoint(settings: Params) -> Params:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent_r1.envs.base import Attempt, opened
@@ -30,6 +30,7 @@ def collect(
     policy_version: int = 0,
     greedy: bool = False,
     told: bool = False,
+    over: Callable[[], None] = lambda: None,
 ) -> list[Trajectory]:
     """Runs all episodes to their ends, in the order of `shared.limits.order`.
 
@@ -45,6 +46,7 @@ def collect(
 
     Every action's seed is derived from (seed, iteration, question, sample, step). Of `shared.limits`, `max_tokens`
     bounds a context and `max_action_tokens` one action. Where the sampler is to be `told`, requests hold messages too.
+    `over` is called as each episode ends, for those who look on.
     A PromptTooLong says that a prompt leaves no room for an action, another ValueError that the sampler knows rounds
     alone.
     """
@@ -54,7 +56,7 @@ def collect(
     def play(indices: Iterable[int]) -> dict[int, Episode]:
         begun = {index: Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
         order = order_of(sampler, limits.order, len(begun))
-        plays = (_play(episode, index, order, greedy=greedy, told=told) for index, episode in begun.items())
+        plays = (_play(episode, index, order, over, greedy=greedy, told=told) for index, episode in begun.items())
         shared.run(_together(plays))
         return begun
 
@@ -102,9 +104,12 @@ def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], share
     return shared.run(compare(sampler, contexts, shared.limits))
 
 
-async def _play(episode: Episode, index: int, order: Rounds | Arrivals, *, greedy: bool, told: bool) -> None:
+async def _play(
+    episode: Episode, index: int, order: Rounds | Arrivals, over: Callable[[], None], *, greedy: bool, told: bool
+) -> None:
     async for _ in _steps(episode, index, order.act, greedy=greedy, told=told):
         pass
+    over()
     order.leave()
 
 

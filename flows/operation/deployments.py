@@ -33,7 +33,7 @@ from flows.operation.pages import show_evaluation, show_training
 from flows.operation.promote import measure, previous, promote, read
 from flows.pipeline import expendable, reproduce, run_command
 from flows.policies import in_training, version_of
-from flows.stage import speak
+from flows.terminal import speak
 
 STARTS_FROM = ("prepare", "index", "warm_start")  # the stages of dvc.yaml, in their order
 REGISTERED = "agent_r1.policy.registered"  # the event that prefect.yaml waits for

@@ -42,7 +42,7 @@ from flows.operation.pages import show_decision
 from flows.pipeline import run_command
 from flows.policies import version_of
 from flows.processes import process_group, server_answers
-from flows.stage import output, speak
+from flows.terminal import output, speak
 
 PROMOTION = "agent_r1-promotion"  # the limit under which one process at a time moves the champion
 Evaluate = Callable[[Sequence[str]], None]  # runs `agent-r1 evaluate` with these arguments to its end

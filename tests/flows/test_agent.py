@@ -11,7 +11,8 @@ import pytest
 
 from agent_r1.params import Params
 from flows import evaluate as evaluate_module
-from flows.evaluate import Subject, evaluate
+from flows.evaluate import evaluate
+from flows.subjects import Subject
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
 

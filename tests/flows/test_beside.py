@@ -10,7 +10,6 @@ import time
 import pytest
 from rich.console import Console
 
-from flows import stage
 from flows.beside import Beside
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -32,7 +31,7 @@ def test_a_command_that_begins_too_late_is_ended() -> None:
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
     console = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
-    monkeypatch.setattr(stage, "TERMINAL", console)
+    monkeypatch.setattr("flows.terminal.TERMINAL", console)
     return console
 
 
@@ -59,7 +58,7 @@ def test_every_stage_has_a_line_of_its_own_while_it_runs(terminal: Console) -> N
 
 def test_elsewhere_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     file = Console(file=io.StringIO())
-    monkeypatch.setattr(stage, "TERMINAL", file)
+    monkeypatch.setattr("flows.terminal.TERMINAL", file)
     with Beside() as others, others.line("train@ppo") as say:
         say("iteration 7 of 20")
         assert shown(file) == ""

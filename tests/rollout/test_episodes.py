@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -191,6 +192,20 @@ def test_rounds_seeds_and_order(chat: Chat) -> None:
     requests = [request for pairs in sampler.rounds for request, _ in pairs]
     assert len({request.seed for request in requests}) == 6
     assert next(r.seed for r in requests if (r.episode, r.step) == (1, 2)) == derive(7, 0, "q0", 1, 2)
+
+
+def test_who_looks_on_is_told_as_each_episode_ends(chat: Chat) -> None:
+    ended: list[int] = []
+
+    class Watched(ScriptedSampler):
+        def sample(self, requests: Sequence[Request]) -> list[Action]:
+            ended.append(over.call_count)
+            return super().sample(requests)
+
+    envs, over = [Echo("seen", steps=steps) for steps in (2, 1)], Mock()
+    with Shared(LIMITS) as shared:
+        collect(Watched([["go"] * 3] * 2, chat), chat, attempts(envs), shared, seed=7, over=over)
+    assert (ended, over.call_count) == ([0, 0, 1], 2)
 
 
 def test_a_cut_action_is_closed_by_the_template(chat: Chat) -> None:

@@ -36,7 +36,7 @@ DONE = "stages: {prepare: {cmd: 'true'}, index: {cmd: 'true'}, warm_start: {cmd:
 TRAIN = """
 import os
 os.chdir({folder!r})
-from flows.stage import configure_logging
+from flows.terminal import configure_logging
 from flows.operation.deployments import training
 configure_logging()  # shows the stages' lines
 training('ppo', 7, {further})

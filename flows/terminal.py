@@ -1,0 +1,105 @@
+"""What a command shows: lines that change on a terminal, log lines, tables; whatever others wrote is made harmless."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TypeVar
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from agent_r1.harmless import harmless_lines, without_password
+
+R = TypeVar("R")
+TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
+WIDTH = 120  # of tables that are printed elsewhere than on a terminal
+
+
+def output() -> Console:
+    """Standard output for tables: as wide as its terminal, or wide enough elsewhere."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH)
+
+
+def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
+    """Lines at the end of the terminal that change while something lasts, and then go; elsewhere nothing is shown."""
+    return Progress(*columns, console=TERMINAL, transient=True, expand=expand, disable=not TERMINAL.is_terminal)
+
+
+@contextmanager
+def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callable[..., R]], Callable[..., R]]]:
+    """On a terminal, a live line that says at which verb of which iteration a training is.
+
+    Gives what wraps each verb for that; its first argument is the iteration. `total` is that of the iterations.
+    """
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with live_lines(*columns) as progress:
+        line = progress.add_task(label, completed=done, total=total)
+
+        def shown(verb: Callable[..., R]) -> Callable[..., R]:
+            @functools.wraps(verb)
+            def call(iteration: int, *others: object) -> R:
+                progress.update(line, description=f"{label}: {verb.__name__} {iteration}", completed=iteration)
+                return verb(iteration, *others)
+
+            return call
+
+        yield shown
+
+
+@contextmanager
+def episodes_shown(label: str, total: int) -> Iterator[Callable[[], None]]:
+    """On a terminal, a live line that says how many of some episodes are over; gives what is called for each."""
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with live_lines(*columns) as progress:
+        line = progress.add_task(label, total=total)
+        yield lambda: progress.advance(line)
+
+
+class HarmlessFormatter(logging.Formatter):
+    """Lines that show what servers, data and policies said, and do nothing to the terminal."""
+
+    label = ""  # of the stage that is this process: every line begins with it
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = f"{self.label}{record.message}"
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless_lines(without_password(super().format(record)))
+
+
+def show_traceback(_: type[BaseException], fault: BaseException, __: TracebackType | None) -> None:
+    sys.stderr.write(harmless_lines(without_password("".join(traceback.format_exception(fault)))) + "\n")
+
+
+def configure_logging() -> None:
+    """INFO from the project, WARNING from the libraries; rich on a terminal, plain lines elsewhere."""
+    rich = RichHandler(console=TERMINAL, show_path=False) if TERMINAL.is_terminal else None
+    handler: logging.Handler = rich or logging.StreamHandler()
+    pattern = "%(message)s" if rich else "%(asctime)s %(levelname)s %(message)s"
+    handler.setFormatter(HarmlessFormatter(pattern, datefmt="%H:%M:%S"))
+    # Prefect's account of its runs, tracebacks included, is for its own pages; the terminal shows ours.
+    handler.addFilter(lambda record: not record.name.startswith(("prefect.flow_runs", "prefect.task_runs")))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    speak()
+
+
+def speak() -> None:
+    """Has the project's own loggers say what they do, wherever their lines go: on a worker to the page of the run."""
+    for name in ("agent_r1", "flows"):
+        logging.getLogger(name).setLevel(logging.INFO)
