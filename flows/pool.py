@@ -112,7 +112,7 @@ class Pool:
                 parameters=asked,
                 name=stage,
                 idempotency_key=f"{self._name}-{content}-{attempt}",
-                parent_task_run_id=UUID(task_run.id) if task_run.id else None,  # its errands are cancelled with it
+                parent_task_run_id=UUID(task_run.id) if task_run.id else None,
             )
             if run.state is None or not run.state.is_final() or run.state.is_completed():
                 logger.info("stage %s is for pool %s", stage, self._name)

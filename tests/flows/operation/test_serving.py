@@ -246,11 +246,11 @@ def test_a_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) ->
 def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None:
     run = served.trigger(run="ppo", seed=2)
     stage = served.stage(2)
-    (worker,) = (pid for pid, line in served.processes().items() if "prefect worker start" in line)
+    (worker,) = (pid for pid, line in served.processes().items() if "prefect_worker worker start" in line)
     os.kill(worker, signal.SIGKILL)
     wait_for(lambda: served.state(run) == "Crashed")
     wait_for(lambda: stage not in served.processes())
-    wait_for(lambda: any("prefect worker start" in line for line in served.processes().values()))
+    wait_for(lambda: any("prefect_worker worker start" in line for line in served.processes().values()))
     assert "the worker ended with code -9, see .tracking/prefect/worker.log" in (served.folder / "said").read_text()
 
 
