@@ -14,12 +14,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect.server.events import triggers
-from prefect.server.events.models import automations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flows import prefect_app, processes
+from flows import processes
 from flows.processes import OF_CLIENTS, PASSWORD, SERVED, known, process_group
 from flows.stage import report_to_own_server
 
@@ -89,6 +87,11 @@ def test_output_and_errors_are_one_stream() -> None:
 
 def test_an_automation_is_saved_while_the_server_reads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a thread of its own, because Prefect 3.7 itself never comes back."""
+    from prefect.server.events import triggers  # the server, for which no other process of the suite is to wait
+    from prefect.server.events.models import automations
+
+    from flows import prefect_app
+
     saved: Any = SimpleNamespace(id=uuid4())
     monkeypatch.setattr(automations, "run_coro_as_sync", automations.run_coro_as_sync)  # which `create` replaces
     prefect_app.create()

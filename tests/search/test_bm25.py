@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import bm25s
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -81,6 +80,8 @@ def test_scores_follow_the_formula(tmp_path: Path, write_passages: Write) -> Non
 
 def oracle(texts: Sequence[str], query: str, k: int) -> list[int]:
     """The best by bm25s, every passage scored; equal scores in order."""
+    import bm25s  # and with it numba, for which no other process of the suite is to wait
+
     vocabulary: dict[str, int] = {}
     documents = [[vocabulary.setdefault(word, len(vocabulary)) for word in words(text)] for text in texts]
     reference = bm25s.BM25(k1=PARAMS.k1, b=PARAMS.b, method="lucene", backend="numpy")

@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import httpx
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
 from uvicorn import Server
 
 from agent_r1.endpoint import ENDPOINT_KEY
@@ -118,15 +117,27 @@ def url(agent: Agent, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPa
         yield found
 
 
-def client(url: str) -> OpenAI:
+@pytest.fixture
+def openai() -> ModuleType:
+    """Its client. To import it takes a second, for which no other process of the suite is to wait."""
+    import openai
+
+    return openai
+
+
+def client(url: str) -> Any:
+    from openai import OpenAI
+
     return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
-def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(url: str, chat: Chat, policy: Policy) -> None:
+def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
+    url: str, chat: Chat, policy: Policy, openai: ModuleType
+) -> None:
     questions = [f"Who is number {number}?" for number in range(64)]
 
     async def ask_all() -> list[str]:
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as asking:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as asking:
             asked = [
                 asking.chat.completions.create(model="ppo", messages=[{"role": "user", "content": text}])
                 for text in questions
@@ -215,7 +226,7 @@ def test_what_the_protocol_of_training_cannot_say_is_refused(
         assert (found.status_code, message in found.json()["error"]["message"]) == (status, True), found.text
 
 
-def test_a_question_longer_than_the_context_has_openais_code(url: str) -> None:
+def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
     with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens and max_tokens is 400") as refused:
         client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": "word " * 1000}])
     assert refused.value.code == "context_length_exceeded"
@@ -237,7 +248,7 @@ def test_who_is_no_client_is_refused(url: str, headers: dict[str, str], body: st
 
 
 def test_with_a_key_only_those_who_have_it_are_answered(
-    agent: Agent, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    agent: Agent, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, openai: ModuleType
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
     with serving(agent, free_port()) as url:
@@ -247,7 +258,11 @@ def test_with_a_key_only_those_who_have_it_are_answered(
 
 
 def test_what_the_world_and_the_engine_do_wrong_is_said(
-    chat: Chat, policy: Policy, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    chat: Chat,
+    policy: Policy,
+    free_port: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    openai: ModuleType,
 ) -> None:
     with Shared(LIMITS, Down()) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
         asked: dict[str, Any] = {"model": "ppo", "messages": ASKED["messages"]}
@@ -285,7 +300,9 @@ def broken(_: Request) -> Action:
     raise EngineError("secret words")
 
 
-def test_a_fault_in_the_middle_of_a_stream_is_told(chat: Chat, policy: Policy, free_port: Callable[[], int]) -> None:
+def test_a_fault_in_the_middle_of_a_stream_is_told(
+    chat: Chat, policy: Policy, free_port: Callable[[], int], openai: ModuleType
+) -> None:
     class Later(Film):
         asked = 0
 
