@@ -1,9 +1,10 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
-A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner.pt`, the critic, both optimisers and the
-random states; `progress.json`; and `SHA256SUMS`, the hashes of all of these as `sha256sum -c` takes them. Adapters that
-train are in `policy/adapter/`, and the weights that they are merged into may be missing until the training ends. One
-process at a time may write it. When nothing is left to train, `learner.pt` may go.
+A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner/`, the critic, both optimisers and the
+random states, as `agent_r1.policy.shards` writes them; `progress.json`; and `SHA256SUMS`, the hashes of all of these as
+`sha256sum -c` takes them. Adapters that train are in `policy/adapter/`, and the weights that they are merged into may
+be missing until the training ends. One learner at a time may write it. When nothing is left to train, `learner/` may
+go.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from agent_r1.params.places import adapter_in
 if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
     from agent_r1.policy.learner import Learner
 
-POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner.pt", "progress.json", "SHA256SUMS"
+POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner", "progress.json", "SHA256SUMS"
+FORMER_LEARNER = "learner.pt"  # in its place in checkpoints of older versions of the project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +47,9 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 
     An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
     """
-    import torch
-
     with _written(folder) as fresh:
         learner.save_policy(fresh / POLICY)
-        torch.save(learner.state(), fresh / LEARNER)
+        learner.save_state(fresh / LEARNER)
         _seal(fresh, record)
 
 
@@ -164,11 +164,13 @@ def load(folder: Path, learner: Learner) -> Progress:
     found = progress(folder)
     if found is None:
         raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
+    if (folder / FORMER_LEARNER).exists():
+        raise ValueError(
+            f"{folder} is of an older version of the project, whose {FORMER_LEARNER} is not read any more; finish the "
+            "run with that version, or train it again with --fresh"
+        )
     require_whole(folder)
-    import torch
-
-    state = torch.load(folder / LEARNER, map_location="cpu", weights_only=True)
-    learner.restore(folder / POLICY, state)
+    learner.restore(folder / POLICY, folder / LEARNER)
     return found
 
 

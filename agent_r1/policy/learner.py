@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from agent_r1.files import model_hash
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import CriticParams, UpdateParams
-from agent_r1.policy import adapter, losses
+from agent_r1.policy import adapter, losses, shards
 from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics
 from agent_r1.policy.model import (
@@ -35,6 +34,9 @@ from agent_r1.policy.output import compute_output_in_float32
 from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
+
+CRITIC = "critic."  # what the names of its weights begin with in a checkpoint
+VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random.python"
 
 logger = logging.getLogger(__name__)
 
@@ -248,35 +250,56 @@ class Learner:
         else:
             self.policy.load_state_dict(load_policy(folder, device=torch.device("cpu")).state_dict())
 
-    def state(self) -> dict[str, Any]:
-        """What a learner needs to go on besides `save_policy`; the process's random states included.
+    def save_state(self, folder: Path) -> None:
+        """Writes what a learner needs to go on besides `save_policy`; the process's random states included.
 
         Where the critic has adapters, the weights beneath them are not in it.
         """
-        return {
-            "policy_version": self.policy_version,
-            "policy_optimizer": self.policy_optimizer.state_dict(),
-            "critic": adapter.trained_state(self.critic) if self.critic else None,
-            "critic_optimizer": self.critic_optimizer.state_dict() if self.critic_optimizer else None,
-            "torch_random": torch.get_rng_state(),
-            "python_random": random.getstate(),
-        }
+        states = {name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers.items()}
+        shards.save(folder, self._critic_state() | _flat(states) | self._own_state())
 
-    def restore(self, policy: Path, state: dict[str, Any]) -> None:
-        """Takes over what another learner of the same shape saved: the folder of its policy, and its `state`.
+    def restore(self, policy: Path, state: Path) -> None:
+        """Takes over what another learner of the same shape saved: its policy's folder, and that of its state.
 
-        Raises ValueError if only one of the two has a critic.
+        Raises ValueError if only one of the two has a critic, or it trained other weights.
         """
-        if (state["critic"] is None) != (self.critic is None):
+        stored = shards.names(state)
+        if any(name.startswith(CRITIC) for name in stored) != (self.critic is not None):
             raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
         self.take_policy(policy)
-        self.policy_version = state["policy_version"]
-        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
-        if self.critic and self.critic_optimizer:
-            adapter.load_trained_state(self.critic, state["critic"])
-            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        torch.set_rng_state(state["torch_random"])
-        random.setstate(state["python_random"])
+        states = {name: _blank_state(optimizer) for name, optimizer in self._optimizers.items()}
+        begun = {name: state for name, state in states.items() if any(_flat({name: state}).keys() & stored)}
+        own = self._own_state()
+        found = self._critic_state() | _flat(begun) | own
+        if differing := sorted(found.keys() ^ stored):
+            raise ValueError(
+                f"the state is of a model that trains other weights, {differing[0]} for one; train it again"
+            )
+        shards.load(state, found)
+        for name, taken in begun.items():
+            self._optimizers[name].load_state_dict(self._optimizers[name].state_dict() | {"state": taken})
+        self.policy_version = int(own[VERSION])
+        torch.set_rng_state(own[TORCH_RANDOM])
+        random.setstate((random.getstate()[0], tuple(own[PYTHON_RANDOM].tolist()), None))
+
+    @property
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        critic = {"critic_optimizer": self.critic_optimizer} if self.critic_optimizer else {}
+        return {"policy_optimizer": self.policy_optimizer, **critic}
+
+    def _own_state(self) -> dict[str, Tensor]:
+        """What every rank has whole, by its name in a checkpoint."""
+        _, python_random, _ = random.getstate()
+        return {
+            VERSION: torch.tensor(self.policy_version),
+            TORCH_RANDOM: torch.get_rng_state(),
+            PYTHON_RANDOM: torch.tensor(python_random),
+        }
+
+    def _critic_state(self) -> dict[str, Tensor]:
+        """The critic's own weights that train, by their names in a checkpoint; `load` fills them."""
+        trained = adapter.trained_state(self.critic) if self.critic else {}
+        return {f"{CRITIC}{name}": weight for name, weight in trained.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +340,25 @@ def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torc
     return torch.optim.AdamW(
         trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
     )
+
+
+def _blank_state(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """What AdamW keeps of every weight from its first step on, all zero."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return {
+        index: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+        for index, weight in enumerate(weights)
+    }
+
+
+def _flat(states: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """The states of optimisers by their names in a checkpoint, such as `policy_optimizer.0.exp_avg`."""
+    return {
+        f"{name}.{index}.{entry}": tensor
+        for name, state in states.items()
+        for index, entries in state.items()
+        for entry, tensor in entries.items()
+    }
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

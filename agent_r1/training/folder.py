@@ -243,7 +243,7 @@ class RunFolder:
         """
         shutil.rmtree(self.good, ignore_errors=True)
         if not keep.learner:
-            (self.checkpoint / checkpoint.LEARNER).unlink(missing_ok=True)
+            shutil.rmtree(self.checkpoint / checkpoint.LEARNER, ignore_errors=True)
         if best := checkpoint.progress(self.best):
             self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
             checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)

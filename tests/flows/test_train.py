@@ -252,7 +252,8 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
 ) -> None:
     folder = finished / PPO
     before = contents(folder)
-    dropped = {"checkpoint/learner.pt", "trajectories/001.parquet", "proof/001.parquet", "credit/001.parquet"}
+    state = "checkpoint/learner/shard-00001-model-00001-of-00001.safetensors"
+    dropped = {state, "trajectories/001.parquet", "proof/001.parquet", "credit/001.parquet"}
     write_params(finished, {"train": {"keep": {"learner": False, "every": 2}}})
     for _ in range(2):
         train("ppo")

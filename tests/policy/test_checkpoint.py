@@ -17,6 +17,7 @@ from agent_r1.records import Trajectory
 
 Make = Callable[..., Any]
 LORA = LoraParams(rank=4, alpha=8, targets=["all-linear"])
+SHARD = "learner/shard-00001-model-00001-of-00001.safetensors"
 
 
 def bits(learner: Learner) -> list[bytes]:
@@ -243,7 +244,7 @@ def test_merged_weights_complete_a_checkpoint_once(make_learner: Make, alone: Pa
         for folder in (alone, alone.with_name("merged"))
     ]
     assert (len(asked), policies[0]) == (1, policies[1])
-    assert contents(alone)["learner.pt"] == before["learner.pt"]
+    assert contents(alone)[SHARD] == before[SHARD]
     checkpoint.require_whole(alone)
     assert checkpoint.load(alone, learner) == after(3)
 
@@ -272,7 +273,7 @@ def test_what_keeps_from_merging_leaves_the_adapters_as_they_are(
     assert [path.name for path in alone.parent.iterdir()] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("name", ["policy/model.safetensors", "policy/config.json", "learner.pt", "progress.json"])
+@pytest.mark.parametrize("name", ["policy/model.safetensors", "policy/config.json", SHARD, "progress.json"])
 def test_a_flipped_bit_is_refused_by_the_files_name(make_learner: Make, tmp_path: Path, name: str) -> None:
     learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
     checkpoint.save(folder, learner, after(1))
@@ -311,10 +312,10 @@ def test_an_amended_checkpoint_keeps_its_hashes(make_learner: Make, tmp_path: Pa
     checkpoint.set_aside_policy(folder / "policy", after(1), aside)
     checkpoint.amend(folder, after(2))
     assert checkpoint.load(folder, learner) == after(2)
-    flip(folder / "learner.pt", 0)
+    flip(folder / SHARD, 0)
     checkpoint.amend(folder, after(3), policy_of=aside)
     checkpoint.require_whole(folder, "policy")
-    with pytest.raises(ValueError, match=r"learner\.pt is missing or not as it was written"):
+    with pytest.raises(ValueError, match=f"{SHARD} is missing or not as it was written"):
         checkpoint.load(folder, learner)
 
 
@@ -347,3 +348,11 @@ def test_a_record_of_no_checkpoint_is_refused_by_name(tmp_path: Path, record: st
 def test_loading_without_a_checkpoint_is_refused(make_learner: Make, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
         checkpoint.load(tmp_path / "checkpoint", make_learner(with_critic=False))
+
+
+def test_a_checkpoint_whose_learner_is_of_an_older_version_is_refused(make_learner: Make, tmp_path: Path) -> None:
+    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+    checkpoint.save(folder, learner, after(1))
+    (folder / "learner.pt").touch()
+    with pytest.raises(ValueError, match=r"older version of the project, whose learner\.pt .*--fresh"):
+        checkpoint.load(folder, learner)

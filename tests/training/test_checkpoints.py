@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from safetensors.torch import load_file
 
 from agent_r1.files import sha256
 from agent_r1.records import Outcome, Trajectory
@@ -147,26 +147,17 @@ def go(task: Any, open_training: Callable[..., Any]) -> Callable[..., tuple[RunF
     return start
 
 
-def leaves(state: Any) -> Iterator[Any]:
-    """What is at the ends of nested dictionaries and lists; tensors as bytes."""
-    if isinstance(state, dict | list | tuple):
-        for each in state.items() if isinstance(state, dict) else state:
-            yield from leaves(each)
-    else:
-        yield state.numpy().tobytes() if isinstance(state, torch.Tensor) else state
-
-
 def bits(folder: RunFolder, policies: Sequence[str] = ("checkpoint/policy", "best/policy")) -> dict[str, Any]:
     """All that a run leaves, but for seconds, and for what the search cache of its processes had."""
     timed = ("time/", "ahead/waited", "rollout/search_cache", "tool/waiting", "tool/search/latency")
-    state = torch.load(folder.checkpoint / "learner.pt", weights_only=True)
+    state = load_file(folder.checkpoint / "learner/shard-00001-model-00001-of-00001.safetensors")
     parts = (*policies, "proof", "credit")
     rows = [read_rows(folder.trajectories(each), Trajectory) for each in range(folder.finished)]
     return {
         "trajectories": [re.sub(r"latency_s=[^,)]+", "", repr(row)) for each in rows for row in each],
         **{part: sha256(folder.path / part) for part in parts},
         "progress": (folder.checkpoint / "progress.json").read_text(),
-        "learner": [*leaves({name: value for name, value in state.items() if not name.endswith("_random")})],
+        "learner": {name: value.numpy().tobytes() for name, value in state.items() if not name.startswith("random")},
         "metrics": [{name: line[name] for name in line if not name.startswith(timed)} for line in folder.history()],
         "files": sorted(path.name for path in folder.path.iterdir()),
     }

@@ -386,7 +386,7 @@ def test_a_tidy_run_keeps_no_second_checkpoint(folder: RunFolder, learner: Learn
     assert folder.good.exists()
     folder.tidy(KeepParams(learner=True, every=1))
     assert not folder.good.exists()
-    assert (folder.checkpoint / "learner.pt").exists()
+    assert (folder.checkpoint / "learner").exists()
 
 
 @pytest.mark.parametrize(("every", "kept"), [(1, [0, 1, 2, 3, 4, 5, 6]), (4, [0, 4, 6]), (100, [0, 6])])
