@@ -128,9 +128,14 @@ def clean_end() -> Iterator[None]:
         where = f"{os.path.relpath(origin.filename)}:{origin.lineno}"
         logger.error("%s\n(raised at %s; %s=1 shows the whole traceback)", mendable, where, SHOW_TRACEBACK)
         code = UNAVAILABLE if isinstance(mendable, OSError) and not isinstance(mendable, LASTING) else 1
-        if EXIT_CODE_FILE in os.environ:
-            Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
+        leave_code(code)
         sys.exit(code)
+
+
+def leave_code(code: int) -> None:
+    """Leaves a stage's exit code where the flow that started it looks for one."""
+    if EXIT_CODE_FILE in os.environ:
+        Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
 
 
 def prepare_process() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import yaml
@@ -12,24 +15,29 @@ from transformers import AutoConfig
 from agent_r1 import params, tracking
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
-from agent_r1.files import load_pretrained, sha256, write_text
-from agent_r1.params import Params
+from agent_r1.files import load_pretrained, model_hash, sha256, write_text
+from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import adapter, checkpoint, memory
+from agent_r1.policy.group import Place, follow
+from agent_r1.policy.learner import learner_of
 from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
+from agent_r1.policy.ranks import Ranks
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training import own_rewards
-from agent_r1.training.folder import Identity, RunFolder
+from agent_r1.training.folder import START, Identity, RunFolder
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
+from agent_r1.training.watch import reseeded
 from flows.accelerator import accelerator
-from flows.stage import started_by_another, task
-from flows.terminal import verbs_shown
+from flows.ranks import following, given_place, leading
+from flows.stage import run_stage, started_by_another, task
+from flows.terminal import HarmlessFormatter, verbs_shown
 
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 
@@ -45,8 +53,9 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     questions = read_rows(places.questions, Question)
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
+    given_place(settings.learner)  # before anything is waited for
     # before the folder is looked at: the process that holds it may be training this run
-    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+    with accelerator(settings.operate.side_by_side, settings.gpus):
         # before the folder is taken up: what cannot run replaces nothing
         memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [meant])
         adapter.warn_of_rounding(settings)
@@ -59,7 +68,13 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
                 _tracked(meant, settings, config, folder, identity.inputs) as tracked,
             ):
                 if leaves_work(folder, config):
-                    _learn(meant.label, settings, config, questions, shared, folder, tracked)
+                    with leading(
+                        settings.learner,
+                        _command(meant),
+                        _alike(settings, config, folder.path),
+                        reseeded(config.seed, folder.rollbacks),
+                    ) as ranks:
+                        _learn(meant.label, settings, config, questions, shared, folder, tracked, ranks)
                 folder.tidy(config.keep)
                 checkpoint.complete(folder.checkpoint, _merging(settings))
                 tracked.tag(CODE_TAG, folder.describe_code())
@@ -73,13 +88,54 @@ def _learn(
     shared: Shared,
     folder: RunFolder,
     tracked: tracking.Run,
+    ranks: Ranks,
 ) -> None:
     model = settings.places.warm_start
     with (
-        Training(settings, config, questions=questions, shared=shared, model=model, folder=folder) as training,
+        Training(
+            settings, config, questions=questions, shared=shared, model=model, folder=folder, ranks=ranks
+        ) as training,
         verbs_shown(label, folder.finished, config.iterations) as shown,
     ):
         iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
+
+
+def start(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
+    """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
+    if (place := Place.given()) and place.rank:
+        HarmlessFormatter.label = f"rank {place.rank}: "
+        _follow(RunId.named(run, seed, sweep))
+    else:
+        run_stage(train, run=run, seed=seed, sweep=sweep, fresh=fresh)
+
+
+def _follow(meant: RunId) -> None:
+    """Has a learner of its own, and does with it what the leader of the training does."""
+    settings = params.load().of(meant)
+    config, places = settings.run(meant), settings.places
+    alike = _alike(settings, config, places.training(meant))
+    with following(settings.learner, alike) as (group, seed):
+        follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group), group)
+
+
+def _command(meant: RunId) -> list[str]:
+    """Starts a follower of the training of a run."""
+    options = {"--run": meant.name, "--seed": meant.seed, "--sweep": meant.sweep}
+    given = [str(word) for option in options.items() for word in option if option[1] not in (None, "")]
+    return [sys.executable, "-m", "flows", "train", *given]
+
+
+def _alike(settings: Params, config: TrainParams, folder: Path) -> dict[str, str]:
+    """What all ranks must have the same of, by its name; the folder is the run's, which the leader has taken up."""
+    start = folder / START
+    return {
+        "parameters": fingerprint(settings, config),
+        "model": model_hash(str(settings.places.warm_start)),
+        "code": fingerprint(code_of("train")),
+        "folder of the run": fingerprint(start.read_text()) if start.exists() else "nothing",
+        "Python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "peft")},
+    }
 
 
 def code_of(stage: str) -> dict[str, str]:

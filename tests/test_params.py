@@ -571,6 +571,8 @@ def test_how_many_gpus_a_stage_holds(content: dict[str, Any]) -> None:
 
     assert [gpus("vllm", *each) for each in ((1, 1), (3, 2), (0, 2))] == [1, 6, 0]
     assert gpus("transformers", 3, 2) == 1
+    ranks = {"learner.processes": 4, "engine.vllm.tensor_parallel_size": 2}
+    assert [check(content, {**ranks, "engine.vllm.replicas": replicas}).gpus for replicas in (1, 3, 0)] == [4, 6, 0]
 
 
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:

@@ -23,9 +23,10 @@ from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
 from agent_r1.policy.batching import Compute
-from agent_r1.policy.learner import Learner, Reference, compute_of, frozen, reference_of
+from agent_r1.policy.learner import Learner, compute_of, reference_of
 from agent_r1.policy.losses import Metrics
 from agent_r1.policy.model import default_device
+from agent_r1.policy.reference import Reference, frozen
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 

@@ -23,6 +23,7 @@ from agent_r1.params.stages import (
     Baseline,
     EngineParams,
     EvaluateParams,
+    LearnerParams,
     ModelParams,
     OperateParams,
     PromoteParams,
@@ -95,6 +96,7 @@ class Params(Section):
     prepare: PrepareParams
     search: SearchParams
     model: ModelParams
+    learner: LearnerParams
     engine: EngineParams
     warm_start: WarmStartParams
     env: EnvParams
@@ -106,6 +108,11 @@ class Params(Section):
     repro_baselines: list[Baseline]
     ablations: AblationsParams
     operate: OperateParams
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs of a machine a training holds, 0 for all: the learner's processes and the sampler share them."""
+        return self.engine.gpus and max(self.engine.gpus, self.learner.processes)
 
     def run(self, run: RunId) -> TrainParams:
         """The `train` section with the overrides of one run, and then with those of its variant, seed and sweep.

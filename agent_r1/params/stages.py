@@ -94,6 +94,19 @@ class ModelParams(Section):
         return self.lora if self.lora.rank else None
 
 
+class LearnerParams(Section):
+    """The processes that share a training's learner. It learns the same however many there are, but for rounding."""
+
+    processes: Count
+    nodes: Count
+    silence_s: Annotated[float, Field(ge=5)]
+
+    @property
+    def ranks(self) -> int:
+        """All of them, on all machines."""
+        return self.processes * self.nodes
+
+
 class WarmStartParams(Section):
     seed: Natural
     fine_tune: bool
@@ -160,7 +173,7 @@ class EngineParams(Section):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs a stage holds that samples, 0 for all of the machine; a learner beside it is on the first."""
+        """How many GPUs a stage holds that samples, 0 for all of the machine."""
         return self.vllm.replicas * self.vllm.tensor_parallel_size if self.kind == "vllm" else 1
 
     def objections(self) -> Iterator[str]:

@@ -25,6 +25,7 @@ from agent_r1.params import Params
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy.model import compute_dtype, default_device, load_policy
+from agent_r1.policy.sharding import gathered, is_shared_out, parts, whole
 
 ADAPTER = "default"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -97,8 +98,8 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     }
     for name, layer in adapted.items():
         weight = state[f"{name}.weight"]
-        update = layer.get_delta_weight(ADAPTER).detach()
-        state[f"{name}.weight"] = (weight.float() + update).to("cpu", weight.dtype)
+        update = whole(layer.get_delta_weight(ADAPTER).detach())
+        state[f"{name}.weight"] = (whole(weight).float() + update).to("cpu", weight.dtype)
     return state
 
 
@@ -127,24 +128,35 @@ def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
     """
     if differing := sorted(state.keys() ^ trained_state(model).keys()):
         raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(parts(state, model), strict=False)
 
 
-def save_merged(model: PreTrainedModel, folder: Path) -> None:
-    """Writes a model as an ordinary Hugging Face folder, its adapters, where it has any, merged into its weights."""
+def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) -> None:
+    """Writes a model as an ordinary Hugging Face folder, its adapters, where it has any, merged into its weights.
+
+    One of the ranks that share the model `writes`; the others hand over what they have.
+    """
     adapted = any(isinstance(module, LoraLayer) for module in model.modules())
-    model.save_pretrained(folder, state_dict=merged_state(model) if adapted else None)
+    state = merged_state(model) if adapted else None
+    if is_shared_out(model):  # where transformers does not see which weights are tied, the same ones
+        own = (state or model.state_dict()).items()
+        state = gathered({name: weight for name, weight in own if name not in model.all_tied_weights_keys}, keep=writes)
+    if writes:
+        model.save_pretrained(folder, state_dict=state)
 
 
-def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str) -> None:
+def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str, *, writes: bool = True) -> None:
     """Writes the adapters of a model alone into the folder of its policy, as peft and vLLM read them.
 
-    `beneath` is the `model_hash` of the model that they were attached to, which is in no such file.
+    `writes` is as for `save_merged`; `beneath` is the `model_hash` of the model that they were attached to, which is in
+    no such file.
     """
-    own = adapter_in(folder)
+    own, trained = adapter_in(folder), gathered(trained_state(model), keep=writes)
+    if not writes:
+        return
     own.mkdir(parents=True)
     (own / CONFIG).write_text(AdapterConfig.of(params).model_dump_json(indent=2) + "\n")
-    weights = {_peft_name(name): weight.contiguous() for name, weight in trained_state(model).items()}
+    weights = {_peft_name(name): weight.contiguous() for name, weight in trained.items()}
     save_file(weights, own / WEIGHTS, metadata={BENEATH: beneath})
 
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.policy.model import precision
 from agent_r1.policy.output import token_logprobs
+from agent_r1.policy.ranks import ALONE, Ranks
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 
@@ -36,6 +37,7 @@ class Compute:
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a padded micro-batch
     float32_output: bool = False  # of the output layer, where the others compute in bfloat16
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +48,7 @@ class MicroBatch:
     masks: list[Mask]  # [R] of [L]
     ids: Tensor  # [B, T] int64, right-padded; no context sees another
     mask: Tensor  # [B, T] bool, false on padding
+    idle: bool = False  # whether it repeats what another rank has, because this one has none left and all take turns
 
     def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
         """The entries [N] at the selected tokens, in the order of `ids[mask]`, of arrays [L] of all trajectories."""
@@ -83,10 +86,13 @@ def minibatches(
 
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
-    """The trajectories in micro-batches within `compute.max_tokens`; one whose mask [L] selects no token is in none."""
+    """This rank's trajectories in micro-batches within `compute.max_tokens`, as many as every other rank has.
+
+    One whose mask [L] selects no token is in none.
+    """
     asked = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
-    for group in pack_by_length(lengths, compute.max_tokens):
+    for group, idle in deal(lengths, compute.max_tokens, rank=compute.ranks.rank, ranks=compute.ranks.size):
         rows = [asked[position] for position in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
@@ -94,7 +100,30 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
             masks=[masks[row] for row in rows],
             ids=pad([trajectories[row].token_ids[span] for row, span in contexts], torch.long).to(compute.device),
             mask=pad([masks[row][span] for row, span in contexts], torch.bool).to(compute.device),
+            idle=idle,
         )
+
+
+def deal(
+    lengths: Sequence[Sequence[int]], max_tokens: int, *, rank: int = 0, ranks: int = 1
+) -> list[tuple[list[int], bool]]:
+    """The packs of one of some ranks, which take turns, and whether it idles; arguments as in `pack_by_length`.
+
+    All ranks have as many turns, and find the same packs from the lengths alone. The budget is the smallest that takes
+    no more turns, so that the packs of a turn are nearly alike. A rank that a turn leaves without one idles with the
+    shortest trajectory, which another rank has too.
+    """
+    packs = pack_by_length(lengths, max_tokens)
+    if ranks == 1:
+        return [(pack, False) for pack in packs]
+    turns, least = -(-len(packs) // ranks), 0
+    while max_tokens - least > 1:  # the one is enough, the other too little
+        middle = (least + max_tokens) // 2
+        tried = pack_by_length(lengths, middle)
+        packs, least, max_tokens = (packs, middle, max_tokens) if len(tried) > turns * ranks else (tried, least, middle)
+    shortest = [packs[-1][-1:]] if packs else []
+    places = range(rank, turns * ranks, ranks)
+    return [(packs[place], False) if place < len(packs) else (shortest[0], True) for place in places]
 
 
 def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
@@ -138,8 +167,9 @@ def score(
         for batch in micro_batches(trajectories, masks, compute):
             pieces = batch.split(scorer(batch.ids, batch.mask).cpu())
             for row, mask, piece in zip(batch.rows, batch.masks, pieces, strict=True):
-                results[row][mask] = piece.numpy()
-    return results
+                if not batch.idle:
+                    results[row][mask] = piece.numpy()
+    return compute.ranks.join(results)
 
 
 def score_logprobs(
@@ -149,4 +179,7 @@ def score_logprobs(
 
     Never ask for the first token of a context: nothing predicts it.
     """
-    return score(partial(token_logprobs, policy), trajectories, masks, compute)
+    scorer = partial(token_logprobs, policy, backbone=compute.ranks.backbone(policy))
+    scores = score(scorer, trajectories, masks, compute)
+    compute.ranks.let_go(policy)
+    return scores

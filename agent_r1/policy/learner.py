@@ -1,37 +1,49 @@
-"""The learner: policy and critic, the optimiser steps that make them better, and the frozen reference."""
+"""The learner: policy and critic, and the optimiser steps that make them better."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import operator
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from transformers import PreTrainedModel
 
 from agent_r1.files import model_hash
+from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
+from agent_r1.params.train import TrainParams
 from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.policy import adapter, losses, shards
-from agent_r1.policy.batching import Compute, Floats32, Mask, micro_batches, minibatches, score, score_logprobs
+from agent_r1.policy.batching import Compute, Floats32, micro_batches, minibatches, score, score_logprobs
 from agent_r1.policy.losses import LossTokens, Metrics
 from agent_r1.policy.model import (
     Critic,
     compute_dtype,
-    default_device,
     load_policy,
     load_tokenizer,
     precision,
     recompute_activations,
 )
+from agent_r1.policy.optimizers import adamw, blank_state, flat, set_rate, take_state
 from agent_r1.policy.output import compute_output_in_float32
-from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite, policy_pass, require_finite
+from agent_r1.policy.ranks import ALONE, Ranks, led
+from agent_r1.policy.reference import Reference, frozen
+from agent_r1.policy.rows import (
+    CreditedTrajectory,
+    join_credit,
+    not_finite,
+    not_finite_in,
+    policy_pass,
+    require_none,
+)
+from agent_r1.policy.sharding import norm_of, parts
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
 
@@ -57,19 +69,22 @@ class Learner:
         *,
         with_critic: bool,
         seed: int,
+        with_reference: bool = False,
         device: torch.device | None = None,
         merges: bool = True,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Starts from a Hugging Face folder or hub id, whatever `model.path` says; by default on the accelerator.
 
         Of adapters, `save_policy` writes the merged weights too if it `merges`. A ValueError says what `path` lacks, or
-        which option its model does not support.
+        which option its model does not support. The `ranks` that share it are all given the same.
         """
         self.params = params
         self.seed = seed
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
-        device = device or default_device()
-        self.compute = compute_of(model, params, device)
+        self.ranks = ranks
+        device = device or ranks.device
+        self.compute = compute_of(model, params, device, ranks)
         widened = self.compute.float32_output
         if model.float32_output and not widened:
             logger.warning("model.float32_output: true has no effect: every layer computes in float32 on %s", device)
@@ -78,19 +93,24 @@ class Learner:
         self.beneath = model_hash(str(path)) if self.adapter else ""  # what adapters are trained beside
         stored = self.compute.dtype if self.adapter else torch.float32
         self.tokenizer = load_tokenizer(path)
-        self.policy = load_policy(path, stored, device)
+        loads_on = ranks.loads_on(device)
+        self.policy = load_policy(path, stored, loads_on)
         if widened:
             compute_output_in_float32(self.policy)
-        self.critic = Critic(path, stored, device) if with_critic else None
+        self.critic = Critic(path, stored, loads_on) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
             if self.adapter:
                 adapter.attach(backbone, self.adapter, seed=derive(seed, "adapter", name))
             if model.gradient_checkpointing:
                 recompute_activations(backbone)
-        self.policy_optimizer = _adamw(self.policy, params.learning_rate, params)
-        self.critic_optimizer = _adamw(self.critic, params.critic.learning_rate, params) if self.critic else None
+        for shared in (self.policy, *([self.critic] if self.critic else [])):
+            ranks.share_out(shared)
+        self.policy_optimizer = adamw(self.policy, params.learning_rate, params)
+        self.critic_optimizer = adamw(self.critic, params.critic.learning_rate, params) if self.critic else None
+        self.reference = reference_of(self, path) if with_reference else None
 
+    @led
     def values(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The critic's value [L] of the state before each token, 0 at a context's first; all 0 without a critic."""
         critic = self.critic
@@ -99,11 +119,23 @@ class Learner:
         everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
         return score(lambda ids, mask: critic(ids)[mask], trajectories, everywhere, self.compute)
 
+    @led
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The learner's own logprob [L] of every token in nats, 0 at a context's first, which nothing predicts."""
         predicted = [~np.isin(np.arange(len(each.token_ids)), each.context_starts) for each in trajectories]
         return score_logprobs(self.policy, trajectories, predicted, self.compute)
 
+    @led
+    def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
+        """What the policy said, when the learner began, of the tokens that were sampled: [L] in nats, 0 elsewhere.
+
+        Raises ValueError for a learner that was to have no reference.
+        """
+        if self.reference is None:
+            raise ValueError("this learner has no reference; build it with one")
+        return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
+
+    @led
     def update(
         self,
         trajectories: Sequence[Trajectory],
@@ -127,9 +159,9 @@ class Learner:
         """
         rows = join_credit(self.policy, trajectories, credits, self.params, self.compute)
         rows = [row for row in rows if row.credit.kept]
-        _set_rate(self.policy_optimizer, self.params.learning_rate * rate)
+        set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
-            _set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
+            set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
         over = self.policy_version > 0 or self.params.critic.warmup.is_over(iteration, explained_variance)
         learn = self.critic is None or over
         steps: list[Metrics] = []
@@ -187,7 +219,7 @@ class Learner:
         self, name: str, model: nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[CreditedTrajectory]
     ) -> float:
         """Changes the weights by the gradient that was added up; returns its norm before the clipping."""
-        norm = clip_grad_norm_(model.parameters(), self.params.max_grad_norm).item()
+        norm = norm_of(clip_grad_norm_(model.parameters(), self.params.max_grad_norm))
         if not math.isfinite(norm):
             raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
         optimizer.step()
@@ -200,8 +232,9 @@ class Learner:
         for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
             if learn:
                 ((terms * tokens.weights).sum() / divisor).backward()
-            seen.append(tokens.detach())
-        return losses.concatenate(seen)
+            if tokens.count:
+                seen.append(tokens.detach())
+        return losses.concatenate(self.ranks.gather(seen))
 
     def _mismatch(self, rows: Sequence[CreditedTrajectory], seen: LossTokens) -> Metrics:
         """Of all action tokens of a step: those that its loss has `seen`, and with a pass of their own the others."""
@@ -215,7 +248,7 @@ class Learner:
 
     def _add_critic_gradient(self, critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int) -> float:
         """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
-        total = 0.0
+        found, culprits = list[float](), set[str]()
         trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
         for batch in micro_batches(trajectories, masks, self.compute):
             with precision(self.compute.device, self.compute.dtype):
@@ -223,41 +256,48 @@ class Learner:
             old_values = batch.take([row.credit.values for row in rows])
             targets = batch.take([row.credit.value_targets for row in rows])
             terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.critic.value_clip)
-            require_finite("critic loss", batch, trajectories, terms, old_values)
-            loss = terms.sum() / tokens
+            culprits |= not_finite_in(batch, trajectories, terms, old_values)
+            loss = terms.sum() * (not batch.idle) / tokens
             loss.backward()
-            total += loss.item()
-        return total
+            found.append(loss.item())
+        require_none("critic loss", culprits, self.compute)
+        return functools.reduce(operator.add, self.ranks.gather(found), 0.0)  # in this order, whatever `sum` does
 
+    @led
     def save_policy(self, folder: Path) -> None:
         """Writes policy and tokenizer as an ordinary Hugging Face folder.
 
         Adapters are merged into its weights, which rounds them where these are bfloat16; the folder `adapter` in it
         holds them as they are. Without the merged weights it is all that an engine with adapters needs.
         """
+        writes = self.ranks.leads
         if self.merges or not self.adapter:
-            adapter.save_merged(self.policy, folder)
-        else:
+            adapter.save_merged(self.policy, folder, writes=writes)
+        elif writes:
             self.policy.config.save_pretrained(folder)
         if self.adapter:
-            adapter.save_adapter(self.policy, self.adapter, folder, self.beneath)
-        self.tokenizer.save_pretrained(folder)
+            adapter.save_adapter(self.policy, self.adapter, folder, self.beneath, writes=writes)
+        if writes:
+            self.tokenizer.save_pretrained(folder)
 
     def take_policy(self, folder: Path) -> None:
         """Takes over what `save_policy` of another learner of the same shape wrote; a ValueError refuses others."""
         if self.adapter:
             adapter.load_adapter(self.policy, self.adapter, folder, self.beneath)
         else:
-            self.policy.load_state_dict(load_policy(folder, device=torch.device("cpu")).state_dict())
+            stored = load_policy(folder, device=torch.device("cpu")).state_dict()
+            self.policy.load_state_dict(parts(stored, self.policy))
 
+    @led
     def save_state(self, folder: Path) -> None:
         """Writes what a learner needs to go on besides `save_policy`; the process's random states included.
 
         Where the critic has adapters, the weights beneath them are not in it.
         """
         states = {name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers.items()}
-        shards.save(folder, self._critic_state() | _flat(states) | self._own_state())
+        shards.save(folder, self._critic_state() | flat(states) | self._own_state())
 
+    @led
     def restore(self, policy: Path, state: Path) -> None:
         """Takes over what another learner of the same shape saved: its policy's folder, and that of its state.
 
@@ -267,17 +307,17 @@ class Learner:
         if any(name.startswith(CRITIC) for name in stored) != (self.critic is not None):
             raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
         self.take_policy(policy)
-        states = {name: _blank_state(optimizer) for name, optimizer in self._optimizers.items()}
-        begun = {name: state for name, state in states.items() if any(_flat({name: state}).keys() & stored)}
+        states = {name: blank_state(optimizer) for name, optimizer in self._optimizers.items()}
+        begun = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
         own = self._own_state()
-        found = self._critic_state() | _flat(begun) | own
+        found = self._critic_state() | flat(begun) | own
         if differing := sorted(found.keys() ^ stored):
             raise ValueError(
                 f"the state is of a model that trains other weights, {differing[0]} for one; train it again"
             )
         shards.load(state, found)
         for name, taken in begun.items():
-            self._optimizers[name].load_state_dict(self._optimizers[name].state_dict() | {"state": taken})
+            take_state(self._optimizers[name], taken)
         self.policy_version = int(own[VERSION])
         torch.set_rng_state(own[TORCH_RANDOM])
         random.setstate((random.getstate()[0], tuple(own[PYTHON_RANDOM].tolist()), None))
@@ -302,68 +342,32 @@ class Learner:
         return {f"{CRITIC}{name}": weight for name, weight in trained.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A policy that is never trained, to measure how far another one has gone from it; its adapters are left out."""
-
-    policy: PreTrainedModel
-    compute: Compute
-
-    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
-        """Its logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never of a context's first."""
-        with adapter.detached(self.policy):
-            return score_logprobs(self.policy, trajectories, masks, self.compute)
-
-
 def reference_of(learner: Learner, path: str | Path) -> Reference:
     """A learner's start: its own policy without the adapters, or else the model at the `path` that it was given."""
     return Reference(learner.policy, learner.compute) if learner.adapter else frozen(path, learner.compute)
 
 
-def frozen(path: str | Path, compute: Compute) -> Reference:
-    """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
-    policy = load_policy(path, compute.dtype, compute.device).requires_grad_(False)
-    if compute.float32_output:
-        compute_output_in_float32(policy)
-    return Reference(policy, compute)
-
-
-def compute_of(model: ModelParams, params: UpdateParams, device: torch.device) -> Compute:
-    """Where and how a learner computes."""
-    dtype = compute_dtype(model.dtype, device)
-    widened = model.float32_output and dtype is not torch.float32
-    return Compute(device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened)
-
-
-def _adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
+def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed: int, ranks: Ranks = ALONE) -> Learner:
+    """The learner of a run that starts from the model at `path`; `ranks` build theirs by the same."""
+    return Learner(
+        path,
+        config.update,
+        settings.model,
+        with_critic=config.credit.needs_critic,
+        with_reference=config.needs_reference,
+        seed=seed,
+        merges=settings.engine.kind == "server",  # the others sample with the adapters themselves
+        ranks=ranks,
     )
 
 
-def _blank_state(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """What AdamW keeps of every weight from its first step on, all zero."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return {
-        index: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-        for index, weight in enumerate(weights)
-    }
-
-
-def _flat(states: Mapping[str, Mapping[int, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """The states of optimisers by their names in a checkpoint, such as `policy_optimizer.0.exp_avg`."""
-    return {
-        f"{name}.{index}.{entry}": tensor
-        for name, state in states.items()
-        for index, entries in state.items()
-        for entry, tensor in entries.items()
-    }
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+def compute_of(model: ModelParams, params: UpdateParams, device: torch.device, ranks: Ranks = ALONE) -> Compute:
+    """Where and how a learner computes."""
+    dtype = compute_dtype(model.dtype, device)
+    widened = model.float32_output and dtype is not torch.float32
+    return Compute(
+        device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened, ranks=ranks
+    )
 
 
 def _summarise(steps: Sequence[Metrics]) -> Metrics:

@@ -34,6 +34,11 @@ class LossTokens:
     sampled: Tensor  # [N] bool, true at action tokens
     spans: list[int] | None  # lengths of the spans that share a ratio; None where every token has its own
 
+    @property
+    def count(self) -> bool:
+        """Whether they are part of the step, and not of what a rank does that has nothing left."""
+        return bool(self.weights.any())
+
     def detach(self) -> Self:
         """These tokens without a graph."""
         return replace(self, logprobs=self.logprobs.detach(), entropy=self.entropy.detach())

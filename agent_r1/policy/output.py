@@ -100,7 +100,8 @@ class Output:
 
     def _scores_of(self, hidden: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         with _answering(self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))):
-            logits: Tensor = self.model(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
+            # Not called as a module: what ranks do before and after that is for all chunks at once.
+            logits: Tensor = self.model.forward(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
         if len(logits) != len(chosen):
             raise ValueError(
                 f"{type(self.model).__name__} does not go on from what its get_decoder() says; take another"
@@ -109,20 +110,21 @@ class Output:
         return scores
 
 
-def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Output:
+def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Output:
     """Has the backbone see right-padded ids [B, T], of whose tokens the mask [B, T] selects those that are asked for.
 
-    A ValueError refuses a mask that selects the first token of a row, which nothing predicts.
+    It is the model's own, or what is to be called in its place. A ValueError refuses a mask that selects the first
+    token of a row, which nothing predicts.
     """
     if mask[:, 0].any():
         raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
-    seen = model.get_decoder()(input_ids=ids, use_cache=False)
+    seen = (backbone or model.get_decoder())(input_ids=ids, use_cache=False)
     return Output(model, seen, seen.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
 
 
-def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> Tensor:
+def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:
     """The logprobs [N] in nats of the selected tokens; arguments as in `output_of`."""
-    return output_of(model, ids, mask).logprobs()
+    return output_of(model, ids, mask, backbone).logprobs()
 
 
 class Scores(torch.autograd.Function):

@@ -13,12 +13,14 @@ import torch
 from agent_r1.params.env import EnvParams
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.memory import GIB, REMEDIES, available_gib
+from agent_r1.policy.ranks import led
 from agent_r1.policy.rows import CreditedTrajectory, join_credit
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 
 logger = logging.getLogger(__name__)
 
 
+@led
 def measure(learner: Learner, env: EnvParams) -> float:
     """Runs updates of the largest micro-batches that the limits allow, takes them back, and returns the peak in GiB.
 

@@ -121,19 +121,22 @@ def policy_pass(
     gets its gradients. Tokens that share a ratio are in one part; with `whole` all are, in one graph.
     """
     trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
+    backbone, culprits = compute.ranks.backbone(policy), set[str]()
     for batch in micro_batches(trajectories, masks, compute):
         with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-            output = output_of(policy, batch.ids, batch.mask)
+            output = output_of(policy, batch.ids, batch.mask, backbone)
         parts = [output] if whole or params.ratio != "token" else output.cut()
         for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
             with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
                 own = part.logprobs_and_entropy()
             tokens = loss_tokens(piece, rows, *own, params)
             terms = losses.token_losses(tokens, params)
-            require_finite("policy loss", piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
+            culprits |= not_finite_in(piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
             yield tokens, terms
         if learn:
             output.join(parts)
+    compute.ranks.let_go(policy)
+    require_none("policy loss", culprits, compute)
 
 
 def loss_tokens(
@@ -148,23 +151,27 @@ def loss_tokens(
         sampler_logprobs=batch.take([row.sampler_logprobs for row in rows]),
         reference_logprobs=batch.take([row.credit.reference_logprobs for row in rows]),
         advantages=batch.take([row.credit.advantages for row in rows]),
-        weights=batch.take([row.weights for row in rows]),
+        weights=batch.take([row.weights for row in rows]) * (not batch.idle),
         sampled=batch.take([row.trajectory.action_mask for row in rows]),
         spans=None if params.ratio == "token" else [span for row in chosen for span in row.spans or []],
     )
 
 
-def require_finite(what: str, batch: MicroBatch, trajectories: Sequence[Trajectory], *terms: Tensor) -> None:
-    """Raises FloatingPointError, which names the trajectories, where one of a loss's terms [N] is not finite."""
-    culprits = {
+def not_finite_in(batch: MicroBatch, trajectories: Sequence[Trajectory], *terms: Tensor) -> set[str]:
+    """The ids of the trajectories in which one of a loss's terms [N] is not finite."""
+    return {
         trajectories[row].trajectory_id
         for term in terms
         if not term.isfinite().all()
         for row, piece in zip(batch.rows, batch.split(term), strict=True)
         if not piece.isfinite().all()
     }
-    if culprits:
-        raise not_finite(what, sorted(culprits))
+
+
+def require_none(what: str, culprits: set[str], compute: Compute) -> None:
+    """Raises FloatingPointError, on every rank, where any found something that is not finite in its trajectories."""
+    if found := sorted({*compute.ranks.gather([*culprits])}):
+        raise not_finite(what, found)
 
 
 def not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:

@@ -18,8 +18,9 @@ from agent_r1.envs.shared import Shared
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import checkpoint
-from agent_r1.policy.learner import Learner, reference_of
+from agent_r1.policy.learner import learner_of
 from agent_r1.policy.peak import measure
+from agent_r1.policy.ranks import ALONE, Ranks
 from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.collection import Collector, Metrics
@@ -100,12 +101,14 @@ class Training:
         shared: Shared,
         model: str | Path,
         folder: RunFolder,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Loads the model that the run starts from, a Hugging Face folder or hub id, as an earlier process left it.
 
         `config` is that of the run, `settings.run(...)`; `folder` is opened for it; iterations draw from the questions
-        of the train split, validations from those of the dev split. A ValueError says that questions are missing or
-        lack what a weighted reward is made of, or that the model cannot be loaded or needs more memory than there is.
+        of the train split, validations from those of the dev split; the learner is shared by the `ranks`. A ValueError
+        says that questions are missing or lack what a weighted reward is made of, or that the model cannot be loaded or
+        needs more memory than there is.
         """
         require_gold_titles(questions, config.credit)
         self.env, self.config, self.folder = settings.env, config, folder
@@ -113,12 +116,7 @@ class Training:
         self.success = words_of(questions).right
         for remark in config.credit.remarks:
             logger.info("%s", remark)
-        with_critic = config.credit.needs_critic
-        merges = settings.engine.kind == "server"  # the others sample with the adapters themselves
-        self.learner = Learner(
-            model, config.update, settings.model, with_critic=with_critic, seed=self.seed, merges=merges
-        )
-        self.reference = reference_of(self.learner, model) if config.needs_reference else None
+        self.learner = learner_of(settings, config, model, seed=self.seed, ranks=ranks)
         if folder.resumed:
             checkpoint.load(folder.checkpoint, self.learner)
         elif self._may_roll_back:
@@ -213,9 +211,7 @@ class Training:
 
     def _reference_logprobs(self, trajectories: list[Trajectory]) -> list[NDArray[np.float32]] | None:
         """What the warm-started model thinks of the tokens that were sampled; None without a KL."""
-        if self.reference is None or not self.current.needs_reference:
-            return None
-        return self.reference.logprobs(trajectories, [each.action_mask for each in trajectories])
+        return self.learner.reference_logprobs(trajectories) if self.current.needs_reference else None
 
     def __enter__(self) -> Self:
         """On a GPU, measures whether the largest update fits beside the sampler."""

@@ -46,9 +46,9 @@ def train(
     fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves what is there aside.")] = False,
 ) -> None:
     """Trains a run of params.yaml, or goes on with it."""
-    from flows.train import train as stage
+    from flows.train import start
 
-    run_stage(stage, run=run, seed=seed, sweep=sweep or "", fresh=fresh)
+    start(run=run, seed=seed, sweep=sweep or "", fresh=fresh)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -175,11 +175,11 @@ def make_update(update_params: UpdateParams) -> Callable[..., UpdateParams]:
     return lambda **changes: with_changes(update_params, **changes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_credit() -> Callable[..., Credit]:
     return credit
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_trajectory() -> Callable[..., Trajectory]:
     return trajectory

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from agent_r1.params.stages import LoraParams
-from agent_r1.policy.learner import Reference, reference_of
+from agent_r1.policy.learner import reference_of
+from agent_r1.policy.reference import Reference
 from agent_r1.records import Trajectory
 
 Make = Callable[..., Any]

@@ -22,7 +22,8 @@ from agent_r1.policy.rows import (
     asked_of_learner,
     credited,
     loss_tokens,
-    require_finite,
+    not_finite_in,
+    require_none,
     span_lengths,
 )
 from agent_r1.records import Credit, Trajectory
@@ -155,6 +156,6 @@ def test_what_is_not_finite_is_named_by_trajectory(make_trajectory: Make) -> Non
     masks = [each.action_mask for each in episodes]
     [batch] = micro_batches(episodes, masks, compute(100))
     fine, broken = torch.zeros(6), torch.tensor([0, 0, torch.nan, 0, 0, torch.inf])
-    require_finite("policy loss", batch, episodes, fine, fine)
+    require_none("policy loss", not_finite_in(batch, episodes, fine, fine), compute(100))
     with pytest.raises(FloatingPointError, match=r"policy loss is not finite in trajectories 0/q1/0, 0/q2/0;"):
-        require_finite("policy loss", batch, episodes, fine, broken)
+        require_none("policy loss", not_finite_in(batch, episodes, fine, broken), compute(100))

@@ -1,0 +1,227 @@
+"""The ranks of a training: the leader starts the others, or a launcher has started all; none outlives another.
+
+A rank that ends before its time takes the others with it, whatever it died of, and its exit code becomes the stage's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+import torch
+
+from agent_r1.params.stages import LearnerParams
+from agent_r1.policy.group import Group, Place, host, joined, meet, require_alike
+from agent_r1.policy.life import Life
+from agent_r1.policy.ranks import ALONE, Ranks
+from flows.processes import HOST, end_with_parent
+from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code
+
+LEADER = "AGENT_R1_LEADER"  # the variable in which a rank finds the process that started it
+LOOK_S = 0.2  # between two looks at the ranks that were started here
+GRACE_S = 20.0  # in which a leader that lost a rank ends in the way of any fault, its engine and its tracking with it
+BLAME_S = 5.0  # in which a fault of communication is found to be that of a rank that was lost
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def leading(params: LearnerParams, command: Sequence[str], alike: Mapping[str, str], seed: int) -> Iterator[Ranks]:
+    """The ranks that this process shares its learner with while the block lasts; by itself where params ask for one.
+
+    `command` starts another, `alike` is what must be the same in all of them, and `seed` is given to all. A ValueError
+    refuses what this machine or a launcher does not have as params ask, an OSError ranks that are not in time, or lost.
+    """
+    place = given_place(params)
+    if params.ranks == 1:
+        yield ALONE
+        return
+    with ExitStack() as ends:
+        watch = ends.enter_context(_Watch.set())
+        if place:
+            store = meet(place)
+            for name in place.environment:  # of no concern to what this process starts
+                os.environ.pop(name)
+        else:
+            place, listening = ends.enter_context(_started(params.ranks, command, watch))
+            store = host(place, listening)
+        ends.enter_context(Life(store, 0, place.size, params.silence_s, watch.lost_sight_of))
+        group = ends.enter_context(joined(store, place))
+        with watch.blamed():
+            require_alike(group, alike)
+            group.gather([seed])
+            logger.info("%d ranks share the learner, on %s", group.size, group.device.type)
+            yield group
+            group.dismiss()
+
+
+@contextmanager
+def following(params: LearnerParams, alike: Mapping[str, str]) -> Iterator[tuple[Group, int]]:
+    """The ranks that this process follows the leader of while the block lasts, and the seed; arguments as in `leading`.
+
+    It holds nothing that has to be put away, so it ends at once when it is told to, or has lost the leader.
+    """
+    place = given_place(params)
+    if place is None:
+        raise ValueError("this process was given no rank to be; set RANK, or let the leader start it")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    if LEADER in os.environ:
+        end_with_parent()
+    store = meet(place)
+    with Life(store, place.rank, place.size, params.silence_s, _leave), joined(store, place) as group:
+        try:
+            require_alike(group, alike)
+            [seed, *_] = group.gather([0])
+            yield group, seed
+        except RuntimeError:  # where a rank was lost, the leader ends this one too, before it says anything
+            threading.Event().wait(2 * BLAME_S)
+            raise
+
+
+def given_place(params: LearnerParams) -> Place | None:
+    """The place that a launcher gave this process; a ValueError refuses one that params do not ask for, or none."""
+    place = Place.given()
+    if place and place.size != params.ranks:
+        raise ValueError(
+            f"a launcher gave this process rank {place.rank} of {place.size}, and learner asks for {params.processes} "
+            f"processes on {params.nodes} machines; correct learner.processes and learner.nodes, or unset RANK"
+        )
+    if place is None and params.nodes > 1:
+        raise ValueError(
+            f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, as `"
+            f"torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N --master-addr HOST "
+            "-m flows -- train ...`, or under SLURM"
+        )
+    here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
+    if params.processes > here:
+        raise ValueError(
+            f"learner.processes is {params.processes}, and there are {here} "
+            f"{'GPUs' if torch.cuda.device_count() else 'cores'} here; lower it"
+        )
+    return place
+
+
+class _Watch:
+    """Ends the leader when a rank is lost: in the way of any fault, and by force where it is stuck."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []  # those that were started here, rank 1 first
+        self._fault: BaseException | None = None
+        self._over = threading.Event()
+
+    @classmethod
+    @contextmanager
+    def set(cls) -> Iterator[_Watch]:
+        watch = cls()
+        before = signal.signal(signal.SIGUSR1, watch._raise)
+        try:
+            yield watch
+        finally:
+            watch._over.set()
+            signal.signal(signal.SIGUSR1, before)
+
+    def look(self) -> None:
+        """Looks after the ranks that were started here; the body of a thread."""
+        while not self._over.wait(LOOK_S):
+            ended = {rank: code for rank, each in enumerate(self.processes, 1) if (code := each.poll())}
+            if ended:
+                first = min(ended, key=lambda rank: (ended[rank] == UNAVAILABLE, rank))
+                self._lose(_fault_of(first, ended[first]))
+
+    def lost_sight_of(self, rank: int) -> None:
+        """Of a rank that gives no sign of life, wherever it is."""
+        self._lose(ChildProcessError(f"rank {rank} gives no sign of life any more; look at its machine, start again"))
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """A fault of communication within is that of the rank that was lost, where one was."""
+        try:
+            yield
+        except RuntimeError:
+            self._over.wait(BLAME_S)  # which ends by the fault
+            raise
+
+    def _lose(self, fault: BaseException) -> None:
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._fault = fault
+        forced = threading.Timer(GRACE_S, _end_by_force, [fault])
+        forced.daemon = True
+        forced.start()
+        end(self.processes)  # what waits for them in a collective call gets an error then
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def _raise(self, *_: object) -> None:
+        if self._fault:
+            raise self._fault
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends ranks that were started here, which have nothing to put away."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+@contextmanager
+def _started(ranks: int, command: Sequence[str], watch: _Watch) -> Iterator[tuple[Place, int]]:
+    """Starts all other ranks on this machine; gives this one's place, and the socket where it is to host the store."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        probe.listen()
+        port, listening = probe.getsockname()[1], probe.detach()
+    if sys.platform == "linux":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach what they send each other
+    place = Place(rank=0, size=ranks, local_rank=0, address=HOST, port=port)
+    try:
+        for rank in range(1, ranks):
+            own = Place(rank=rank, size=ranks, local_rank=rank, address=HOST, port=port).environment
+            environment = {**os.environ, **own, LEADER: str(os.getpid())}
+            watch.processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+        threading.Thread(target=watch.look, name="ranks", daemon=True).start()
+        yield place, listening
+        for process in watch.processes:
+            process.wait(GRACE_S)
+    finally:
+        end(watch.processes)
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _fault_of(rank: int, code: int) -> BaseException:
+    """How this process ends because of a rank that was started here and ended with a code."""
+    if code in (INTERRUPTED, -signal.SIGINT):
+        return SystemExit(INTERRUPTED)
+    if code in (TERMINATED, -signal.SIGTERM):
+        return SystemExit(TERMINATED)
+    if code < 0 or code == UNAVAILABLE:
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return ChildProcessError(f"rank {rank} was lost, by {how}; start again, and it goes on from its checkpoint")
+    return ValueError(f"rank {rank} failed with exit code {code}; its own lines above say why")
+
+
+def _end_by_force(fault: BaseException) -> None:
+    """Of a leader that does not come to where it could end by the fault."""
+    code = fault.code if isinstance(fault, SystemExit) else UNAVAILABLE if isinstance(fault, OSError) else 1
+    logger.error("%s (ended by force)", fault)
+    leave_code(int(code or 0))
+    os._exit(int(code or 0))
+
+
+def _leave(_: int) -> None:
+    """Of a follower whose leader gives no sign of life; a stopped one that started it would stay."""
+    logger.error("the leader gives no sign of life any more")
+    if os.environ.get(LEADER) == str(os.getppid()):
+        leave_code(UNAVAILABLE)
+        with suppress(ProcessLookupError):
+            os.kill(os.getppid(), signal.SIGKILL)
+    os._exit(UNAVAILABLE)
