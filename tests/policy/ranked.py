@@ -59,6 +59,7 @@ class Found:
     metrics: list[dict[str, float]] = field(default_factory=list)
     scores: list[Any] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    fault: str = ""
 
 
 def learner_of(case: Case, ranks: Ranks = ALONE) -> Recording:
@@ -98,8 +99,8 @@ def weights_of(learner: Learner) -> dict[str, Tensor]:
     }
 
 
-def in_ranks(cases: Mapping[str, Case], ranks: int, port: int, folder: Path) -> dict[str, Found]:
-    """What each case comes to where so many ranks share its learner."""
+def in_ranks(cases: Mapping[str, Case], ranks: int, port: int, folder: Path) -> list[dict[str, Found]]:
+    """What each case comes to where so many ranks share its learner, as the leader has it; of the others the faults."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # which brings what takes seconds once for all
     places = [Place(rank=rank, size=ranks, local_rank=rank, address="127.0.0.1", port=port) for rank in range(ranks)]
@@ -113,8 +114,7 @@ def in_ranks(cases: Mapping[str, Case], ranks: int, port: int, folder: Path) -> 
         process.kill()
     if any(codes):
         raise RuntimeError(f"the ranks ended with {codes}; see what they wrote")
-    found: dict[str, Found] = torch.load(folder / "found.pt", weights_only=False)
-    return found
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
 
 
 def _be(place: Place, cases: Mapping[str, Case], folder: Path) -> None:
@@ -123,10 +123,12 @@ def _be(place: Place, cases: Mapping[str, Case], folder: Path) -> None:
     found = {}
     with joined(meet(place, TIMEOUT_S), place) as group:
         for name, case in cases.items():
-            if group.leads:
-                found[name] = learned(case, group)
-                group.dismiss()
-            else:
-                follow(learner_of(case, group), group)
-    if place.rank == 0:
-        torch.save(found, folder / "found.pt")
+            try:
+                if group.leads:
+                    found[name] = learned(case, group)
+                    group.dismiss()
+                else:
+                    follow(learner_of(case, group), group)
+            except FloatingPointError as fault:
+                found[name] = Found(fault=str(fault))
+    torch.save(found, folder / f"{place.rank}.pt")
