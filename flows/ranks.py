@@ -115,6 +115,7 @@ class _Watch:
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []  # those that were started here, rank 1 first
         self._fault: BaseException | None = None
+        self._raised = False
         self._over = threading.Event()
 
     @classmethod
@@ -126,7 +127,7 @@ class _Watch:
             yield watch
         finally:
             watch._over.set()
-            signal.signal(signal.SIGUSR1, before)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN if watch._fault else before)  # it may be on its way
 
     def look(self) -> None:
         """Looks after the ranks that were started here; the body of a thread."""
@@ -134,7 +135,7 @@ class _Watch:
             ended = {rank: code for rank, each in enumerate(self.processes, 1) if (code := each.poll())}
             if ended:
                 first = min(ended, key=lambda rank: (ended[rank] == UNAVAILABLE, rank))
-                self._lose(_fault_of(first, ended[first]))
+                self._lose(fault_of(first, ended[first]))
 
     def lost_sight_of(self, rank: int) -> None:
         """Of a rank that gives no sign of life, wherever it is."""
@@ -145,15 +146,18 @@ class _Watch:
         """A fault of communication within is that of the rank that was lost, where one was."""
         try:
             yield
-        except RuntimeError:
-            self._over.wait(BLAME_S)  # which ends by the fault
+        except RuntimeError as error:
+            self._over.wait(BLAME_S)
+            if self._fault and not self._raised:
+                self._raised = True
+                raise self._fault from error
             raise
 
     def _lose(self, fault: BaseException) -> None:
         if self._over.is_set():
             return
-        self._over.set()
         self._fault = fault
+        self._over.set()
         forced = threading.Timer(GRACE_S, _end_by_force, [fault])
         forced.daemon = True
         forced.start()
@@ -161,7 +165,8 @@ class _Watch:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def _raise(self, *_: object) -> None:
-        if self._fault:
+        if self._fault and not self._raised:
+            self._raised = True
             raise self._fault
 
 
@@ -197,7 +202,7 @@ def _started(ranks: int, command: Sequence[str], watch: _Watch) -> Iterator[tupl
         os.environ.pop("GLOO_SOCKET_IFNAME", None)
 
 
-def _fault_of(rank: int, code: int) -> BaseException:
+def fault_of(rank: int, code: int) -> BaseException:
     """How this process ends because of a rank that was started here and ended with a code."""
     if code in (INTERRUPTED, -signal.SIGINT):
         return SystemExit(INTERRUPTED)

@@ -111,7 +111,7 @@ class Params(Section):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs of a machine a training holds, 0 for all: the learner's processes and the sampler share them."""
+        """How many GPUs of a machine a training holds, 0 for all; its learner and its sampler share them."""
         return self.engine.gpus and max(self.engine.gpus, self.learner.processes)
 
     def run(self, run: RunId) -> TrainParams:

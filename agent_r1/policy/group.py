@@ -185,9 +185,9 @@ def joined(store: Store, place: Place, computing: timedelta = COMPUTING) -> Iter
     dist.destroy_process_group()  # not where a rank has failed: others may be waiting in it
 
 
-def require_alike(group: Group, mine: Mapping[str, str]) -> None:
+def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
     """Checks that all ranks have the same of what must not differ, by name; all of them raise the same ValueError."""
-    everyones = group.gather([dict(mine)])
+    everyones = ranks.gather([dict(mine)])
     for name, expected in everyones[0].items():
         others = {rank: each.get(name, "nothing") for rank, each in enumerate(everyones)}
         differing = [rank for rank, found in others.items() if found != expected]

@@ -48,6 +48,7 @@ class Demand:
     critic: bool = False
     reference: bool = False
     gradient_checkpointing: bool = False
+    ranks: int = 1  # that share out the weights, each with a device
     sampler_gib: float = 0.0  # weights and cache
 
 
@@ -62,6 +63,7 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
         critic=run.credit.needs_critic,
         reference=run.needs_reference,
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        ranks=settings.learner.ranks,
         tokens=max(run.update.max_tokens_per_microbatch, settings.env.max_tokens),
         sampler_gib=_sampler_gib(config, settings, dtype, device),
     )
@@ -73,6 +75,8 @@ def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> 
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
     available = available_gib(device)
+    if device.type == "cpu":  # whose memory the ranks of a machine share
+        parts = parts | {"other ranks": (settings.learner.processes - 1) * (sum(parts.values()) - parts["sampler"])}
     shown = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
     logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, shown)
     require_fit(parts, available)
@@ -106,17 +110,22 @@ def estimate(demand: Demand) -> dict[str, float]:
 
     Weights that train are float32, with a gradient and two Adam states of the same size; those beneath adapters and
     those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
-    count once.
+    count once. Of ranks it is one's share, with what it gathers to compute: a layer, and all that is outside of them.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen = demand.dtype.itemsize
-    parts = {"policy": _trained_bytes(count.policy, count.adapters, frozen)}
+    parts: dict[str, float] = {"policy": _trained_bytes(count.policy, count.adapters, frozen)}
     if demand.critic:
         parts["critic"] = _trained_bytes(count.backbone + shape.hidden_size + 1, count.adapters, frozen)
     if demand.reference and not demand.adapter:
         parts["reference"] = count.policy * frozen
     if frozen < FLOAT32 and not demand.adapter:
         parts["weights cast for matrix products"] = count.policy * frozen
+    parts = {name: size / demand.ranks for name, size in parts.items()}
+    if demand.ranks > 1:
+        layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
+        gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # of the layers one, and the next beside it
+        parts["weights gathered"] = gathered * (frozen if demand.adapter else 2 * FLOAT32)  # and their gradients
     parts["activations"] = activation_bytes(demand)
     parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}

@@ -343,3 +343,16 @@ def test_too_little_memory_is_refused_and_leaves_no_trace(
         measure(learner, LIMITS)
     assert refused.value.__context__ is None, "which would hold on to the activations"
     assert contents(learner) == before
+
+
+def test_ranks_share_out_what_stays_and_gather_what_is_computed() -> None:
+    """Four of a model with 36 layers: a quarter of weights and states, and two layers and the embeddings besides."""
+    one, each = (estimate(replace(DEMAND, model=QWEN_3B, critic=True, ranks=ranks)) for ranks in (1, 4))
+    for part in ("policy", "critic"):
+        assert each[part] == pytest.approx(one[part] / 4)
+    for part in ("activations", "logits", "libraries"):
+        assert each[part] == one[part]
+    words = QWEN_3B.vocab_size * QWEN_3B.hidden_size
+    layers = count_parameters(QWEN_3B, None).policy - words
+    assert each["weights gathered"] == pytest.approx(8 * (words + layers / 18) / GIB, rel=0.01)
+    assert "weights gathered" not in one

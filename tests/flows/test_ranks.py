@@ -1,0 +1,132 @@
+"""Whole trainings whose learner is shared by processes: as with one, and none is left when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from agent_r1.params import load
+from agent_r1.params.places import RunId
+from agent_r1.params.stages import LearnerParams
+from agent_r1.records import Trajectory
+from agent_r1.tables import read_rows
+from flows.ranks import fault_of, given_place
+
+Start = Callable[..., subprocess.Popen[str]]
+
+PLACES = load(Path(__file__).parents[2] / "params.yaml").places
+TRAIN = ("-m", "flows", "train", "--run", "ppo")
+RUN = PLACES.training(RunId("ppo"))
+WEIGHTS = "checkpoint/policy/model.safetensors"
+TIMEOUT_S = 300.0
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
+    """The project before training, with a learner that two processes share; `start` starts processes there."""
+    write_params(tmp_path, {"learner": {"processes": 2, "silence_s": 15.0}})
+    for part in ("data", "outputs/warm_start"):
+        shutil.copytree(small_project / part, tmp_path / part)
+    return tmp_path
+
+
+def trained(start: Start, code: int = 0) -> str:
+    process = start(*TRAIN)
+    errors = process.communicate(timeout=TIMEOUT_S)[1]
+    assert process.returncode == code, errors
+    return errors
+
+
+def follower_of(process: subprocess.Popen[str], reached: Path) -> psutil.Process:
+    """The other rank of a training that has come as far as a file."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not reached.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{reached} does not appear"
+        time.sleep(0.002)
+    [found] = psutil.Process(process.pid).children()
+    return found
+
+
+def sampled(run: Path) -> list[bytes]:
+    files = sorted((run / "trajectories").glob("*.parquet"))
+    return [row.token_ids.tobytes() for file in files for row in read_rows(file, Trajectory)]
+
+
+def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: Path, start: Start) -> None:
+    """A rank that is stopped ends them with 75, a leader that is killed leaves no rank, and then they go on.
+
+    With the bits of two that were left alone, which sample what one samples, token for token.
+    """
+    run, aside = fresh / RUN, fresh / "left_alone"
+    assert "2 ranks share the learner" in trained(start)
+    assert sampled(run) == sampled(ppo)
+    ours, theirs = load_file(run / WEIGHTS), load_file(ppo / WEIGHTS)
+    assert max((ours[name] - theirs[name]).abs().max().item() for name in theirs) < 2e-5  # of 3e-4 per step
+    run.rename(aside)
+
+    leader = start(*TRAIN)
+    follower_of(leader, run / "trajectories/000.parquet").send_signal(signal.SIGSTOP)
+    errors = leader.communicate(timeout=TIMEOUT_S)[1]
+    assert (leader.returncode, "rank 1 gives no sign of life any more" in errors) == (75, True), errors
+
+    leader = start(*TRAIN)
+    follower = follower_of(leader, run / "trajectories/001.parquet")
+    leader.kill()
+    follower.wait(TIMEOUT_S)
+
+    assert "going on after" in trained(start)
+    for name in (WEIGHTS, *(f"checkpoint/learner/{path.name}" for path in (aside / "checkpoint/learner").iterdir())):
+        left, right = load_file(run / name), load_file(aside / name)
+        assert left.keys() == right.keys()
+        assert all(left[key].equal(right[key]) for key in left if not key.startswith("random")), name
+    assert sampled(run) == sampled(aside)
+
+
+def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learner(processes: int, nodes: int = 1) -> LearnerParams:
+        return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0)
+
+    monkeypatch.delenv("RANK", raising=False)
+    assert given_place(learner(1)) is None
+    cores = len(os.sched_getaffinity(0))
+    with pytest.raises(ValueError, match=f"learner.processes is {cores + 1}, and there are {cores} cores here"):
+        given_place(learner(cores + 1))
+    with pytest.raises(ValueError, match=r"learner.nodes is 2, .*torchrun --nnodes 2 --nproc-per-node 1 "):
+        given_place(learner(1, nodes=2))
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    place = given_place(learner(1, nodes=2))
+    assert place is not None
+    assert place.environment == variables
+    with pytest.raises(ValueError, match=r"gave this process rank 1 of 2, and learner asks for 1 processes on 1"):
+        given_place(learner(1))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "told"),
+    [
+        (-signal.SIGKILL, ChildProcessError, "rank 2 was lost, by signal 9"),
+        (75, ChildProcessError, "rank 2 was lost, by exit code 75"),
+        (1, ValueError, "rank 2 failed with exit code 1; its own lines above say why"),
+        (-signal.SIGTERM, SystemExit, "143"),
+        (143, SystemExit, "143"),
+        (-signal.SIGINT, SystemExit, "130"),
+    ],
+)
+def test_the_exit_code_of_a_rank_is_handed_on(code: int, kind: type[BaseException], told: str) -> None:
+    """A ChildProcessError is an OSError, which ends a stage with 75, and a ValueError one that ends it with 1."""
+    fault = fault_of(2, code)
+    assert type(fault) is kind
+    assert told in str(fault)
