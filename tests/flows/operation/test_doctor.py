@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 
 from flows.dvc_files import complaint
-from flows.operation.doctor import (
-    CHECKS,
+from flows.operation.checks import (
     Finding,
     Status,
     aside,
@@ -25,16 +24,15 @@ from flows.operation.doctor import (
     compare_versions,
     dvc,
     engine,
-    found_by,
     parameters,
     ports,
     prefect,
     registered,
     room,
     store,
-    table,
     versions,
 )
+from flows.operation.doctor import CHECKS, found_by, table
 
 ROOT = Path(__file__).parents[3]
 Start = Callable[..., subprocess.Popen[str]]
@@ -170,7 +168,7 @@ def test_an_engine_that_does_not_start_or_hangs(
     assert found.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
     assert "`-m flows doctor --engine` shows all" in found.remedy
     (project / "torch.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("flows.operation.doctor.ENGINE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("flows.operation.checks.ENGINE_TIMEOUT_S", 3.0)
     assert "no answer within 3 s" in engine().message
 
 
@@ -189,7 +187,7 @@ def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyP
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("MLFLOW_PORT", str(port))
-        monkeypatch.setattr("flows.operation.doctor.ANSWER_S", 0.5)
+        monkeypatch.setattr("flows.operation.checks.ANSWER_S", 0.5)
         found = ports()
     assert found.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
     assert f"make serve MLFLOW_PORT={port + 1}" in found.remedy
