@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import torch
@@ -33,11 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def leading(params: LearnerParams, command: Sequence[str], alike: Mapping[str, str], seed: int) -> Iterator[Ranks]:
+def leading(
+    params: LearnerParams, command: Sequence[str], alike: Callable[[], Mapping[str, str]], seed: int | None
+) -> Iterator[Ranks]:
     """The ranks that this process shares its learner with while the block lasts; by itself where params ask for one.
 
-    `command` starts another, `alike` is what must be the same in all of them, and `seed` is given to all. A ValueError
-    refuses what this machine or a launcher does not have as params ask, an OSError ranks that are not in time, or lost.
+    `command` starts another, `alike` says what must be the same in all of them, and `seed` is given to all; None tells
+    them that there is nothing to do. A ValueError refuses what this machine or a launcher does not have as params ask,
+    an OSError ranks that are not in time, or lost.
     """
     place = given_place(params)
     if params.ranks == 1:
@@ -55,15 +58,17 @@ def leading(params: LearnerParams, command: Sequence[str], alike: Mapping[str, s
         ends.enter_context(Life(store, 0, place.size, params.silence_s, watch.lost_sight_of))
         group = ends.enter_context(joined(store, place))
         with watch.blamed():
-            require_alike(group, alike)
+            require_alike(group, alike())
             group.gather([seed])
             logger.info("%d ranks share the learner, on %s", group.size, group.device.type)
             yield group
-            group.dismiss()
+            watch.rest()
+            if seed is not None:
+                group.dismiss()
 
 
 @contextmanager
-def following(params: LearnerParams, alike: Mapping[str, str]) -> Iterator[tuple[Group, int]]:
+def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> Iterator[tuple[Group, int | None]]:
     """The ranks that this process follows the leader of while the block lasts, and the seed; arguments as in `leading`.
 
     It holds nothing that has to be put away, so it ends at once when it is told to, or has lost the leader.
@@ -78,8 +83,8 @@ def following(params: LearnerParams, alike: Mapping[str, str]) -> Iterator[tuple
     store = meet(place)
     with Life(store, place.rank, place.size, params.silence_s, _leave), joined(store, place) as group:
         try:
-            require_alike(group, alike)
-            [seed, *_] = group.gather([0])
+            require_alike(group, alike())  # now that the leader has written what is compared
+            [seed, *_] = group.gather([None])
             yield group, seed
         except RuntimeError:  # where a rank was lost, the leader ends this one too, before it says anything
             threading.Event().wait(2 * BLAME_S)
@@ -128,6 +133,10 @@ class _Watch:
         finally:
             watch._over.set()
             signal.signal(signal.SIGUSR1, signal.SIG_IGN if watch._fault else before)  # it may be on its way
+
+    def rest(self) -> None:
+        """Nothing is asked of the other ranks any more, which may end."""
+        self._over.set()
 
     def look(self) -> None:
         """Looks after the ranks that were started here; the body of a thread."""
@@ -195,8 +204,9 @@ def _started(ranks: int, command: Sequence[str], watch: _Watch) -> Iterator[tupl
             watch.processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         threading.Thread(target=watch.look, name="ranks", daemon=True).start()
         yield place, listening
-        for process in watch.processes:
-            process.wait(GRACE_S)
+        with suppress(subprocess.TimeoutExpired):
+            for process in watch.processes:
+                process.wait(GRACE_S)
     finally:
         end(watch.processes)
         os.environ.pop("GLOO_SOCKET_IFNAME", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -53,7 +54,7 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     questions = read_rows(places.questions, Question)
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
-    given_place(settings.learner)  # before anything is waited for
+    place = given_place(settings.learner)  # before anything is waited for
     # before the folder is looked at: the process that holds it may be training this run
     with accelerator(settings.operate.side_by_side, settings.gpus):
         # before the folder is taken up: what cannot run replaces nothing
@@ -67,14 +68,11 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
                 folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
                 _tracked(meant, settings, config, folder, identity.inputs) as tracked,
             ):
-                if leaves_work(folder, config):
-                    with leading(
-                        settings.learner,
-                        _command(meant),
-                        _alike(settings, config, folder.path),
-                        reseeded(config.seed, folder.rollbacks),
-                    ) as ranks:
-                        _learn(meant.label, settings, config, questions, shared, folder, tracked, ranks)
+                learns = leaves_work(folder, config)
+                if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
+                    with _leading(meant, settings, config, folder, learns=learns) as ranks:
+                        if learns:
+                            _learn(meant.label, settings, config, questions, shared, folder, tracked, ranks)
                 folder.tidy(config.keep)
                 checkpoint.complete(folder.checkpoint, _merging(settings))
                 tracked.tag(CODE_TAG, folder.describe_code())
@@ -100,6 +98,14 @@ def _learn(
         iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
 
 
+def _leading(
+    meant: RunId, settings: Params, config: TrainParams, folder: RunFolder, *, learns: bool
+) -> AbstractContextManager[Ranks]:
+    """The ranks of the run's learner while the block lasts; they have one if it `learns`."""
+    seed = reseeded(config.seed, folder.rollbacks) if learns else None
+    return leading(settings.learner, _command(meant), lambda: _alike(settings, config, folder.path), seed)
+
+
 def start(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
     """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
     if (place := Place.given()) and place.rank:
@@ -113,9 +119,9 @@ def _follow(meant: RunId) -> None:
     """Has a learner of its own, and does with it what the leader of the training does."""
     settings = params.load().of(meant)
     config, places = settings.run(meant), settings.places
-    alike = _alike(settings, config, places.training(meant))
-    with following(settings.learner, alike) as (group, seed):
-        follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group), group)
+    with following(settings.learner, lambda: _alike(settings, config, places.training(meant))) as (group, seed):
+        if seed is not None:
+            follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group), group)
 
 
 def _command(meant: RunId) -> list[str]:

@@ -47,7 +47,7 @@ class Identity:
         """The identity of a run.
 
         What it writes how often and keeps (`train.checkpoint`, `train.keep`) is no part of it, nor is what it takes to
-        give an iteration up.
+        give an iteration up, nor how many processes share the learner, whose weights differ by rounding alone.
         """
         sections = {
             "train": config.model_dump(mode="json", exclude={"checkpoint", "keep"}),

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.group import Place, follow, joined, meet
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.peak import measure
 from agent_r1.policy.ranks import ALONE, Ranks, led
 from agent_r1.policy.sharding import whole
 from agent_r1.records import Credit, Trajectory
@@ -49,6 +51,7 @@ class Case:
     updates: int = 1
     start: Path | None = None  # a checkpoint to go on from
     end: Path | None = None  # where one is written
+    largest: EnvParams | None = None  # the limits by which the memory that an update needs is measured before
 
 
 @dataclass
@@ -81,6 +84,9 @@ def learned(case: Case, ranks: Ranks = ALONE) -> Found:
     """Scores, updates and what is left of them, the reference's first."""
     learner = learner_of(case, ranks)
     scores = [learner.reference_logprobs(case.trajectories), learner.logprobs(case.trajectories)]
+    if case.largest:
+        measure(learner, case.largest)
+    learner.gradients.clear()
     iteration = checkpoint.load(case.start, learner).iterations if case.start else 0
     metrics = [learner.update(case.trajectories, case.credits, iteration + each) for each in range(case.updates)]
     scores += [learner.logprobs(case.trajectories), learner.values(case.trajectories)]

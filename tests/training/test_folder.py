@@ -182,6 +182,8 @@ def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
 
 
 def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
+    """Nor is how many processes train it: one may go on where two began."""
+
     def identity(changes: Mapping[str, Any]) -> Identity:
         config = SETTINGS.run(RunId("ppo"))
         return Identity.of(SETTINGS, config.model_copy(update=dict(changes)), {"index": "x"})
@@ -190,6 +192,8 @@ def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
     assert plain.parameters["train.credit.lam"] == 0.99
     assert plain.parameters["engine.kind"] == "vllm"
     assert identity({"keep": KeepParams(learner=True, every=3), "checkpoint": CheckpointParams(every=3)}) == plain
+    shared = SETTINGS.model_copy(update={"learner": SETTINGS.learner.model_copy(update={"processes": 2})})
+    assert Identity.of(shared, SETTINGS.run(RunId("ppo")), {"index": "x"}) == plain
     other = identity({"seed": 1})
     assert other.differences_from(plain) == ["train.seed 0 -> 1"]
     assert other.fingerprint != plain.fingerprint == identity({}).fingerprint
