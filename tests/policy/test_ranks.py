@@ -28,7 +28,7 @@ TOLERANCE = 4e-6  # of the largest gradient
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 LORA = LoraParams(rank=4, alpha=8, targets=["all-linear"])
 HALVED = ("plain", "adapters")
-LENGTHS = (9, 5, 12, 9, 30, 7, 21)
+LENGTHS = (9, 5, 12, 9, 30, 7, 21, 26)
 
 # What each case changes: of the update, of the model, and whether there is a critic.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
@@ -38,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "regularised": ({"kl_loss": 0.1, "entropy_bonus": 0.05, "importance_cap": 2.0}, {}, True),
     "cispo": ({"loss": "cispo", "dual_clip": 0.0, "clip_low": 1.0}, {}, False),
     "adapters": ({"kl_loss": 0.1}, {"lora": LORA}, True),
+    "idle": ({"max_tokens_per_microbatch": 4, "entropy_bonus": 0.05}, {}, True),  # seven that are kept, each alone
     "recomputed": ({}, {"gradient_checkpointing": True}, True),
 }
 
@@ -52,7 +53,7 @@ def sources(length: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def cases(tiny_model: Path, make_trajectory: Callable[..., Any], make_credit: Callable[..., Any]) -> dict[str, Case]:
-    """Seven trajectories, one of which is not kept, and micro-batches that do not come out even among two ranks."""
+    """Eight trajectories, one of which is not kept."""
     update, model = load(PARAMS).train.update, load(PARAMS).model
     small = {"minibatches": 1, "max_tokens_per_microbatch": 32, "learning_rate_decay": "none", "learning_rate": 1e-3}
     own = {"critic": {"epochs": 1, "minibatches": 1, "warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}}
