@@ -113,7 +113,7 @@ def test_a_foreign_model_is_trained_with_adapters(
 
     def look(training: Training, iteration: int, verdict: Verdict) -> dict[str, float]:
         concluded = conclude(training, iteration, verdict)
-        weights = training.folder.checkpoint.rglob("*.safetensors")
+        weights = (training.folder.checkpoint / "policy").rglob("*.safetensors")
         seen.append([path.relative_to(training.folder.checkpoint).as_posix() for path in weights])
         return concluded
 

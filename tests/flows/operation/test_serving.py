@@ -34,6 +34,7 @@ from agent_r1.params import load
 from agent_r1.records import Question
 from agent_r1.tables import write_rows
 from flows.accelerator import accelerator
+from flows.stage import run_stage
 
 def train(run, seed, sweep, fresh):
     folder = pathlib.Path("outputs/train") / f"{run}-seed{seed}"
@@ -44,6 +45,9 @@ def train(run, seed, sweep, fresh):
         write_rows(load().places.questions, [], Question)
         (folder / "pid").write_text(str(os.getpid()))
         time.sleep(600 if seed else 0)
+
+def start(**named):
+    run_stage(train, **named)
 """
 REGISTER = """
 import pathlib
