@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1.policy import checkpoint
+from agent_r1.policy import checkpoint, shards
 from agent_r1.policy.checkpoint import Progress
 from agent_r1.policy.learner import Learner
 from agent_r1.records import (
@@ -68,19 +68,21 @@ class Weights:
     """Stands for a learner: some weights, and a state."""
 
     def __init__(self) -> None:
-        self.weights, self.further = torch.arange(64.0), {"steps": 3, "moments": torch.ones(64)}
+        self.weights, self.state = torch.arange(64.0), {"steps": torch.tensor(3), "moments": torch.ones(64)}
 
     def save_policy(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         save_file({"weights": self.weights}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 512}))
 
-    def state(self) -> dict[str, Any]:
-        return self.further
+    def save_state(self, folder: Path) -> None:
+        shards.save(folder, self.state)
 
-    def restore(self, folder: Path, state: dict[str, Any]) -> None:
-        self.weights, self.further = load_file(folder / "model.safetensors")["weights"], state
-        self.config = (folder / "config.json").read_text()
+    def restore(self, policy: Path, state: Path) -> None:
+        self.weights = load_file(policy / "model.safetensors")["weights"]
+        self.state = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+        shards.load(state, self.state)
+        self.config = (policy / "config.json").read_text()
 
 
 class Checkpoints(Kind):
@@ -118,7 +120,7 @@ class Checkpoints(Kind):
             return
         learner, honest = Weights(), Weights()
         found = checkpoint.load(made, cast(Learner, learner))
-        same = torch.equal(learner.weights, honest.weights) and _same(learner.further, honest.further)
+        same = torch.equal(learner.weights, honest.weights) and _same(learner.state, honest.state)
         require(
             same and found == self._progress and "512" in learner.config, "a changed checkpoint was read as another"
         )
