@@ -31,7 +31,8 @@ from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training import own_rewards
-from agent_r1.training.folder import START, Identity, RunFolder
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.identity import START, Identity
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
 from agent_r1.training.watch import reseeded

@@ -35,7 +35,8 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached, build, open_index
 from agent_r1.tables import write_rows
-from agent_r1.training.folder import Identity, RunFolder
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
 from agent_r1.training.warm_start import fit
 

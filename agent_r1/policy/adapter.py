@@ -6,7 +6,7 @@ Source: Hu et al. 2021 (arXiv 2106.09685), as peft has it. There is no dropout: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -126,9 +126,14 @@ def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
 
     Raises ValueError if the names of the weights that train are not those of this model.
     """
-    if differing := sorted(state.keys() ^ trained_state(model).keys()):
-        raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
+    require_same_weights(state, trained_state(model))
     model.load_state_dict(parts(state, model), strict=False)
+
+
+def require_same_weights(stored: Iterable[str], own: Iterable[str]) -> None:
+    """A ValueError names a weight that trains in one of two models alone."""
+    if differing := sorted({*stored} ^ {*own}):
+        raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
 
 
 def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) -> None:

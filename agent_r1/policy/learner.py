@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-import operator
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from agent_r1.files import model_hash
@@ -20,35 +17,25 @@ from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import CriticParams, UpdateParams
-from agent_r1.policy import adapter, losses, shards
-from agent_r1.policy.batching import Compute, Floats32, micro_batches, minibatches, score, score_logprobs
-from agent_r1.policy.losses import LossTokens, Metrics
+from agent_r1.policy import adapter, losses, state
+from agent_r1.policy.batching import Compute, Floats32, minibatches, score, score_logprobs
+from agent_r1.policy.gradients import add_critic_gradient, add_policy_gradient, mismatch
+from agent_r1.policy.losses import Metrics
 from agent_r1.policy.model import (
     Critic,
     compute_dtype,
     load_policy,
     load_tokenizer,
-    precision,
     recompute_activations,
 )
-from agent_r1.policy.optimizers import adamw, blank_state, flat, set_rate, take_state
+from agent_r1.policy.optimizers import adamw, set_rate
 from agent_r1.policy.output import compute_output_in_float32
 from agent_r1.policy.ranks import ALONE, Ranks, led
 from agent_r1.policy.reference import Reference, frozen
-from agent_r1.policy.rows import (
-    CreditedTrajectory,
-    join_credit,
-    not_finite,
-    not_finite_in,
-    policy_pass,
-    require_none,
-)
+from agent_r1.policy.rows import CreditedTrajectory, join_credit, not_finite
 from agent_r1.policy.sharding import norm_of, parts
 from agent_r1.records import Credit, Trajectory
 from agent_r1.seeds import derive
-
-CRITIC = "critic."  # what the names of its weights begin with in a checkpoint
-VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random.python"
 
 logger = logging.getLogger(__name__)
 
@@ -197,11 +184,11 @@ class Learner:
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        seen = self._add_policy_gradient(teaching, divisor, learn=learn)
+        seen = add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
         acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
         metrics = losses.policy_metrics(seen, self.params, divisor, acted)
         if first:
-            metrics |= self._mismatch(rows, seen)
+            metrics |= mismatch(self.policy, rows, seen, self.params, self.compute)
         if learn:
             metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
@@ -211,7 +198,7 @@ class Learner:
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
             return {}
-        loss = self._add_critic_gradient(self.critic, rows, tokens)
+        loss = add_critic_gradient(self.critic, rows, tokens, self.params.critic, self.compute)
         norm = self._take_step("critic", self.critic, self.critic_optimizer, rows)
         return {"critic/loss": loss, "critic/grad_norm": norm}
 
@@ -225,43 +212,6 @@ class Learner:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def _add_policy_gradient(self, rows: Sequence[CreditedTrajectory], divisor: int, *, learn: bool) -> LossTokens:
-        """Adds up the policy's gradient of one optimiser step, or only looks; returns the tokens of its loss."""
-        seen: list[LossTokens] = []
-        for tokens, terms in policy_pass(self.policy, rows, self.params, self.compute, learn=learn):
-            if learn:
-                ((terms * tokens.weights).sum() / divisor).backward()
-            if tokens.count:
-                seen.append(tokens.detach())
-        return losses.concatenate(self.ranks.gather(seen))
-
-    def _mismatch(self, rows: Sequence[CreditedTrajectory], seen: LossTokens) -> Metrics:
-        """Of all action tokens of a step: those that its loss has `seen`, and with a pass of their own the others."""
-        trajectories = [row.trajectory for row in rows]
-        unseen = [row.trajectory.action_mask & ~(row.credit.loss_mask & row.has_gradient(self.params)) for row in rows]
-        own = score_logprobs(self.policy, trajectories, unseen, self.compute)
-        pairs = [(seen.logprobs[seen.sampled].cpu().numpy(), seen.sampler_logprobs[seen.sampled].cpu().numpy())]
-        pairs += [(ours[mask], each.logprobs[mask]) for ours, each, mask in zip(own, trajectories, unseen, strict=True)]
-        learners, samplers = (torch.from_numpy(np.concatenate(each)) for each in zip(*pairs, strict=True))
-        return losses.mismatch_metrics(learners, samplers)
-
-    def _add_critic_gradient(self, critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int) -> float:
-        """Adds up the critic's gradient of one optimiser step over `tokens` tokens; returns the loss."""
-        found, culprits = list[float](), set[str]()
-        trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
-        for batch in micro_batches(trajectories, masks, self.compute):
-            with precision(self.compute.device, self.compute.dtype):
-                values = critic(batch.ids)[batch.mask]
-            old_values = batch.take([row.credit.values for row in rows])
-            targets = batch.take([row.credit.value_targets for row in rows])
-            terms = losses.clipped_value_loss(values, old_values, targets, value_clip=self.params.critic.value_clip)
-            culprits |= not_finite_in(batch, trajectories, terms, old_values)
-            loss = terms.sum() * (not batch.idle) / tokens
-            loss.backward()
-            found.append(loss.item())
-        require_none("critic loss", culprits, self.compute)
-        return functools.reduce(operator.add, self.ranks.gather(found), 0.0)  # in this order, whatever `sum` does
 
     @led
     def save_policy(self, folder: Path) -> None:
@@ -294,52 +244,22 @@ class Learner:
 
         Where the critic has adapters, the weights beneath them are not in it.
         """
-        states = {name: optimizer.state_dict()["state"] for name, optimizer in self._optimizers.items()}
-        shards.save(folder, self._critic_state() | flat(states) | self._own_state())
+        state.save(folder, self.critic, self._optimizers, self.policy_version)
 
     @led
-    def restore(self, policy: Path, state: Path) -> None:
+    def restore(self, policy: Path, saved: Path) -> None:
         """Takes over what another learner of the same shape saved: its policy's folder, and that of its state.
 
         Raises ValueError if only one of the two has a critic, or it trained other weights.
         """
-        stored = shards.names(state)
-        if any(name.startswith(CRITIC) for name in stored) != (self.critic is not None):
-            raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
+        state.require_fit(saved, self.critic)
         self.take_policy(policy)
-        states = {name: blank_state(optimizer) for name, optimizer in self._optimizers.items()}
-        begun = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
-        own = self._own_state()
-        found = self._critic_state() | flat(begun) | own
-        if differing := sorted(found.keys() ^ stored):
-            raise ValueError(
-                f"the state is of a model that trains other weights, {differing[0]} for one; train it again"
-            )
-        shards.load(state, found)
-        for name, taken in begun.items():
-            take_state(self._optimizers[name], taken)
-        self.policy_version = int(own[VERSION])
-        torch.set_rng_state(own[TORCH_RANDOM])
-        random.setstate((random.getstate()[0], tuple(own[PYTHON_RANDOM].tolist()), None))
+        self.policy_version = state.restore(saved, self.critic, self._optimizers)
 
     @property
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         critic = {"critic_optimizer": self.critic_optimizer} if self.critic_optimizer else {}
         return {"policy_optimizer": self.policy_optimizer, **critic}
-
-    def _own_state(self) -> dict[str, Tensor]:
-        """What every rank has whole, by its name in a checkpoint."""
-        _, python_random, _ = random.getstate()
-        return {
-            VERSION: torch.tensor(self.policy_version),
-            TORCH_RANDOM: torch.get_rng_state(),
-            PYTHON_RANDOM: torch.tensor(python_random),
-        }
-
-    def _critic_state(self) -> dict[str, Tensor]:
-        """The critic's own weights that train, by their names in a checkpoint; `load` fills them."""
-        trained = adapter.trained_state(self.critic) if self.critic else {}
-        return {f"{CRITIC}{name}": weight for name, weight in trained.items()}
 
 
 def reference_of(learner: Learner, path: str | Path) -> Reference:

@@ -7,10 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from agent_r1.credit.assign import groups_to_refill
 from agent_r1.envs.base import Attempt
@@ -20,17 +18,17 @@ from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.policy.learner import Learner
-from agent_r1.records import Proof, Question, Source, Step, Trajectory
+from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect, prove_order
-from agent_r1.rollout.sampling import Action, Actor, Request
+from agent_r1.rollout.sampling import Actor, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw, draw_further
-from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own
+from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own, with_action
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +265,7 @@ class Collector:
             )
             for index, each in enumerate(opened)
         ]
-        probed = [*map(begun, opened, self.engine.sample(requests))]
+        probed = [*map(with_action, opened, self.engine.sample(requests))]
         dtype, tolerance = self.learner.compute.dtype, self.config.update.canary_tolerance
         return prove_sampled(probed, self.learner.logprobs(probed), dtype, tolerance)
 
@@ -288,17 +286,3 @@ class Collector:
         self.folder.record(iteration, metrics)  # before the rows, which say that it is collected
         write_rows(self.folder.trajectories(iteration), trajectories, Trajectory)
         return metrics
-
-
-def begun(trajectory: Trajectory, action: Action) -> Trajectory:
-    """The trajectory as it would be if the action had been its first, and its last."""
-    start, length = trajectory.steps[0].action_start, len(action.token_ids)
-    step = Step(action_start=start, action_stop=start + length, stop_reason=action.stop_reason, calls=[], rewards={})
-    return replace(
-        trajectory,
-        token_ids=np.concatenate([trajectory.token_ids[:start], np.array(action.token_ids, np.int32)]),
-        source=np.concatenate([trajectory.source[:start], np.full(length, Source.ACTION, np.uint8)]),
-        logprobs=np.concatenate([trajectory.logprobs[:start], action.logprobs]),
-        context_starts=[0],
-        steps=[step],
-    )

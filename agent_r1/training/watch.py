@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from agent_r1.credit.collapse import Alarm, alarms, is_clean
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import CanaryTolerance
-from agent_r1.records import Trajectory
+from agent_r1.records import Source, Step, Trajectory
+from agent_r1.rollout.sampling import Action
 from agent_r1.seeds import derive
 
 RECENT = 5  # iterations, which tell how long the next ones take
@@ -72,6 +73,20 @@ def prove_sampled(
         [logprobs[mask] for logprobs, mask in zip(learners, masks, strict=True)],
         dtype=dtype,
         tolerance=tolerance,
+    )
+
+
+def with_action(trajectory: Trajectory, action: Action) -> Trajectory:
+    """The trajectory as it would be if the action had been its first, and its last."""
+    start, length = trajectory.steps[0].action_start, len(action.token_ids)
+    step = Step(action_start=start, action_stop=start + length, stop_reason=action.stop_reason, calls=[], rewards={})
+    return replace(
+        trajectory,
+        token_ids=np.concatenate([trajectory.token_ids[:start], np.array(action.token_ids, np.int32)]),
+        source=np.concatenate([trajectory.source[:start], np.full(length, Source.ACTION, np.uint8)]),
+        logprobs=np.concatenate([trajectory.logprobs[:start], action.logprobs]),
+        context_starts=[0],
+        steps=[step],
     )
 
 

@@ -24,7 +24,7 @@ from agent_r1.policy import checkpoint
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
-from agent_r1.training.folder import read_start
+from agent_r1.training.identity import read_start
 from flows.dvc_files import is_linked, kept, link, link_to_cache, run_dvc
 
 ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the training's MLflow run

@@ -21,7 +21,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Credit, Source, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training import collection
-from agent_r1.training.folder import Identity, read_start
+from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
 from flows import train as train_module
 from flows.train import train

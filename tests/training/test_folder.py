@@ -18,7 +18,8 @@ from agent_r1.params.train import CheckpointParams, KeepParams
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import load_policy
 from agent_r1.tables import replacing
-from agent_r1.training.folder import Identity, RunFolder, read_start
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.identity import Identity, read_start
 
 SETTINGS = load(Path(__file__).parents[2] / "params.yaml")
 IDENTITY = Identity(parameters={"train.credit.lam": 0.99}, inputs={"questions": "a" * 64}, code={"losses.py": "old"})

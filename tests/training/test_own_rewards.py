@@ -20,7 +20,8 @@ from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
 from agent_r1.records import Call, CallStatus, Outcome, Passage, Question, Source, Step, StopReason, Trajectory
 from agent_r1.tables import read_rows
-from agent_r1.training.folder import Identity, RunFolder
+from agent_r1.training.folder import RunFolder
+from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
 from agent_r1.training.own_rewards import Episode, load, sources, state, view
 
