@@ -70,7 +70,7 @@ def _draws(params: WorldParams, split: str, first: int, stop: int) -> Iterator[D
         case SokobanParams():
             return _rooms(params, split, first, stop)
         case BanditParams():
-            return _arms(split, first, stop)
+            return _arms(params, split, first, stop)
         case OthersParams():
             return _starts(params, first, stop)
 
@@ -94,10 +94,13 @@ def _rooms(params: SokobanParams, split: str, first: int, stop: int) -> Iterator
         yield Drawn(board.write(), text, _by_length(len(plan)))
 
 
-def _arms(split: str, first: int, stop: int) -> Iterator[Drawn]:
-    pairs = bandit.TEST if split == "test" else bandit.TRAIN
+def _arms(params: BanditParams, split: str, first: int, stop: int) -> Iterator[Drawn]:
+    if params.test_pairs == "turned":
+        draw_board = partial(bandit.Board.draw_known, turned=split == "test")
+    else:
+        draw_board = partial(bandit.Board.draw, pairs=bandit.TEST if split == "test" else bandit.TRAIN)
     for seed in range(first, stop):
-        board = bandit.Board.draw(seed, pairs)
+        board = draw_board(seed)
         yield Drawn(board.write(), f"Bandit, {' or '.join(board.arms)}, seed {seed}", {})
 
 

@@ -72,6 +72,13 @@ class Board:
         return cls(arms=(low, high) if rng.random() < 0.5 else (high, low), high=high)
 
     @classmethod
+    def draw_known(cls, seed: int, *, turned: bool) -> Self:
+        """The board of a seed: a training pair in its one order, the safe arm first in every other; or `turned`."""
+        number = random.Random(seed).randrange(len(TRAIN))
+        low, high = TRAIN[number]
+        return cls(arms=(high, low) if turned != bool(number % 2) else (low, high), high=high)
+
+    @classmethod
     def read(cls, setup: str) -> Self:
         """The board of `write`; a ValueError names what is wrong with it."""
         fields = read(setup, ("arms", "high"))

@@ -69,9 +69,10 @@ class SokobanParams(_SeedsParams):
 
 
 class BanditParams(_SeedsParams):
-    """The bandit of two arms, other pairs in test than in training; see `agent_r1.games.bandit`."""
+    """The bandit of two arms, which the test has not seen so; see `agent_r1.games.bandit`."""
 
     env: Literal["bandit"]
+    test_pairs: Literal["others", "turned"] = "others"  # RAGEN's of the test, or those of training, in the other order
 
 
 class OthersParams(_SeedsParams):

@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.data.prepare import prepare
 from agent_r1.data.worlds import draw
-from agent_r1.games import lake, sokoban
+from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import load
 from agent_r1.params.prepare import PrepareParams
 from agent_r1.params.sections import override, validated
@@ -61,6 +61,14 @@ def test_the_pairs_of_the_test_are_others_than_those_of_the_training() -> None:
     drawn = draw("arms", BanditParams(env="bandit", train=[0, 50], test=[0, 50]))
     names = [{name for each in drawn[split] for name in json.loads(each.setup)["arms"]} for split in ("train", "test")]
     assert not names[0] & names[1]
+
+
+def test_pairs_that_are_turned_stand_in_the_other_order_in_the_test_and_say_nothing_by_it() -> None:
+    drawn = draw("arms", BanditParams(env="bandit", test_pairs="turned", train=[0, 200], test=[0, 200]))
+    boards = {split: {bandit.Board.read(each.setup) for each in drawn[split]} for split in ("train", "test")}
+    assert {board.arms for board in boards["train"]} == {board.arms[::-1] for board in boards["test"]}
+    assert len(boards["train"]) == len(bandit.TRAIN)
+    assert sum(board.arms[0] == board.high for board in boards["test"]) == len(bandit.TRAIN) / 2
 
 
 @pytest.mark.parametrize(
