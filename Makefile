@@ -8,7 +8,7 @@ MLFLOW_PORT ?= 5000
 # Whether `serve` has Prefect ask for a password; off opens it to everybody who can log in here.
 AUTH ?= on
 # What `games` makes: names of overlays, each in a folder of its own, so that params.yaml stays as it is meanwhile.
-GAMES ?= bandit frozen_lake sokoban
+GAMES ?= bandit slippery_lake frozen_lake sokoban
 
 VENV := .venv
 # One file's tests stay in one process; CI says what takes long.
