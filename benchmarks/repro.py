@@ -1,6 +1,7 @@
-"""What the first minutes of a newcomer take: `python -m benchmarks.repro [--store] [--pip]`, on a machine left alone.
+"""What the first minutes of a newcomer take: `python -m benchmarks.repro [--store] [--pip] [--into FOLDER]`.
 
-Clones the last commit into a temporary folder, installs there, with uv where that is there, and makes everything twice.
+On a machine left alone: clones the last commit into a temporary folder, or one that stays, installs there, with uv
+where that is there, and makes everything twice.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures installation and `make repro` in a fresh clone.")
     parser.add_argument("--store", action="store_true", help="in docs/measured")
     parser.add_argument("--pip", action="store_true", help="install with pip, though uv is there")
+    parser.add_argument("--into", type=Path, help="a folder that is not there yet, where the clone stays")
     given = parser.parse_args()
     by_uv = shutil.which("uv") is not None and not given.pip
     with tempfile.TemporaryDirectory() as scratch:
-        clone = Path(scratch) / "clone"
+        clone = given.into or Path(scratch) / "clone"
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
         install = ["make", ".venv/.installed", *([] if by_uv else ["UV="])]
         rows = [
