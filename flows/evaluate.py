@@ -45,6 +45,7 @@ from agent_r1.params.stages import PROTOCOLS, Protocol
 from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.sampling import Beneath
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
 from flows.accelerator import accelerator
@@ -108,7 +109,8 @@ def _ask(
     logger.info("asking %d questions", len(questions))
     tokenizer = load_tokenizer(policy.path)
     chat = Chat(tokenizer)
-    rounded = policy.beneath(settings) is None and policy.would_round(settings)
+    beneath = policy.beneath(settings)
+    rounded = beneath is None and policy.would_round(settings)
     engine = TEXT_LEVEL if subject.elsewhere else ""
     with open_shared(subject.protocol, settings) as shared:
         attempts = attempts_under(subject.protocol, questions, settings, shared)
@@ -116,7 +118,7 @@ def _ask(
             subject.protocol, attempts, questions, chat, settings, shared, rounded=rounded, engine=engine
         )
         with episodes_shown(subject.label, len(attempts)) as over:
-            trajectories = _attempt(subject, attempts, questions, chat, settings, shared, over)
+            trajectories = _attempt(subject, beneath, attempts, questions, chat, settings, shared, over)
         of_tools = shared.use_of_tools(trajectories)
     hashes = {**measured, "policy": subject.identity()}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
@@ -141,6 +143,7 @@ def _ask(
 
 def _attempt(
     subject: Subject,
+    beneath: Beneath | None,
     attempts: Sequence[Attempt],
     questions: Sequence[Question],
     chat: Chat,
@@ -148,7 +151,7 @@ def _attempt(
     shared: Shared,
     over: Callable[[], None],
 ) -> list[Trajectory]:
-    """Has the subject make the attempts; `over` is called as each ends."""
+    """Has the subject, with a model `beneath` its adapters, make the attempts; `over` is called as each ends."""
     if subject.protocol in SCRIPTED:
         return play_by_script(subject.protocol, attempts, questions, chat, settings, shared, over)
     if subject.elsewhere:
@@ -163,7 +166,7 @@ def _attempt(
             shared,
             over,
             policy_version=policy.updates,
-            beneath=policy.beneath(settings),
+            beneath=beneath,
         )
 
 
