@@ -78,10 +78,6 @@ def render_sweep(
     seed_curves(folder / CURVES_PNG, curves, reference, SAMPLED, title, limits)
     compared = dict.fromkeys([*(references or (reference, base)), *(name for name in limits if name == FLOOR)])
     strata_by_name = {name: _strata(agents[reference][0], questions, name) for name in strata_of(questions)}
-    at_equal_time = (
-        f"At equal time is of the last {AT_THE_END} iterations that had ended when the fastest training was over. "
-    ) * several
-    dashed = f", dashed: {reference}" * several
     parts = [
         "# Ablations",
         f"{_counted([len(runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, {asked} test questions, "
@@ -105,7 +101,19 @@ def render_sweep(
             ]
             title = f"## Differences from `{reference}` by {STRATA.get(name, name)}"
             parts += [title, markdown_table(["agent", *strata], rows)]
-    parts += [
+    parts += _about_training(curves, reference, word)
+    write_page(folder, parts)
+    return found
+
+
+def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word: str) -> list[str]:
+    """How the runs trained, in paragraphs."""
+    several = len(curves) > 1
+    at_equal_time = (
+        f"At equal time is of the last {AT_THE_END} iterations that had ended when the fastest training was over. "
+    ) * several
+    dashed = f", dashed: {reference}" * several
+    return [
         "## Training",
         f"Sampled {word} is of the training rollouts, over the last {AT_THE_END} iterations and all seeds, and so "
         f"is the share of its targets' variance that a critic explains. {at_equal_time}On dev is the {word} of the "
@@ -114,8 +122,6 @@ def render_sweep(
         _training(curves, word),
         f"![{word.capitalize()} per iteration: mean and range of the seeds{dashed}]({CURVES_PNG})",
     ]
-    write_page(folder, parts)
-    return found
 
 
 def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:

@@ -164,6 +164,12 @@ class TrainParams(Section):
             )
 
     def objections(self) -> Iterator[str]:
+        yield from self._of_groups()
+        yield from self._of_minibatches()
+        yield from self._of_warmups()
+        yield from self._of_going_back()
+
+    def _of_groups(self) -> Iterator[str]:
         kind, samples = self.credit.filter.kind, self.rollout.samples
         if self.update.ratio == "sequence_token" and self.credit.estimator in WITH_GROUPS - STEPS_IN_GROUPS:
             yield (
@@ -181,10 +187,13 @@ class TrainParams(Section):
                 f"rollout.ahead: 1 with credit.filter.refill {self.credit.filter.refill}: which groups are missing is "
                 "known of the weights that sampled them, and those are an update behind; choose one of them"
             )
+
+    def _of_minibatches(self) -> Iterator[str]:
+        kind, samples = self.credit.filter.kind, self.rollout.samples
         minibatches = {"update.minibatches": self.update.minibatches}
         if self.credit.needs_critic:
             minibatches["update.critic.minibatches"] = self.update.critic.minibatches
-        trajectories = self.rollout.questions * self.rollout.samples
+        trajectories = self.rollout.questions * samples
         for name, count in minibatches.items():
             fill = f"do not fill {name} {count}; lower it or raise"
             if kind != "none" and samples < count:
@@ -193,6 +202,8 @@ class TrainParams(Section):
             if trajectories < count:
                 product = "(rollout.questions times rollout.samples)"
                 yield f"{trajectories} trajectories per iteration {product} {fill} rollout.questions"
+
+    def _of_warmups(self) -> Iterator[str]:
         rise, alone = self.update.learning_rate_warmup, self.update.critic.warmup.iterations
         if rise >= self.iterations:
             yield (
@@ -210,6 +221,8 @@ class TrainParams(Section):
                 f"update.critic.warmup may train the critic alone for {warmup} iterations, which are all "
                 f"{self.iterations}, and the policy never; shorten it or raise iterations"
             )
+
+    def _of_going_back(self) -> Iterator[str]:
         if self.validation.keep_best and self.monitor.goes_back:
             yield (
                 f"validation.keep_best: true with monitor.on_collapse: {self.monitor.on_collapse}: the best policy may "
