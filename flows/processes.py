@@ -85,12 +85,14 @@ def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
 
 
 @functools.cache
-def end_with_parent() -> None:
+def end_with_parent(started_by: int | None = None) -> None:
     """From now on this process gets a SIGTERM when the one that started it is gone, however that ended.
 
-    A stage that DVC started for a pipeline ends with the pipeline too, for which DVC itself would not.
+    One that knows who that was, by its id, gets it too where that one has gone already. A stage that DVC started for a
+    pipeline ends with the pipeline too, for which DVC itself would not.
     """
-    parent, pipeline = os.getppid(), int(os.environ.get(PIPELINE, os.getppid()))
+    parent = started_by or os.getppid()
+    pipeline = int(os.environ.get(PIPELINE, parent))
 
     def watch() -> None:
         while os.getppid() == parent and psutil.pid_exists(pipeline):

@@ -78,8 +78,8 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
         raise ValueError("this process was given no rank to be; set RANK, or let the leader start it")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if LEADER in os.environ:
-        end_with_parent()
+    if leader := os.environ.get(LEADER):  # which may have gone before this process came here
+        end_with_parent(int(leader))
     store = meet(place)
     with Life(store, place.rank, place.size, params.silence_s, _leave), joined(store, place) as group:
         try:

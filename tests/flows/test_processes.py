@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -75,6 +76,15 @@ def test_a_process_ends_with_the_one_that_started_it(start: Any) -> None:
     parent.stdin.write("\n")
     parent.stdin.flush()
     assert parent.stdout.readline() == "ended\n"
+
+
+def test_a_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any) -> None:
+    gone = start("-c", "")
+    gone.wait()
+    script = f"import time; from flows.processes import end_with_parent; end_with_parent({gone.pid}); time.sleep(600)"
+    orphan = start("-c", script)
+    orphan.wait(60)
+    assert orphan.returncode == -signal.SIGTERM
 
 
 def test_output_and_errors_are_one_stream() -> None:
