@@ -15,8 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-import torch
-
+from agent_r1.devices import visible_gpus
 from agent_r1.params.stages import LearnerParams
 from agent_r1.policy.group import Group, Place, host, joined, meet, require_alike
 from agent_r1.policy.life import Life
@@ -92,12 +91,18 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
 
 
 def given_place(params: LearnerParams) -> Place | None:
-    """The place that a launcher gave this process; a ValueError refuses one that params do not ask for, or none."""
+    """The place that a launcher gave this process; None where it was started by itself.
+
+    A ValueError refuses a place that params do not ask for, none where they ask for a launcher, and more processes than
+    this machine has devices for.
+    """
+    require_devices(params)
     place = Place.given()
-    if place and place.size != params.ranks:
+    if place and (place.size != params.ranks or place.local_rank >= params.processes):
         raise ValueError(
-            f"a launcher gave this process rank {place.rank} of {place.size}, and learner asks for {params.processes} "
-            f"processes on {params.nodes} machines; correct learner.processes and learner.nodes, or unset RANK"
+            f"a launcher gave this process rank {place.rank} of {place.size}, on its machine {place.local_rank}, and "
+            f"learner asks for {params.processes} processes on {params.nodes} machines; correct learner.processes and "
+            "learner.nodes, or unset RANK"
         )
     if place is None and params.nodes > 1:
         raise ValueError(
@@ -105,13 +110,16 @@ def given_place(params: LearnerParams) -> Place | None:
             f"torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N --master-addr HOST "
             "-m flows -- train ...`, or under SLURM"
         )
-    here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    if params.processes > here:
-        raise ValueError(
-            f"learner.processes is {params.processes}, and there are {here} "
-            f"{'GPUs' if torch.cuda.device_count() else 'cores'} here; lower it"
-        )
     return place
+
+
+def require_devices(params: LearnerParams) -> str:
+    """What the processes on this machine compute on, in words; a ValueError refuses more of them than there are."""
+    gpus = len(visible_gpus())
+    here, kind = (gpus, "GPUs") if gpus else (len(os.sched_getaffinity(0)), "cores")
+    if params.processes > here:
+        raise ValueError(f"learner.processes is {params.processes}, and there are {here} {kind} here; lower it")
+    return f"{here} {kind}"
 
 
 class _Watch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -155,6 +156,19 @@ def meet(place: Place, waiting_s: float = GATHERING_S) -> Store:
     return cast(Store, store)
 
 
+def require_meeting_place(place: Place) -> None:
+    """Checks, before any rank is started, that the ranks of a launcher can meet; raises OSError where they cannot."""
+    try:
+        socket.getaddrinfo(place.address, place.port)
+    except (OSError, UnicodeError) as fault:
+        raise OSError(f"no machine is found by MASTER_ADDR {place.address!r}; correct it: {fault}") from fault
+    if place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun listens there
+        try:
+            socket.create_server(("", place.port)).close()
+        except OSError as fault:
+            raise _no_port(place, str(fault)) from fault
+
+
 def host(place: Place, listening: int, waiting_s: float = GATHERING_S) -> Store:
     """The store of all ranks where the leader has started them, on a socket that it listens at; raises as `meet`."""
     store = TCPStore(place.address, place.port, None, True, wait_for_workers=False, master_listen_fd=listening)
@@ -204,12 +218,17 @@ def _arrival(rank: int) -> str:
 
 
 def _not_met(place: Place, waiting_s: float, fault: str) -> OSError:
-    where = f"{place.address}:{place.port}"
     if "EADDRINUSE" in fault or "in use" in fault:
-        return OSError(f"the port of the ranks' meeting at {where} is taken; set MASTER_PORT to another: {fault}")
+        return _no_port(place, fault)
     return OSError(
-        f"not all of {place.size} ranks met at {where} within {waiting_s:g} s, and this is rank {place.rank}; look "
-        f"whether the others were started, with the same MASTER_ADDR and MASTER_PORT: {fault}"
+        f"not all of {place.size} ranks met at {place.address}:{place.port} within {waiting_s:g} s, and this is rank "
+        f"{place.rank}; look whether the others were started, with the same MASTER_ADDR and MASTER_PORT: {fault}"
+    )
+
+
+def _no_port(place: Place, fault: str) -> OSError:
+    return OSError(
+        f"port {place.port}, where the ranks are to meet, cannot be used here; set MASTER_PORT to another: {fault}"
     )
 
 

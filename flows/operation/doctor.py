@@ -18,16 +18,14 @@ from flows.operation.checks import (
     Status,
     aside,
     dvc,
-    engine,
     parameters,
     ports,
     prefect,
     registered,
-    room,
     store,
-    try_engine,
     versions,
 )
+from flows.operation.machine import engine, ranks, room, try_engine
 
 COLOURS = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "red"}
 
@@ -42,7 +40,7 @@ def found_by(check: Callable[[], Finding]) -> Finding:
         return Finding(FAILED, f"{kind}{wrong}", remedy or "mend what the message names")
 
 
-_IN_ORDER = (versions, parameters, room, engine, ports, prefect, store, dvc, registered, aside)
+_IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, registered, aside)
 CHECKS = MappingProxyType({check.__name__: check for check in _IN_ORDER})
 
 

@@ -110,7 +110,7 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
     place = given_place(learner(1, nodes=2))
     assert place is not None
     assert place.environment == variables
-    with pytest.raises(ValueError, match=r"gave this process rank 1 of 2, and learner asks for 1 processes on 1"):
+    with pytest.raises(ValueError, match=r"rank 1 of 2, on its machine 0, and learner asks for 1 processes on 1"):
         given_place(learner(1))
 
 

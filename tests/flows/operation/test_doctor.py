@@ -20,15 +20,12 @@ from flows.operation.checks import (
     Finding,
     Status,
     aside,
-    compare_room,
     compare_versions,
     dvc,
-    engine,
     parameters,
     ports,
     prefect,
     registered,
-    room,
     store,
     versions,
 )
@@ -127,57 +124,6 @@ def test_parameters_that_are_refused(project: Path) -> None:
     assert parameters().status is Status.OK
     (project / "params.yaml").write_text("train: {iterations: none}\n")
     assert "params.yaml" in found_by(parameters).message
-
-
-@pytest.mark.parametrize(
-    ("disk", "checkpoints", "memory", "status", "message"),
-    [
-        (1.5, [], 16.0, Status.OK, "disk: 1.5 GiB free, about 1.0 needed"),
-        (0.5, [], 16.0, Status.FAILED, "disk: 0.5 GiB free, about 1.0 needed"),
-        (20.0, [4.0, 2.0], 16.0, Status.OK, "disk: 20.0 GiB free, about 17.0 needed"),
-        (20.0, [4.0, 2.0], 3.0, Status.FAILED, "memory: 3.0 GiB free, about 3.5 needed by the largest run"),
-    ],
-)
-def test_room_against_the_runs(
-    disk: float, checkpoints: list[float], memory: float, status: Status, message: str
-) -> None:
-    """On disk: a reserve of 1 GiB, two checkpoints of every run, and a third of the largest: 1 + 2 * 6 + 4."""
-    found = compare_room(disk, checkpoints, memory, 3.5)
-    assert (found.status, found.message.startswith(message)) == (status, True)
-
-
-def test_the_room_of_a_small_project(small_project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(small_project)
-    message = room().message
-    assert "about 1.0 needed" in message
-    assert "about 2." in message or "about 3." in message  # 2.5 of libraries, and of the sampler
-
-
-def test_an_engine_samples(project: Path, write_params: WriteParams) -> None:
-    write_params(project, {"engine": {"kind": "transformers"}})
-    assert engine().message == "transformers loaded a tiny model and sampled from it"
-
-
-def test_an_engine_that_does_not_start_or_hangs(
-    project: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_params(project, {"engine": {"kind": "transformers"}})
-    (project / "torch.py").write_text("raise ImportError('libtorch.so: cannot open')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project), str(ROOT)]))
-    found = engine()
-    assert found.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
-    assert "`-m flows doctor --engine` shows all" in found.remedy
-    (project / "torch.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("flows.operation.checks.ENGINE_TIMEOUT_S", 3.0)
-    assert "no answer within 3 s" in engine().message
-
-
-def test_servers_that_are_down(project: Path, write_params: WriteParams, free_port: Callable[[], int]) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    write_params(project, {"engine": {"kind": "server", "server": {"urls": [url]}}})
-    found = found_by(engine)
-    assert found.status is Status.FAILED
-    assert f"the engine server {url} does not answer" in found.message
 
 
 def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
