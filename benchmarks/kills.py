@@ -1,8 +1,9 @@
-"""Ends `dvc repro` of a small graph at random moments: `python -m benchmarks.kills`, from the project's root.
+"""Ends `dvc repro` of a small graph at random moments: `python -m benchmarks.kills [--ranks N]`, from the root.
 
 What was ended is started again, by the same command, until a run comes to its end by itself. Then the outputs have the
 bits of a graph that was left alone, nothing runs any more, and the temporary folder is as empty as after that one.
-Prints a line per end, and exits with 1 if anything differed.
+Prints a line per end, and exits with 1 if anything differed. With `--ranks` so many processes share the learner of a
+training, and one of them at a time is killed, from the end of the warm start to that of the training.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,11 +50,11 @@ ATTEMPTS = 3  # that a graph needs at least
 DISK_BYTES = (1_000, 5_000_000)  # the largest file that fits on the disk, at least and at most
 
 
-def lay_out(folder: Path, engine: str) -> None:
+def lay_out(folder: Path, engine: str, ranks: int) -> None:
     """A clone of the tracked files as they are, with small parameters and a temporary folder of its own."""
     copy_project(folder)
     (folder / "temporary").mkdir(mode=0o700)
-    (folder / "overlays/small.yaml").write_text(f"{SMALL}engine: {{kind: {engine}}}\n")
+    (folder / "overlays/small.yaml").write_text(f"{SMALL}engine: {{kind: {engine}}}\nlearner: {{processes: {ranks}}}\n")
     overlay = [sys.executable, "-m", "flows", "overlay", "small"]
     subprocess.run(overlay, cwd=folder, env=environment(folder), check=True)
 
@@ -100,6 +101,15 @@ def to_group(number: signal.Signals) -> Callable[[subprocess.Popen[bytes]], None
     return lambda repro: os.killpg(repro.pid, number)
 
 
+def to_rank(repro: subprocess.Popen[bytes]) -> None:
+    """Kills one of the processes that share the learner."""
+    with suppress(psutil.NoSuchProcess):
+        parts = psutil.Process(repro.pid).children(recursive=True)
+        if ranks := [part for part in parts if "train" in part.cmdline()]:  # a word of its own, but in the shell's
+            random.choice(ranks).kill()
+
+
+FULL, OF_RANKS = "a full disk", "kill -9 of a rank"
 ENDS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
     "kill -9 of the stage": to_part("flows", signal.SIGKILL),
     "SIGTERM to the stage": to_part("flows", signal.SIGTERM),
@@ -107,18 +117,20 @@ ENDS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
     "SIGINT to the group": to_group(signal.SIGINT),
     "SIGTERM to the group": to_group(signal.SIGTERM),
     "kill -9 of the group": to_group(signal.SIGKILL),
+    OF_RANKS: to_rank,
 }
-FULL = "a full disk"
 
 
-def repro(folder: Path, largest_file: int | None = None) -> subprocess.Popen[bytes]:
+def repro(folder: Path, *targets: str, largest_file: int | None = None) -> subprocess.Popen[bytes]:
+    """Starts the graph, or what some of its stages take."""
+
     def limit() -> None:
         if largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
-            REPRO,
+            [*REPRO, *targets],
             cwd=folder,
             env=environment(folder),
             stdout=log,
@@ -128,9 +140,9 @@ def repro(folder: Path, largest_file: int | None = None) -> subprocess.Popen[byt
         )
 
 
-def attempt(folder: Path, kind: str, moment_s: float, largest_file: int) -> bool:
+def attempt(folder: Path, targets: Sequence[str], kind: str, moment_s: float, largest_file: int) -> bool:
     """Starts the graph and ends it so; whether it came to its end before. Raises if something goes on running."""
-    process = repro(folder, largest_file if kind == FULL else None)
+    process = repro(folder, *targets, largest_file=largest_file if kind == FULL else None)
     try:
         done = process.wait(None if kind == FULL else moment_s) == 0
     except subprocess.TimeoutExpired:
@@ -142,30 +154,47 @@ def attempt(folder: Path, kind: str, moment_s: float, largest_file: int) -> bool
     return done
 
 
+def left_alone(folder: Path, *targets: str) -> float:
+    """How many seconds the graph takes, or what some of its stages take."""
+    started = time.monotonic()
+    if repro(folder, *targets).wait():
+        sys.exit((folder / "log").read_text())
+    return time.monotonic() - started
+
+
+def kinds_of(engine: str, ranks: int) -> list[str]:
+    """How the graph may be ended."""
+    if ranks > 1:
+        return [OF_RANKS]
+    return [kind for kind in (*ENDS, FULL) if kind != OF_RANKS and (engine == "vllm" or "engine" not in kind)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ends", type=int, default=35)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=["transformers", "vllm"], default="transformers")
+    parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
-    kinds = [*ENDS, FULL] if arguments.engine == "vllm" else [each for each in (*ENDS, FULL) if "engine" not in each]
-    draw, ended, wrong = random.Random(arguments.seed), Counter[str](), 0
+    random.seed(arguments.seed)
+    kinds, ended, wrong = kinds_of(arguments.engine, arguments.ranks), Counter[str](), 0
+    targets, attempts = (["train@ppo"], 1) if arguments.ranks > 1 else ([], ATTEMPTS)
     with tempfile.TemporaryDirectory() as scratch:
-        alone = Path(scratch) / "alone"
-        lay_out(alone, arguments.engine)
-        started = time.monotonic()
-        if repro(alone).wait():
-            sys.exit((alone / "log").read_text())
-        whole_s, expected = time.monotonic() - started, bits(alone)
+        ready, alone = Path(scratch) / "ready", Path(scratch) / "alone"
+        lay_out(ready, arguments.engine, arguments.ranks)
+        if arguments.ranks > 1:
+            left_alone(ready, "index", "warm_start")
+        shutil.copytree(ready, alone)
+        whole_s, expected = left_alone(alone, *targets), bits(alone)
         print(f"left alone: {whole_s:.0f} s, {len(expected)} files", flush=True)
         while ended.total() < arguments.ends:
             folder = Path(scratch) / f"ended_{ended.total()}"
-            lay_out(folder, arguments.engine)
+            shutil.copytree(ready, folder)
             done = False
             while not done:
-                kind = draw.choice(kinds)
-                moment_s, largest = draw.uniform(1, whole_s / ATTEMPTS), round(draw.uniform(*DISK_BYTES))
-                done = attempt(folder, kind, moment_s, largest)
+                kind = random.choice(kinds)
+                moment_s, largest = random.uniform(1, whole_s / attempts), round(random.uniform(*DISK_BYTES))
+                done = attempt(folder, targets, kind, moment_s, largest)
                 ended[kind] += not done
                 how = f"{largest} bytes" if kind == FULL else f"{moment_s:.0f} s"
                 print(f"{kind}, {how}: {'was through' if done else 'ended'}", flush=True)
