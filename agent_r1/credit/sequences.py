@@ -6,11 +6,11 @@ after the other, S = sequences of such tokens, such as the steps.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from agent_r1.credit.batch import Batch, Floats, Mask
 from agent_r1.params.credit import CreditParams
@@ -36,10 +36,10 @@ def discounted_sums(entries: Floats, lengths: Counts, factor: float) -> Floats:
     if lengths.sum() != len(entries):
         raise RuntimeError(f"{len(entries)} entries for sequences of {lengths.sum()} together")
     filled = np.arange(lengths.max(initial=0)) < lengths[:, None]  # [S, longest]
-    rows = scatter(entries, filled)
-    backwards = lfilter([1.0], [1.0, -factor], rows[:, ::-1], axis=1)  # y_n = x_n + factor y_{n-1}
-    sums: Floats = backwards[:, ::-1][filled]
-    return sums
+    sums = scatter(entries, filled).T.copy()  # [longest, S], in which a row is in one piece
+    for later, earlier in pairwise(sums[::-1]):
+        earlier += factor * later
+    return sums.T[filled]
 
 
 def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:

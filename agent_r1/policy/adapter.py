@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -74,6 +72,8 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
 
     What trains is float32, whatever the model's weights are in. A ValueError refuses targets that no layer is named by.
     """
+    from peft import LoraConfig, inject_adapter_in_model  # take a while, and only adapters need them
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -91,12 +91,10 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
     Merged ones are on the CPU: beside what trains, a GPU may have no room for them. The model's own weights are left
     alone: adding an update and taking it away again would change their last bits.
     """
-    adapted: dict[str, Any]  # peft's base class does not declare `get_delta_weight`
-    adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     state = {
         name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
     }
-    for name, layer in adapted.items():
+    for name, layer in _adapted(model).items():
         weight = state[f"{name}.weight"]
         update = whole(layer.get_delta_weight(ADAPTER).detach())
         state[f"{name}.weight"] = (whole(weight).float() + update).to("cpu", weight.dtype)
@@ -106,7 +104,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 @contextmanager
 def detached(model: nn.Module) -> Iterator[None]:
     """The model as it was before its adapters were trained; without adapters, as it is."""
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers = _adapted(model).values()
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -141,8 +139,7 @@ def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) ->
 
     One of the ranks that share the model `writes`; the others hand over what they have.
     """
-    adapted = any(isinstance(module, LoraLayer) for module in model.modules())
-    state = merged_state(model) if adapted else None
+    state = merged_state(model) if _adapted(model) else None
     if is_shared_out(model):  # where transformers does not see which weights are tied, the same ones
         own = (state or model.state_dict()).items()
         state = gathered({name: weight for name, weight in own if name not in model.all_tied_weights_keys}, keep=writes)
@@ -248,6 +245,12 @@ def warn_of_rounding(settings: Params) -> None:
             "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
             settings.engine.kind,
         )
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers that have adapters, as peft puts them there, by name."""
+    names = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    return {name: model.get_submodule(name) for name in sorted(names)}
 
 
 def _peft_name(name: str) -> str:
