@@ -175,7 +175,7 @@ def test_no_utils() -> None:
 @pytest.mark.parametrize(
     ("modules", "libraries"),
     [
-        (["agent_r1.params", "agent_r1.records", "agent_r1.credit.assign"], {"torch", "mlflow", "prefect"}),
+        (["agent_r1.params", "agent_r1.records", "agent_r1.credit.assign"], {"torch", "mlflow", "prefect", "scipy"}),
         (["flows.operation.register", "flows.operation.deployments"], {"torch", "scipy", "mlflow"}),
     ],
 )
