@@ -1,78 +1,30 @@
-"""Requests that leave when their episodes have them, through a sampler by hand, a pipe by hand and vLLM."""
+"""Requests that leave when their episodes have them, through a sampler by hand and a pipe by hand."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import pickle
-import random
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
 from itertools import count
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from agent_r1.envs.base import Attempt, Env, Transition
+from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
-from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import Order
-from agent_r1.records import Outcome, Trajectory
+from agent_r1.records import Outcome
+from agent_r1.rollout import vllm_engine
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import ScriptedSampler, collect, prove_order
+from agent_r1.rollout.episodes import ScriptedSampler, prove_order
 from agent_r1.rollout.order import apart, compare
-from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
-from agent_r1.rollout.vllm_engine import VllmEngine, VllmProcess
-
-LIMITS = load(SHIPPED).env.model_copy(update={"aborted_share": 0.0, "order": "arrival", "max_action_tokens": 12})
-PATIENCE_S = 20.0  # longer than anything here takes that does not hang
-CONTEXTS = [[*range(index, index + 30)] for index in range(20)]
-
-Open = Callable[..., Engine]
-
-
-class Waiting(Env):
-    """Answers `steps` actions, each once `wait` is over, and ends with the next."""
-
-    system: str = "Be brief."
-    user: str = "Who?"
-
-    def __init__(self, wait: Callable[[], Any], steps: int = 1) -> None:
-        self._wait, self._left = wait, steps
-
-    async def step(self, action: str) -> Transition:
-        self._left -= 1
-        if self._left < 0:
-            return Transition(outcome=Outcome.ANSWERED, answer=action)
-        async with asyncio.timeout(PATIENCE_S):
-            await self._wait()
-        return Transition(observations=(f"seen, {self._left} to go",))
-
-
-def run(
-    chat: Chat, sampler: Sampler, waits: Sequence[Callable[[], Any]], *, steps: int = 1, order: Order = "arrival"
-) -> list[Trajectory]:
-    attempts = [
-        Attempt(
-            question_id=f"q{number}", group=number, sample=0, env=partial(lambda wait, _: Waiting(wait, steps), wait)
-        )
-        for number, wait in enumerate(waits)
-    ]
-    with Shared(LIMITS.model_copy(update={"order": order})) as shared:
-        return collect(sampler, chat, attempts, shared, seed=7)
-
-
-async def at_once() -> None:
-    """Nothing to wait for."""
+from agent_r1.rollout.sampling import Action, EngineError, Request
+from tests.rollout.turns import CONTEXTS, LIMITS, PATIENCE_S, Waiting, at_once, run
 
 
 def test_an_episode_that_waits_holds_no_other_up(chat: Chat) -> None:
@@ -102,7 +54,7 @@ def test_a_sampler_that_knows_rounds_alone_is_refused_before_anything_is_sampled
         run(chat, Batches(), [at_once])
 
 
-class NearEnd(VllmProcess):
+class NearEnd(vllm_engine.VllmProcess):
     """The end of a pipe, without a process at the other."""
 
     def __init__(self, connection: Connection) -> None:
@@ -110,7 +62,7 @@ class NearEnd(VllmProcess):
         self._process: Any = SimpleNamespace(wait=lambda: -9)
 
 
-class ByHand(VllmEngine):
+class ByHand(vllm_engine.VllmEngine):
     """The end of the pipe that episodes see; the other is in the test's hands."""
 
     def __init__(self) -> None:
@@ -277,63 +229,3 @@ def test_rounds_need_no_proof(order: Order, said: int, chat: Chat) -> None:
     attempts = [Attempt(question_id="q", group=0, sample=0, env=lambda _: Waiting(at_once))]
     with Shared(LIMITS.model_copy(update={"order": order})) as shared:
         assert len(prove_order(Alone(), chat, attempts, shared)) == said
-
-
-def without_latency(found: Sequence[Trajectory]) -> list[Any]:
-    return [
-        (
-            each.token_ids.tobytes(),
-            each.source.tobytes(),
-            each.logprobs.tobytes(),
-            each.seed,
-            each.outcome,
-            each.answer,
-            [replace(step, calls=[replace(call, latency_s=0.0) for call in step.calls]) for step in each.steps],
-        )
-        for each in found
-    ]
-
-
-class InTurn:
-    """Lets those who wait go on one by one, in a seeded order: as soon as so many wait, or all who are left."""
-
-    def __init__(self, seed: int) -> None:
-        self._random, self._waiting = random.Random(seed), list[asyncio.Future[None]]()
-
-    async def wait(self) -> None:
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        asyncio.get_running_loop().call_later(self._random.random() * 0.05, self._let_one_go)
-        await mine
-
-    def _let_one_go(self) -> None:
-        self._waiting.pop(self._random.randrange(len(self._waiting))).set_result(None)
-
-
-def test_vllm_gives_the_same_bits_whoever_meets_whom(
-    opener: Callable[..., Open], tiny_model: Path, tiny_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    """In rounds, in three orders of waiting after one that was given up, and under proof; then it is killed."""
-    chat = Chat(tiny_tokenizer)
-    with opener("vllm")(tiny_model) as engine, Shared(LIMITS) as shared:
-        assert isinstance(engine, VllmEngine)
-
-        def waits(seed: int) -> list[Callable[[], Any]]:
-            return [InTurn(seed).wait] * 24
-
-        rounds = without_latency(run(chat, engine, waits(0), steps=3, order="rounds"))
-        assert len({each[0] for each in rounds}) > 20, "the same actions everywhere would prove little"
-
-        async def broken() -> None:
-            raise KeyError("a bug")
-
-        with pytest.raises(KeyError, match="a bug"):
-            run(chat, engine, [*waits(0), broken], steps=3)
-        for seed in range(3):
-            engine.load_weights(tiny_model, version=seed)
-            assert without_latency(run(chat, engine, waits(seed), steps=3)) == rounds
-        exact = LIMITS.model_copy(update={"order": "exact_arrival"})
-        assert set(shared.run(compare(engine, CONTEXTS, exact)).values()) == {0.0}
-        os.kill(engine.pids[0], signal.SIGKILL)
-        with pytest.raises(EngineError, match="ended with code -9"):
-            run(chat, engine, waits(0))

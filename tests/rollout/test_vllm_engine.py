@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from agent_r1.envs.shared import Shared
 from agent_r1.params import load
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy import checkpoint
@@ -30,11 +32,13 @@ from agent_r1.policy.learner import Learner
 from agent_r1.policy.output import token_logprobs
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.order import compare
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places
 from agent_r1.rollout.vllm_process import Worker
 from agent_r1.seeds import derive
+from tests.rollout.turns import CONTEXTS, LIMITS, InTurn, run, without_latency
 
 CLOSE = 1e-4  # nats, in float32
 ROOT = Path(__file__).parents[2]
@@ -57,6 +61,14 @@ def open_kind(request: pytest.FixtureRequest, opener: Callable[..., Open]) -> Op
 def engine(open_kind: Open, tiny_model: Path) -> Iterator[Engine]:
     """Samples with the weights that the last test loaded; a test that minds loads its own."""
     with open_kind(tiny_model) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def alone(opener: Callable[..., Open], tiny_model: Path) -> Iterator[VllmEngine]:
+    """One process of vLLM, with the weights that the last test loaded."""
+    with opener("vllm")(tiny_model) as engine:
+        assert isinstance(engine, VllmEngine)
         yield engine
 
 
@@ -213,18 +225,17 @@ def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
 
 @pytest.mark.parametrize("open_kind", ["vllm"], indirect=True)
 def test_two_processes_give_the_bits_of_one(
-    engine: Engine, opener: Callable[..., Open], tiny_model: Path, changed_model: Path
+    engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path
 ) -> None:
     """Each has half of the episodes, in whatever order they are asked for, and weights of its own."""
     assert isinstance(engine, VllmEngine)
     assert engine.homes == len(set(engine.pids)) == 2
     asked = requests()
-    with opener("vllm")(tiny_model) as alone:
-        for version, folder in enumerate([changed_model, tiny_model]):
-            alone.load_weights(folder, version)
-            engine.load_weights(folder, version)
-            assert bits(engine.sample(asked)) == bits(alone.sample(asked))
-            assert bits(engine.sample(asked[5:7][::-1])) == bits(alone.sample(asked[5:7]))[::-1]
+    for version, folder in enumerate([changed_model, tiny_model]):
+        alone.load_weights(folder, version)
+        engine.load_weights(folder, version)
+        assert bits(engine.sample(asked)) == bits(alone.sample(asked))
+        assert bits(engine.sample(asked[5:7][::-1])) == bits(alone.sample(asked[5:7]))[::-1]
 
 
 def is_running(pid: int) -> bool:
@@ -294,24 +305,51 @@ def test_where_processes_run(
 
 
 def test_a_replica_in_two_parts_says_what_one_does(
-    opener: Callable[..., Open], tiny_model: Path, changed_model: Path
+    opener: Callable[..., Open], alone: VllmEngine, tiny_model: Path, changed_model: Path
 ) -> None:
     """Each holds one of the two attention heads; sums in another order round otherwise, and new weights reach both."""
     asked = requests(8, max_tokens=12)
-    with opener("vllm", tensor_parallel_size=2)(tiny_model) as engine, opener("vllm")(tiny_model) as whole:
+    alone.load_weights(tiny_model, 0)
+    with opener("vllm", tensor_parallel_size=2)(tiny_model) as engine:
         assert isinstance(engine, VllmEngine)
         parts = psutil.Process(engine.pids[0]).children()
         assert len(parts) >= 2
         for version in (1, 2):
-            found, expected = ([*each.sample(asked)] for each in (engine, whole))
+            found, expected = ([*each.sample(asked)] for each in (engine, alone))
             assert [action.token_ids for action in found] == [action.token_ids for action in expected]
             gaps = [np.abs(ours.logprobs - other.logprobs).max() for ours, other in zip(found, expected, strict=True)]
             assert 0 < max(gaps) < CLOSE
-            for each in (engine, whole):
+            for each in (engine, alone):
                 each.load_weights(changed_model, version)
         os.kill(engine.pids[0], signal.SIGKILL)
         psutil.wait_procs(parts, timeout=20)
         assert not any(part.is_running() for part in parts)
+
+
+def test_vllm_gives_the_same_bits_whoever_meets_whom(alone: VllmEngine, chat: Chat, tiny_model: Path) -> None:
+    """In rounds, in three orders of waiting after one that was given up, and under proof; then it is killed."""
+    alone.load_weights(tiny_model, version=0)
+
+    def waits(seed: int) -> list[Callable[[], Any]]:
+        return [InTurn(seed).wait] * 24
+
+    rounds = without_latency(run(chat, alone, waits(0), steps=3, order="rounds"))
+    assert len({each[0] for each in rounds}) > 20, "the same actions everywhere would prove little"
+
+    async def broken() -> None:
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError, match="a bug"):
+        run(chat, alone, [*waits(0), broken], steps=3)
+    for seed in range(3):
+        alone.load_weights(tiny_model, version=seed)
+        assert without_latency(run(chat, alone, waits(seed), steps=3)) == rounds
+    with Shared(LIMITS) as shared:
+        exact = LIMITS.model_copy(update={"order": "exact_arrival"})
+        assert set(shared.run(compare(alone, CONTEXTS, exact)).values()) == {0.0}
+    os.kill(alone.pids[0], signal.SIGKILL)
+    with pytest.raises(EngineError, match="ended with code -9"):
+        run(chat, alone, waits(0))
 
 
 OPEN = """
@@ -438,47 +476,51 @@ def gap(learner: Learner, actions: list[Action]) -> float:
     return float(max(gaps))
 
 
-@pytest.mark.parametrize("kind", ["vllm", "transformers"])
+@pytest.mark.parametrize(("kind", "begins"), [("vllm", True), ("transformers", True), ("transformers", False)])
 def test_the_sampler_runs_the_learners_adapters(
     kind: str,
+    begins: bool,
     make: Callable[[], Learner],
     opener: Callable[..., Open],
     tiny_model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the start, after each of two updates, back to the first, and forth to the second with the same bits.
+    """From the start, where it begins with some too, after each of two updates, and back to the first, which has gone.
 
-    So does another engine that begins with them. Nothing is left of the engine in the temporary folder.
+    And forth to the second with the same bits. Nothing is left of the engine in the temporary folder.
     """
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     learner, drawn = make(), torch.get_rng_state()
-    with opener(kind)(tiny_model, max_tokens=128, adapter_rank=4) as engine:
-        before = engine.sample(ADAPTED)
-        assert gap(learner, before) < CLOSE
-        for version in (1, 2):
+    given: dict[str, Any] = {}
+    if begins:
+        move(learner)
+        given = {"adapters": str(save(learner, tmp_path / "begun")), "version": learner.policy_version}
+    with opener(kind)(tiny_model, max_tokens=128, adapter_rank=4, **given) as engine:
+        first = before = engine.sample(ADAPTED)
+        assert (engine.version, gap(learner, first) < CLOSE) == (learner.policy_version, True)
+        for name in ("1", "2"):
             move(learner)
             assert gap(learner, before) > 0.1, "an update that changes nothing would prove nothing"
-            engine.load_weights(save(learner, tmp_path / f"{version}"), version)
+            engine.load_weights(save(learner, tmp_path / name), learner.policy_version)
             before = engine.sample(ADAPTED)
-            assert (engine.version, gap(learner, before) < CLOSE) == (version, True)
+            assert (engine.version, gap(learner, before) < CLOSE) == (learner.policy_version, True)
         assert torch.equal(torch.get_rng_state(), drawn), "the learner's checkpoint has it"
         good = make()
-        assert checkpoint.load(tmp_path / "1", good).policy_version == 1
-        engine.load_weights(tmp_path / "1" / "policy", 1)
+        engine.load_weights(tmp_path / "1" / "policy", checkpoint.load(tmp_path / "1", good).policy_version)
         shutil.rmtree(tmp_path / "1")  # a checkpoint is replaced while its policy is sampled with
         assert gap(good, engine.sample(ADAPTED)) < CLOSE
         resumed = make()
         checkpoint.load(tmp_path / "2", resumed)
         engine.load_weights(tmp_path / "2" / "policy", resumed.policy_version)
         after = engine.sample(ADAPTED)
-    assert gap(resumed, after) < CLOSE
-    assert bits(after) == bits(before)
-    policy = str(tmp_path / "2" / "policy")
-    with opener(kind)(tiny_model, max_tokens=128, adapter_rank=4, adapters=policy, version=2) as engine:
-        assert (engine.version, bits(engine.sample(ADAPTED))) == (2, bits(before))
+        assert gap(resumed, after) < CLOSE
+        assert bits(after) == bits(before)
+        if begins:
+            engine.load_weights(tmp_path / "begun" / "policy", 1)
+            assert bits(engine.sample(ADAPTED)) == bits(first)
     assert not list(scratch.iterdir())
 
 
