@@ -18,7 +18,6 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flows import processes
 from flows.processes import OF_CLIENTS, PASSWORD, SERVED, known, process_group
 from flows.stage import report_to_own_server
 
@@ -44,9 +43,8 @@ def family(stubborn: str, leader_s: int) -> list[str]:
 
 @pytest.mark.parametrize("leader_s", [0, 600], ids=["leader gone", "leader there"])
 @pytest.mark.parametrize("stubborn", ["pass", STUBBORN], ids=["willing", "stubborn"])
-def test_an_exception_ends_the_whole_group(monkeypatch: pytest.MonkeyPatch, stubborn: str, leader_s: int) -> None:
-    monkeypatch.setattr(processes, "GRACE_S", 0.2)
-    with suppress(KeyboardInterrupt), process_group(family(stubborn, leader_s), os.environ) as process:
+def test_an_exception_ends_the_whole_group(stubborn: str, leader_s: int) -> None:
+    with suppress(KeyboardInterrupt), process_group(family(stubborn, leader_s), os.environ, grace_s=0.2) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         assert is_running(child)
