@@ -25,6 +25,8 @@ SLOW = {
     "one_action_task",
     "ppo",
     "prefect_api",
+    "pushed",
+    "repository",
     "serve_index",
     "served",
     "small_project",

@@ -38,7 +38,9 @@ def dvc(folder: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]) -> tuple[Path, dict[str, Entry]]:
+def pushed(
+    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]
+) -> tuple[Path, dict[str, Entry]]:
     """A remote to which a clone pushed two stages, and another clone, `here`, with the first of them.
 
     And the entries of the clone where both were made.
@@ -61,9 +63,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., N
 
 
 @pytest.fixture
-def entries(made: tuple[Path, dict[str, Entry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Entry]:
+def entries(pushed: tuple[Path, dict[str, Entry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Entry]:
     """Those of the clone where both stages were made; this process is in a copy of the other one."""
-    folder, found = made
+    folder, found = pushed
     for name in ("here", "storage"):
         shutil.copytree(folder / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / "here")

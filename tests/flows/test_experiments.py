@@ -27,7 +27,7 @@ plots:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def repository(tmp_path: Path) -> Path:
     """A git repository with a graph of one stage, which was run, and one file that is staged."""
     shutil.copy(ROOT / "params.yaml", tmp_path)
     (tmp_path / "dvc.yaml").write_text(GRAPH)
@@ -51,24 +51,24 @@ def shell(folder: Path, command: str) -> str:
     ).stdout
 
 
-def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(project: Path) -> None:
+def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(repository: Path) -> None:
     documented = (ROOT / "docs/operating.md").read_text()
     run, queue, apply = (
         re.findall(pattern, documented, re.MULTILINE)[0]
         for pattern in (r"^dvc exp run --temp[^#]*", r"^dvc exp run --queue[^#]*", r"^index=.*dvc exp apply.*$")
     )
     for command in (run, queue, apply):
-        shell(project, command)
-        assert shell(project, "git diff --cached --name-only") == "staged\n", command
-    assert (project / "scores.json").read_text() == '{"name": "slow"}'
-    assert "learning_rate: 0.0001" in shell(project, "dvc exp show --only-changed --csv; cat params.yaml")
+        shell(repository, command)
+        assert shell(repository, "git diff --cached --name-only") == "staged\n", command
+    assert (repository / "scores.json").read_text() == '{"name": "slow"}'
+    assert "learning_rate: 0.0001" in shell(repository, "dvc exp show --only-changed --csv; cat params.yaml")
 
 
-def test_a_page_of_plots_overlays_two_revisions_without_a_network(project: Path) -> None:
-    curve = project / "curve.json"
+def test_a_page_of_plots_overlays_two_revisions_without_a_network(repository: Path) -> None:
+    curve = repository / "curve.json"
     curve.write_text(curve.read_text().replace("0.375", "0.5"))
-    shell(project, "dvc plots diff HEAD")
-    page = (project / "dvc_plots/index.html").read_text()
+    shell(repository, "dvc plots diff HEAD")
+    page = (repository / "dvc_plots/index.html").read_text()
     from_network = re.findall(r'<template id="network">.*?</template>', page, re.DOTALL)
     assert re.findall(r'<script[^>]* src="([^"]*)"', page.replace(*from_network, "")) == ["../.venv/vega.js"]
     [spec] = re.findall(r"var spec = (\{.*?\});\n", page, re.DOTALL)
