@@ -15,6 +15,7 @@ from filelock import FileLock
 # Fixtures that take seconds, or are for what does: a test that uses one of them is marked as slow.
 SLOW = {
     "browser",
+    "by_rank",
     "counted",
     "empty_project",
     "endpoint",

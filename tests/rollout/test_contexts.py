@@ -135,25 +135,25 @@ def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_mode
         Collector.prove(collector, [*trajectories[:-1], replace(last, logprobs=off)], 0)
 
 
-@pytest.mark.parametrize("estimator", get_args(Estimator))
-def test_every_estimator_credits_every_action_once(rewritten: Played, tiny_model: Path, estimator: str) -> None:
+def test_every_estimator_credits_every_action_once(rewritten: Played, tiny_model: Path) -> None:
     """Summaries as well: the loss runs over what was sampled and nothing else, and an update can be made of it."""
     _, trajectories = rewritten
     together = [replace(each, group=0, sample=number) for number, each in enumerate(trajectories)]
     update = SETTINGS.train.update
     update = update.model_copy(update={"critic": update.critic.model_copy(update={"minibatches": 1})})
     learner = Learner(tiny_model, update, SETTINGS.model, with_critic=True, seed=0)
+    values = learner.values(together)
     weights = SETTINGS.train.credit.rewards.model_copy(update={"agent_r1": 0.0, "progress": 1.0, "length": 0.01})
-    config = SETTINGS.train.credit.model_copy(update={"estimator": estimator, "rewards": weights})
-    values = learner.values(together) if config.needs_critic else None
-    credits_, _ = assign(together, values, config)
-    for each, credit in zip(together, credits_, strict=True):
-        assert np.array_equal(credit.loss_mask, each.action_mask)
-        assert not credit.advantages[~each.action_mask].any()
-        assert credit.return_ == pytest.approx(STEPS - 1 - 0.01 * each.action_mask.sum())
-    if estimator == "gae":
-        metrics = learner.update(together, credits_, 0)
-        assert np.isfinite([metrics["policy/loss"], metrics["critic/loss"]]).all()
+    found = {}
+    for estimator in get_args(Estimator):
+        config = SETTINGS.train.credit.model_copy(update={"estimator": estimator, "rewards": weights})
+        found[estimator], _ = assign(together, values if config.needs_critic else None, config)
+        for each, credit in zip(together, found[estimator], strict=True):
+            assert np.array_equal(credit.loss_mask, each.action_mask), estimator
+            assert not credit.advantages[~each.action_mask].any(), estimator
+            assert credit.return_ == pytest.approx(STEPS - 1 - 0.01 * each.action_mask.sum()), estimator
+    metrics = learner.update(together, found["gae"], 0)
+    assert np.isfinite([metrics["policy/loss"], metrics["critic/loss"]]).all()
 
 
 def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None:
