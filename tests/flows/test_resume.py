@@ -28,30 +28,29 @@ TIMEOUT_S = 300.0
 SECONDS = ("time/", "tool/waiting", "tool/search/latency")  # the metrics that differ from process to process
 
 
-@pytest.fixture(params=[1, 3])
-def every(request: pytest.FixtureRequest) -> int:
-    """How often there is a checkpoint; with 3 there is none before the end."""
-    found: int = request.param
-    return found
-
-
 @pytest.fixture
-def fresh(
-    tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None], every: int
-) -> Path:
-    """The project before training, where `start` starts processes."""
-    write_params(tmp_path, {"train": {"checkpoint": {"every": every}}})
+def fresh(tmp_path: Path, small_project: Path, write_params: Callable[[Path, dict[str, Any]], None]) -> Path:
+    """The project before training, where `start` starts processes; there is a checkpoint after two iterations."""
+    write_params(tmp_path, {"train": {"checkpoint": {"every": 2}}})
     for part in ("data", "outputs/warm_start"):
         shutil.copytree(small_project / part, tmp_path / part)
     return tmp_path
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def killed_at(path: Path, process: subprocess.Popen[str]) -> str:
+    """What a process has said that is killed as soon as there is a file."""
     deadline = time.monotonic() + TIMEOUT_S
     while not path.exists():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, f"{path} does not appear"
         time.sleep(0.002)
+    process.kill()
+    return process.communicate(timeout=TIMEOUT_S)[1]
+
+
+def read_again(errors: str) -> list[int]:
+    """The iterations that were collected by a process before."""
+    return [iteration for iteration in range(3) if f"iteration {iteration} was collected before" in errors]
 
 
 def plain(row: Trajectory | Credit) -> dict[str, Any]:
@@ -82,25 +81,22 @@ def learner_state(run: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if not name.startswith("random")}
 
 
-def test_killed_and_started_again_it_ends_with_the_same_bits(
-    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, every: int
+def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
+    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before there is a checkpoint, and after."""
     for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
         monkeypatch.delenv(name, raising=False)
     run, alone = fresh / PLACES.training(RunId("ppo")), ppo
-    process = start(*TRAIN)
-    wait_for(run / "trajectories/001.parquet", process)
-    process.kill()
-    process.communicate(timeout=TIMEOUT_S)
-    saved = run / "checkpoint" / "progress.json"
-    finished = json.loads(saved.read_text())["iterations"] if saved.exists() else 0
-    assert finished == (1 if every == 1 else 0)
+    killed_at(run / "trajectories/001.parquet", start(*TRAIN))
+    assert not (run / "checkpoint").exists()
+    again = killed_at(run / "trajectories/002.parquet", start(*TRAIN))
+    assert ("going on after 0 finished iterations" in again, read_again(again)) == (True, [0, 1])
+    assert json.loads((run / "checkpoint/progress.json").read_text())["iterations"] == 2
     process = start(*TRAIN)
     errors = process.communicate(timeout=TIMEOUT_S)[1]
     assert process.returncode == 0, errors
-    assert f"going on after {finished} finished iterations" in errors
-    read = [iteration for iteration in range(3) if f"iteration {iteration} was collected before" in errors]
-    assert read == list(range(finished, 2))
+    assert ("going on after 2 finished iterations" in errors, read_again(errors)) == (True, [2])
 
     weights = "checkpoint/policy/model.safetensors"
     assert (run / weights).read_bytes() == (alone / weights).read_bytes()
