@@ -46,7 +46,7 @@ def leading(
         yield ALONE
         return
     with ExitStack() as ends:
-        watch = ends.enter_context(_Watch.set())
+        watch = ends.enter_context(Watch.set())
         if place:
             store = meet(place)
             for name in place.environment:  # of no concern to what this process starts
@@ -122,7 +122,7 @@ def require_devices(params: LearnerParams) -> str:
     return f"{here} {kind}"
 
 
-class _Watch:
+class Watch:
     """Ends the leader when a rank is lost: in the way of any fault, and by force where it is stuck."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Watch:
 
     @classmethod
     @contextmanager
-    def set(cls) -> Iterator[_Watch]:
+    def set(cls) -> Iterator[Watch]:
         watch = cls()
         before = signal.signal(signal.SIGUSR1, watch._raise)
         try:
@@ -160,10 +160,15 @@ class _Watch:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """A fault of communication within is that of the rank that was lost, where one was."""
+        """A fault of communication within is that of the rank that was lost, where one was.
+
+        It may be the cause of another: a checkpoint takes it for one of the disk.
+        """
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
+            if not isinstance(error, RuntimeError) and not isinstance(error.__cause__, RuntimeError):
+                raise
             self._over.wait(BLAME_S)
             if self._fault and not self._raised:
                 self._raised = True
@@ -196,7 +201,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def _started(ranks: int, command: Sequence[str], watch: _Watch) -> Iterator[tuple[Place, int]]:
+def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[tuple[Place, int]]:
     """Starts all other ranks on this machine; gives this one's place, and the socket where it is to host the store."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))

@@ -85,7 +85,7 @@ def _written(folder: Path) -> Iterator[Path]:
     try:
         with replaced_folder(folder) as fresh:
             yield fresh
-    except torch.OutOfMemoryError:  # a RuntimeError too, but of the device
+    except (torch.OutOfMemoryError, ChildProcessError):  # of the device, and of a rank that was lost meanwhile
         raise
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
         raise OSError(

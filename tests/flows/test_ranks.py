@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,7 @@ from agent_r1.params.places import RunId
 from agent_r1.params.stages import LearnerParams
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
-from flows.ranks import fault_of, given_place
+from flows.ranks import Watch, fault_of, given_place
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -130,3 +132,20 @@ def test_the_exit_code_of_a_rank_is_handed_on(code: int, kind: type[BaseExceptio
     fault = fault_of(2, code)
     assert type(fault) is kind
     assert told in str(fault)
+
+
+def test_a_lost_rank_is_to_blame_for_what_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that could not be written because a rank was lost says so, and not that the disk is full."""
+    monkeypatch.setattr("flows.ranks.GRACE_S", 1e5)  # this process is not to be ended by force
+    with Watch.set() as watch:
+        watch.processes.append(subprocess.Popen([sys.executable, "-c", "import os; os.abort()"]))
+        looking = threading.Thread(target=watch.look)
+
+        def save() -> None:
+            looking.start()
+            raise OSError("could not be written") from RuntimeError("Connection closed by peer")
+
+        with pytest.raises(ChildProcessError, match="rank 1 was lost, by signal 6"), watch.blamed():
+            save()
+        with pytest.raises(OSError, match="No space left on device"), watch.blamed():
+            raise OSError("No space left on device")
