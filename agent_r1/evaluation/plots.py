@@ -154,9 +154,9 @@ def final_scores(
     for row, (name, found) in enumerate(scores.items()):
         ink = colour.get(name, MUTED)
         axes.plot([found.low, found.high], [row, row], color=ink, **INTERVAL)
-        axes.plot(found.mean, row, color=ink, **MEAN)
+        axes.plot(found.mean, row, color=ink, clip_on=False, **MEAN)  # a score of 1 stands on the edge
         of_seeds = seeds.get(name, [])
-        axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, **SEED)
+        axes.plot(of_seeds, [row + 0.24] * len(of_seeds), color=ink, clip_on=False, **SEED)
         text: dict[str, Any] = {"color": ink, "fontsize": 14, "fontweight": "bold", "va": "center"}
         axes.annotate(f"{found.mean:.3f}", (found.high, row), (10, 0), textcoords="offset points", **text)
     axes.set_yticks(range(len(scores)), list(scores))
