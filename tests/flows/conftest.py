@@ -35,6 +35,7 @@ PLACES = load(ROOT / "params.yaml").places
 Start = Callable[..., subprocess.Popen[str]]
 Inside = Callable[[Path], AbstractContextManager[None]]
 ServeIndex = Callable[[Path], str]
+LayDvc = Callable[..., None]
 WriteParams = Callable[[Path, dict[str, Any]], None]
 BuildOnce = Callable[[str, Callable[[Path], None]], Path]
 PATIENCE_S = 300.0
@@ -219,6 +220,21 @@ def write_params(lay_store: Callable[[Path], None]) -> WriteParams:
         lay_store(folder)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def lay_dvc() -> LayDvc:
+    """Writes what `dvc init --no-scm`, and with a URL `dvc remote add -d storage URL`, leave in a folder.
+
+    A local URL is relative to its .dvc. DVC itself would take a second for either.
+    """
+
+    def lay(folder: Path, remote: str = "") -> None:
+        storage = f"    remote = storage\n['remote \"storage\"']\n    url = {remote}\n" if remote else ""
+        (folder / ".dvc").mkdir()
+        (folder / ".dvc/config").write_text(f"[core]\n    no_scm = True\n{storage}")
+
+    return lay
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def dvc(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def pushed(
-    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]
+    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
 ) -> tuple[Path, dict[str, Entry]]:
     """A remote to which a clone pushed two stages, and another clone, `here`, with the first of them.
 
@@ -51,8 +51,7 @@ def pushed(
     (there / "dvc.yaml").write_text(GRAPH)
     (there / "source.txt").write_text("1\n")
     write_params(there, {})
-    dvc(there, "init", "--no-scm", "--quiet")
-    dvc(there, "remote", "add", "--quiet", "-d", "storage", "../storage")
+    lay_dvc(there, "../../storage")
     dvc(there, "repro", "--quiet", "prepare")
     shutil.copytree(there, folder / "here")
     dvc(there, "repro", "--quiet", "train@a")
