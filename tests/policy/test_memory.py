@@ -180,7 +180,7 @@ def test_the_table_adds_up() -> None:
 def test_the_demand_of_the_projects_own_params() -> None:
     settings = load(PARAMS)
     demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
-    assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 4096)
+    assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 2048)
     weights, cache = 4 * POLICY / GIB, settings.engine.vllm.cpu_cache_gib
     assert demand.sampler_gib == pytest.approx(weights + cache)
     more = settings.engine.vllm.model_copy(update={"replicas": 2, "tensor_parallel_size": 3})
