@@ -210,7 +210,7 @@ def test_how_far_two_actions_are_apart() -> None:
 @pytest.mark.parametrize("order", ["arrival", "exact_arrival"])
 def test_an_exact_sampler_is_said_to_be_exact(order: Order, caplog: pytest.LogCaptureFixture) -> None:
     limits = LIMITS.model_copy(update={"order": order})
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.order"):
         found = asyncio.run(compare(Alone(), CONTEXTS, limits))
     assert found == {"order/logprob_gap": 0.0, "order/changed_tokens": 0.0}
     assert "the same bits together, alone and in a crowd" in caplog.text
