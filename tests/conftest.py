@@ -49,8 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than there are cores, since servers and processes are waited for; four at most, for their memory."""
-    return min(4, len(os.sched_getaffinity(0)) + 2)
+    """One more than there are cores, since servers and processes are waited for; four at most."""
+    return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
