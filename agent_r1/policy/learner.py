@@ -252,9 +252,9 @@ class Learner:
 
         Raises ValueError if only one of the two has a critic, or it trained other weights.
         """
-        state.require_fit(saved, self.critic)
+        stored = state.names(saved, self.critic)
         self.take_policy(policy)
-        self.policy_version = state.restore(saved, self.critic, self._optimizers)
+        self.policy_version = state.restore(saved, stored, self.critic, self._optimizers)
 
     @property
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import torch
@@ -23,18 +23,19 @@ def save(folder: Path, critic: nn.Module | None, optimizers: Mapping[str, Optimi
     shards.save(folder, _trained(critic) | flat(states) | _own(policy_version))
 
 
-def require_fit(folder: Path, critic: nn.Module | None) -> None:
-    """A ValueError says that only one of a folder and a learner has a critic."""
-    if any(name.startswith(CRITIC) for name in shards.names(folder)) != (critic is not None):
-        raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
-
-
-def restore(folder: Path, critic: nn.Module | None, optimizers: Mapping[str, Optimizer]) -> int:
-    """Fills critic, optimisers and random states with what another learner saved; returns its policy's version.
-
-    Raises ValueError if it trained other weights.
-    """
+def names(folder: Path, critic: nn.Module | None) -> set[str]:
+    """The names of what was saved. A ValueError says that only one of the saved learner and this one has a critic."""
     stored = shards.names(folder)
+    if any(name.startswith(CRITIC) for name in stored) != (critic is not None):
+        raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
+    return stored
+
+
+def restore(folder: Path, stored: Set[str], critic: nn.Module | None, optimizers: Mapping[str, Optimizer]) -> int:
+    """Fills critic, optimisers and random states with what was saved under `names`; returns its policy's version.
+
+    Raises ValueError if the saved learner trained other weights.
+    """
     states = {name: blank_state(optimizer) for name, optimizer in optimizers.items()}
     begun = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
     own = _own(0)
