@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,11 @@ def dvc(*arguments: str) -> str:
     return subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(project: Path) -> None:
+def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(
+    project: Path, lay_dvc: Callable[..., None]
+) -> None:
     (project / "dvc.yaml").write_text(STAGES)
-    dvc("init", "--no-scm", "--quiet")
+    lay_dvc(project)
     dvc("repro", "--quiet")
     trained = {f"train@{run}" for run in load().repro_runs}
     switch("small")
@@ -185,7 +188,7 @@ def test_a_base_that_was_brought_back_by_hand_or_has_gone_is_refused(project: Pa
 
 
 @pytest.fixture
-def graphs(project: Path) -> Path:
+def graphs(project: Path, lay_dvc: Callable[..., None]) -> Path:
     """The project with both graphs, in DVC; the sweep's depends on code."""
     for folder in ("agent_r1", "flows", "data/raw", "ablations"):
         (project / folder).mkdir(parents=True)
@@ -193,7 +196,7 @@ def graphs(project: Path) -> Path:
     (project / ".dvcignore").write_text("__pycache__/\n")
     (project / "dvc.yaml").write_text(STAGES)
     (project / "ablations/graph.yaml").write_text(SWEEP)
-    dvc("init", "--no-scm", "--quiet")
+    lay_dvc(project)
     return project
 
 

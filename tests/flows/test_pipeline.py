@@ -133,9 +133,9 @@ stages:
 
 
 @pytest.fixture(scope="module")
-def empty_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_project(tmp_path_factory: pytest.TempPathFactory, lay_dvc: Callable[..., None]) -> Path:
     folder = tmp_path_factory.mktemp("empty")
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)
+    lay_dvc(folder)
     return folder
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -146,7 +144,7 @@ def test_a_challenger_is_evaluated_on_one_data_set_without_a_champion_and_withou
 
 
 def test_a_page_shows_the_same_questions_before_and_after_training(
-    ppo: Path, in_process: None, project: Path, monkeypatch: pytest.MonkeyPatch
+    ppo: Path, in_process: None, project: Path, lay_dvc: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only a training has been made so far, and nobody has evaluated what it started from."""
     shown: list[list[Shown]] = []
@@ -161,7 +159,7 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
     with tracking.start("ppo-seed0", {}, tracking.provenance("atlas")) as tracked:
         (training / "mlflow_run_id").write_text(tracked.run_id)
     (project / "dvc.yaml").write_text(BASELINE)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True)
+    lay_dvc(project)
     register("ppo")
 
     evaluation(["ppo"])

@@ -51,7 +51,9 @@ def dvc(*arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]) -> Path:
+def built(
+    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+) -> Path:
     folder = tmp_path_factory.mktemp("pool")
     (folder / "lead").mkdir()
     write_params(folder / "lead", {})
@@ -59,8 +61,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., 
         patch.chdir(folder / "lead")
         Path("dvc.yaml").write_text(GRAPH)
         Path("source.txt").write_text("1\n")
-        dvc("init", "--no-scm", "--quiet")
-        dvc("remote", "add", "--quiet", "-d", "storage", "../storage")
+        lay_dvc(Path(), "../../storage")
         dvc("repro", "--quiet", "prepare")
     return folder
 

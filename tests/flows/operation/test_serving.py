@@ -135,7 +135,9 @@ def working_in(folder: Path) -> dict[int, str]:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None]) -> Path:
+def project(
+    tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+) -> Path:
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("prefect.yaml", "pyproject.toml"):
@@ -146,7 +148,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[...
         deployments.write(EVALUATION)  # in place of the flow of that name
     write_params(folder, {})
     (folder / "dvc.yaml").write_text(DONE)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)
+    lay_dvc(folder)
     return folder
 
 

@@ -47,13 +47,15 @@ ITERATIONS = 2
 
 
 @pytest.fixture
-def project(tmp_path: Path, small_project: Path, write_params: Callable[..., None]) -> Path:
+def project(
+    tmp_path: Path, small_project: Path, write_params: Callable[..., None], lay_dvc: Callable[..., None]
+) -> Path:
     """A copy of the small project as a DVC repository, its engine in the stage's process, which starts at once."""
     folder = tmp_path / "project"
     shutil.copytree(small_project, folder, ignore=shutil.ignore_patterns("train", ".tracking", "evaluate"))
     write_params(folder, {"engine": {"kind": "transformers"}, "train": {"iterations": ITERATIONS}})
     (folder / "dvc.yaml").write_text(DONE)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], check=True, cwd=folder)
+    lay_dvc(folder)
     return folder
 
 

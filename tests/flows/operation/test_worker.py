@@ -59,7 +59,11 @@ folder.mkdir(parents=True)
 
 @pytest.fixture
 def clones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_params: Callable[..., None], prefect_api: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_params: Callable[..., None],
+    lay_dvc: Callable[..., None],
+    prefect_api: str,
 ) -> dict[str, Path]:
     """Three clones of a project with one remote; this process is in the first."""
     lead = tmp_path / "lead"
@@ -68,8 +72,7 @@ def clones(
         (lead / name).write_text(content)
     (lead / "source.txt").write_text("1\n")
     write_params(lead, {"operate": {"pool_patience_s": PATIENCE_S}})
-    dvc(lead, "init", "--no-scm", "--quiet")
-    dvc(lead, "remote", "add", "--quiet", "-d", "storage", str(tmp_path / "storage"))
+    lay_dvc(lead, str(tmp_path / "storage"))
     for other in ("one", "two"):
         shutil.copytree(lead, tmp_path / other)
     monkeypatch.chdir(lead)
