@@ -1,10 +1,11 @@
 """What a CUDA device makes of learner and samplers: `python -m benchmarks.gpu --out FOLDER`, in at most 8 minutes.
 
 Models in the shapes of Qwen2.5 with random weights; nothing is downloaded, and no stage, store or server is needed. By
-size, with all weights and with adapters: what a sampler samples a second, how far it and the learner are apart before
-and after an update (the canary), what an update learns a second and which share of the device's own rate of matrix
-products that is, and what memory it took beside what was estimated. Writes gpu.json after every part, and prints a
-table at the end; a part that does not fit, fails or comes too late is left out, and the table says why.
+size, with all weights, with adapters, and with all weights, a sampler that sleeps and an optimiser that is offloaded:
+what a sampler samples a second, how far it and the learner are apart before and after an update (the canary), what an
+update learns a second and which share of the device's own rate of matrix products that is, and what memory it took
+beside what was estimated. Writes gpu.json after every part, and prints a table at the end; a part that does not fit,
+fails or comes too late is left out, and the table says why.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from agent_r1.params.sections import override, validated
 from agent_r1.policy import builtin, memory
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import compute_dtype, default_device
-from agent_r1.policy.peak import measure
+from agent_r1.policy.peak import measure, release
 from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Action, Actor, Request
@@ -45,7 +46,11 @@ SHAPES = {  # hidden size, layers, heads, heads of keys and values, width of the
     "1.5B": (1536, 28, 12, 2, 8960, 151936, 4096),
     "3B": (2048, 36, 16, 2, 11008, 151936, 2048),
 }
-RANK = 64
+TRAINS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
+    "all weights": {},
+    "adapters": {"model": {"lora": {"rank": 64}}},
+    "all weights, offloaded": {"learner": {"optimizer_offload": True}, "engine": {"vllm": {"sleep": True}}},
+}
 MATRIX = 8192  # rows and columns of the products by which the device's own rate is measured
 
 Row = dict[str, Any]
@@ -75,9 +80,19 @@ def rate_of_products(device: torch.device, dtype: torch.dtype, size: int) -> flo
 
 def make_model(folder: Path, shape: Sequence[int], tokens: int) -> None:
     """Writes a model of random weights in a shape of `SHAPES`, with a tokenizer of a few hundred words."""
-    hidden, layers, heads, key_heads, width, words = shape[:6]
     tokenizer = builtin.train_tokenizer(["a question and an answer"], 400)
-    config = Qwen2Config(
+    config = config_of(shape, tokens)
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    torch.manual_seed(0)
+    with default_device():
+        Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def config_of(shape: Sequence[int], tokens: int) -> Qwen2Config:
+    """The configuration of a shape of `SHAPES`, for contexts of so many tokens."""
+    hidden, layers, heads, key_heads, width, words = shape[:6]
+    return Qwen2Config(
         vocab_size=words,
         hidden_size=hidden,
         intermediate_size=width,
@@ -86,40 +101,39 @@ def make_model(folder: Path, shape: Sequence[int], tokens: int) -> None:
         num_key_value_heads=key_heads,
         max_position_embeddings=max(tokens, 1024),
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    torch.manual_seed(0)
-    with default_device():
-        Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
-def settings_of(shape: str, engine: str, *, adapters: bool, work: Work) -> Params:
-    """params.yaml for one size."""
+def settings_of(shape: str, engine: str, trains: str, work: Work) -> Params:
+    """params.yaml for one size and one of `TRAINS`."""
     changes = {
-        "model": {"lora": {"rank": RANK if adapters else 0}, "gradient_checkpointing": shape == "3B"},
+        "model": {"gradient_checkpointing": shape == "3B"},
         "engine": {"kind": engine, "transformers": {"batch_size": work.episodes}},
         "env": {"max_tokens": work.tokens, "max_action_tokens": work.action},
         "train": {"update": {"max_tokens_per_microbatch": SHAPES[shape][-1], "minibatches": 2, "epochs": 1}},
     }
-    return validated(Params, override(load(SHIPPED).model_dump(by_alias=True), changes), "benchmarks.gpu")
+    shipped = load(SHIPPED).model_dump(by_alias=True)
+    return validated(Params, override(override(shipped, changes), TRAINS[trains]), "benchmarks.gpu")
 
 
-def measure_one(shape: str, engine: str, *, adapters: bool, work: Work, rate: float, folder: Path) -> Row:
+def measure_one(shape: str, engine: str, trains: str, *, work: Work, rate: float, folder: Path) -> Row:
     """One size with one sampler: sampling, canary, update, canary of the updated weights, memory."""
-    settings, device = settings_of(shape, engine, adapters=adapters, work=work), default_device()
+    settings, device = settings_of(shape, engine, trains, work), default_device()
+    offload = settings.learner.optimizer_offload
     demand = memory.Demand(
         model=Qwen2Config.from_pretrained(folder),
         tokens=max(SHAPES[shape][-1], work.tokens),
         dtype=compute_dtype(settings.model.dtype, device),
         adapter=settings.model.adapter,
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        optimizer_offload=offload and device.type == "cuda",
     )
     parts = memory.estimate(demand)
     memory.require_fit(parts, memory.available_gib(device))
     weights = memory.count_parameters(demand.model, None).policy
-    learner = Learner(folder, settings.train.update, settings.model, with_critic=False, seed=0, merges=False)
+    learner = Learner(
+        folder, settings.train.update, settings.model, with_critic=False, seed=0, merges=False, offload=offload
+    )
     actor = Actor(
         model=str(folder),
         end_id=learner.tokenizer.eos_token_id,
@@ -137,18 +151,20 @@ def measure_one(shape: str, engine: str, *, adapters: bool, work: Work, rate: fl
         started = time.perf_counter()
         actions = sampler.sample(requests)
         sampled_s = time.perf_counter() - started
+        sampler.rest()
         trajectories = [trajectory_of(*pair) for pair in zip(requests, actions, strict=True)]
         gap = _gap(learner, trajectories, settings)
         peak = measure(learner, settings.env)
         credits_ = [credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
         updated_s = seconds_of(lambda: learner.update(trajectories, credits_, 0), device)
         learner.save_policy(after)
+        release(learner)
         sampler.load_weights(after, 1)
         again = [trajectory_of(*pair) for pair in zip(requests, sampler.sample(requests), strict=True)]
         gap_after = _gap(learner, again, settings)
     sampled = sum(len(each.token_ids) for each in actions)
     learned = sum(len(each.token_ids) for each in trajectories)
-    products = 2 if adapters else 3  # forward and what flows back, and the gradient of the weights where they train
+    products = 2 if demand.adapter else 3  # forward, what flows back, and gradients of the weights where they train
     flops = 2 * products * weights * learned
     return {
         "weights": weights,
@@ -232,11 +248,9 @@ def campaign(shapes: Sequence[str], samplers: Sequence[str], work: Work, budget_
     for shape in shapes:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder), SHAPES[shape], work.tokens)
-            for sampler, adapters in product(samplers, (False, True)):
-                part = partial(
-                    measure_one, shape, sampler, adapters=adapters, work=work, rate=rate, folder=Path(folder)
-                )
-                named = {"size": shape, "sampler": sampler, "trains": "adapters" if adapters else "all weights"}
+            for sampler, trains in product(samplers, TRAINS):
+                part = partial(measure_one, shape, sampler, trains, work=work, rate=rate, folder=Path(folder))
+                named = {"size": shape, "sampler": sampler, "trains": trains}
                 rows.append(named | _tried(part, _left_out(sampler, ends)))
                 (out / "gpu.json").write_text(json.dumps(about | {"parts": rows}, indent=2) + "\n")
     return rows

@@ -395,6 +395,14 @@ OVERLONG = {"train.credit.rewards.overlong": 1.0, "train.credit.overlong_buffer"
             r"runs\.\w+: rollout\.ahead: 1 needs an engine .* set engine\.kind: vllm, or ahead: 0",
         ),
         (
+            {"engine.vllm.sleep": True, "runs.gigpo.rollout.ahead": 1},
+            r"runs\.gigpo: rollout\.ahead: 1 samples while the learner learns, .* engine\.vllm\.sleep: true",
+        ),
+        (
+            {"learner.optimizer_offload": True, "learner.processes": 2},
+            r"learner: optimizer_offload: true is for a learner on one GPU, and there are 2 ranks",
+        ),
+        (
             {"runs.starpo_s_refill.rollout.ahead": 1},
             r"runs\.starpo_s_refill: rollout\.ahead: 1 with credit\.filter\.refill \d: .* choose one of them",
         ),

@@ -179,6 +179,11 @@ class Params(Section):
                 f"{where}: rollout.ahead: 1 needs an engine that samples while the learner learns, and engine.kind is "
                 "transformers, which samples in the learner's process; set engine.kind: vllm, or ahead: 0"
             )
+        if resolved.rollout.ahead and self.engine.vllm.sleep:
+            raise ValueError(
+                f"{where}: rollout.ahead: 1 samples while the learner learns, and with engine.vllm.sleep: true the "
+                "sampler sleeps then; set one of them back"
+            )
         return resolved
 
     def _require_stated(self, rewards: RewardWeights, where: str) -> None:

@@ -100,6 +100,14 @@ class LearnerParams(Section):
     processes: Count
     nodes: Count
     silence_s: Annotated[float, Field(ge=5)]
+    optimizer_offload: bool
+
+    def objections(self) -> Iterator[str]:
+        if self.optimizer_offload and self.ranks > 1:
+            yield (
+                f"optimizer_offload: true is for a learner on one GPU, and there are {self.ranks} ranks, each with a "
+                "part of the states; set it to false, or processes and nodes to 1"
+            )
 
     @property
     def ranks(self) -> int:
@@ -138,6 +146,7 @@ class VllmParams(Section):
     max_num_seqs: Count
     cpu_cache_gib: Positive
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
+    sleep: bool
 
     def processes(self, *, gpus: int, cores: int) -> int:
         """What `replicas` stands for on a machine."""

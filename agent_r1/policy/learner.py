@@ -59,12 +59,14 @@ class Learner:
         with_reference: bool = False,
         device: torch.device | None = None,
         merges: bool = True,
+        offload: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
         """Starts from a Hugging Face folder or hub id, whatever `model.path` says; by default on the accelerator.
 
-        Of adapters, `save_policy` writes the merged weights too if it `merges`. A ValueError says what `path` lacks, or
-        which option its model does not support. The `ranks` that share it are all given the same.
+        Of adapters, `save_policy` writes the merged weights too if it `merges`; `offload` is that of `adamw`. A
+        ValueError says what `path` lacks, or which option its model does not support. The `ranks` that share it are all
+        given the same.
         """
         self.params = params
         self.seed = seed
@@ -93,8 +95,9 @@ class Learner:
                 recompute_activations(backbone)
         for shared in (self.policy, *([self.critic] if self.critic else [])):
             ranks.share_out(shared)
-        self.policy_optimizer = adamw(self.policy, params.learning_rate, params)
-        self.critic_optimizer = adamw(self.critic, params.critic.learning_rate, params) if self.critic else None
+        self.policy_optimizer = adamw(self.policy, params.learning_rate, params, offload)
+        rate = params.critic.learning_rate
+        self.critic_optimizer = adamw(self.critic, rate, params, offload) if self.critic else None
         self.reference = reference_of(self, path) if with_reference else None
 
     @led
@@ -277,6 +280,7 @@ def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed:
         with_reference=config.needs_reference,
         seed=seed,
         merges=settings.engine.kind == "server",  # the others sample with the adapters themselves
+        offload=settings.learner.optimizer_offload,
         ranks=ranks,
     )
 

@@ -33,7 +33,8 @@ LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the
 REMEDIES = (
     "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
     "model.gradient_checkpointing: true, train adapters (model.lora.rank), choose an estimator without a critic, give "
-    "the sampler less, or take a smaller model"
+    "the sampler less, set engine.vllm.sleep: true and learner.optimizer_offload: true on a GPU, or take a smaller "
+    "model"
 )
 
 
@@ -48,14 +49,17 @@ class Demand:
     critic: bool = False
     reference: bool = False
     gradient_checkpointing: bool = False
+    optimizer_offload: bool = False
     ranks: int = 1  # that share out the weights, each with a device
     sampler_gib: float = 0.0  # weights and cache
+    sampler_sleeps: bool = False  # while activations and logits are there
 
 
 def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: torch.device) -> Demand:
     """What a run of params.yaml asks of a device; a micro-batch holds at least one whole context."""
     run, settings = settings.run(meant), settings.of(meant)
     dtype = compute_dtype(settings.model.dtype, device)
+    cuda = device.type == "cuda"
     return Demand(
         model=config,
         dtype=dtype,
@@ -63,15 +67,24 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
         critic=run.credit.needs_critic,
         reference=run.needs_reference,
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        optimizer_offload=settings.learner.optimizer_offload and cuda,
         ranks=settings.learner.ranks,
         tokens=max(run.update.max_tokens_per_microbatch, settings.env.max_tokens),
         sampler_gib=_sampler_gib(config, settings, dtype, device),
+        sampler_sleeps=settings.engine.kind == "vllm" and settings.engine.vllm.sleep and cuda,
     )
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
     """Says what the largest of some runs needs of this machine's device; a ValueError refuses what cannot fit."""
     device = default_device()
+    if device.type == "cpu":
+        for name, asked in (
+            ("learner.optimizer_offload", settings.learner.optimizer_offload),
+            ("engine.vllm.sleep", settings.engine.vllm.sleep),
+        ):
+            if asked:
+                logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
     available = available_gib(device)
@@ -111,12 +124,13 @@ def estimate(demand: Demand) -> dict[str, float]:
     Weights that train are float32, with a gradient and two Adam states of the same size; those beneath adapters and
     those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
     count once. Of ranks it is one's share, with what it gathers to compute: a layer, and all that is outside of them.
+    A sampler that sleeps meanwhile counts with what it takes beyond the policy's gradients, activations and logits.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
-    frozen = demand.dtype.itemsize
-    parts: dict[str, float] = {"policy": _trained_bytes(count.policy, count.adapters, frozen)}
+    frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
+    parts: dict[str, float] = {"policy": _trained_bytes(count.policy, count.adapters, frozen, states)}
     if demand.critic:
-        parts["critic"] = _trained_bytes(count.backbone + shape.hidden_size + 1, count.adapters, frozen)
+        parts["critic"] = _trained_bytes(count.backbone + shape.hidden_size + 1, count.adapters, frozen, states)
     if demand.reference and not demand.adapter:
         parts["reference"] = count.policy * frozen
     if frozen < FLOAT32 and not demand.adapter:
@@ -129,7 +143,11 @@ def estimate(demand: Demand) -> dict[str, float]:
     parts["activations"] = activation_bytes(demand)
     parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}
-    return gib | {"sampler": demand.sampler_gib, "libraries": LIBRARIES_GIB}
+    sampler = demand.sampler_gib
+    if demand.sampler_sleeps:
+        gradients = (count.adapters or count.policy) * FLOAT32 / demand.ranks / GIB
+        sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
+    return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
 
 def checkpoint_gib(demand: Demand) -> float:
@@ -181,9 +199,9 @@ def activation_bytes(demand: Demand) -> int:
     return int(demand.tokens * (kept + layer * demand.gradient_checkpointing))
 
 
-def _trained_bytes(weights: int, adapters: int, frozen: int) -> int:
+def _trained_bytes(weights: int, adapters: int, frozen: int, states: int) -> int:
     """Bytes of a model that is trained, or that only its adapters are; `frozen` are those of a weight beneath."""
-    with_states = FLOAT32 * (2 + ADAM_STATES)
+    with_states = FLOAT32 * (2 + states)
     return weights * frozen + adapters * with_states if adapters else weights * with_states
 
 

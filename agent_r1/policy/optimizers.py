@@ -6,18 +6,51 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw as take_steps
 
 from agent_r1.params.update import UpdateParams
 
 State = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
 
-def adamw(model: nn.Module, learning_rate: float, params: UpdateParams) -> torch.optim.AdamW:
-    """The optimiser of all weights that train."""
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW whose states lie in the machine's memory, where its cores take the steps, one weight after the other.
+
+    The device then holds weights and gradients alone. It trusts in nothing that it keeps of a weight but its states, so
+    that weights may be replaced between two steps.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Changes every weight that has a gradient, which is freed."""
+        for group in self.param_groups:
+            options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
+                kept = self.state[weight] = self.state[weight] or blank(weight, self)
+                take_steps(
+                    [here],
+                    [gradient],
+                    [kept["exp_avg"]],
+                    [kept["exp_avg_sq"]],
+                    [],
+                    [kept["step"]],
+                    fused=True,
+                    beta1=beta1,
+                    beta2=beta2,
+                    **options,
+                )
+                weight.copy_(here)
+
+
+def adamw(model: nn.Module, learning_rate: float, params: UpdateParams, offload: bool = False) -> torch.optim.AdamW:
+    """The optimiser of all weights that train; on a GPU its states may be offloaded to the machine's memory."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.AdamW(
-        trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True
-    )
+    kind = OffloadedAdamW if offload and trained[0].is_cuda else torch.optim.AdamW
+    return kind(trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -28,16 +61,32 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 def blank_state(optimizer: torch.optim.Optimizer) -> State:
     """What AdamW keeps of every weight from its first step on, all zero."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return {
-        index: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-        for index, weight in enumerate(weights)
-    }
+    return {index: blank(weight, optimizer) for index, weight in enumerate(_weights(optimizer))}
+
+
+def blank(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The same of one weight."""
+    device = _place(weight, optimizer)
+    moments = {name: torch.zeros_like(weight, device=device) for name in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.zeros((), device=device), **moments}
 
 
 def take_state(optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Has an optimiser go on from the state of another one of the same weights."""
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    """Has an optimiser go on from the state of another one of the same weights, and forget its own."""
+    weights = _weights(optimizer)
+    optimizer.state.clear()
+    for index, kept in state.items():
+        device = _place(weights[index], optimizer)
+        optimizer.state[weights[index]] = {name: entry.to(device) for name, entry in kept.items()}
+
+
+def _place(weight: Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
+    """Where an optimiser keeps its state of a weight."""
+    return torch.device("cpu") if isinstance(optimizer, OffloadedAdamW) else weight.device
+
+
+def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def flat(states: Mapping[str, State]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What an update really takes of a device's memory: measured before the first iteration, and left without a trace."""
+"""A learner's share of a device's memory: what an update takes, measured without a trace, and what it gives back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from agent_r1.params.env import EnvParams
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.memory import GIB, REMEDIES, available_gib
+from agent_r1.policy.optimizers import take_state
 from agent_r1.policy.ranks import led
 from agent_r1.policy.rows import CreditedTrajectory, join_credit
 from agent_r1.records import Credit, Outcome, Source, Trajectory
@@ -50,6 +51,13 @@ def measure(learner: Learner, env: EnvParams) -> float:
     return peak
 
 
+@led
+def release(learner: Learner) -> None:
+    """Gives a GPU back what PyTorch holds of memory that is free, for a sampler that shares the device."""
+    if learner.compute.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def _taken_back(learner: Learner) -> Iterator[None]:
     """Undoes what optimiser steps do to a learner; meanwhile its weights and optimiser states are kept on the CPU."""
@@ -76,7 +84,7 @@ def _taken_back(learner: Learner) -> Iterator[None]:
             weight.data.copy_(before)
             weight.grad = gradient
         for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+            take_state(optimizer, state)
         if learner.compute.device.type == "cuda":
             torch.cuda.empty_cache()
 

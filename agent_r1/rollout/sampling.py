@@ -95,6 +95,11 @@ class Engine(Sampler, Protocol):
 
     version: int  # of the weights: what the last `load_weights` said
     homes: int = 1  # samplers that share the requests out, each with weights of its own; see `Request.home`
+    rests: bool = False  # whether `rest` frees anything
+
+    def rest(self) -> None:
+        """Frees memory of a device that is shared, until the engine is called again."""
+        return
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.

@@ -77,6 +77,7 @@ class VllmEngine(Engine):
         processes = f"{len(replicas)} processes" if len(replicas) > 1 else "vLLM"
         log.info("starting %s for %s, which takes up to a minute", processes, actor.model)
         self.version, self.homes = actor.version, len(replicas)
+        self.rests = settings.sleep and bool(visible_gpus())
         self._processes: list[VllmProcess] = []
         try:
             for place in replicas:
@@ -105,6 +106,10 @@ class VllmEngine(Engine):
     async def act(self, request: Request) -> Action:
         """The action of a request that vLLM takes in at its next token; one that is cancelled is taken out again."""
         return await self._processes[request.home(self.homes)].act(request)
+
+    def rest(self) -> None:
+        if self.rests:
+            self._exchange(dict.fromkeys(range(self.homes), ("rest", None)))
 
     def load_weights(self, folder: Path, version: int) -> None:
         self._exchange(dict.fromkeys(range(self.homes), ("load_weights", str(folder))))

@@ -115,11 +115,27 @@ class Worker:
         if rank := actor.adapter_rank:
             room = next((size for size in _ADAPTER_RANKS if size >= rank), rank)  # else vLLM itself refuses the rank
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
+        if cuda and settings.sleep:
+            options["enable_sleep_mode"] = True
         self._actor = actor
         self._llm = LLM(**options)
         self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
+        self._rests = False
+
+    def rest(self, _: None) -> None:
+        """Frees the GPU's memory. The weights go to the machine's: not every call that follows brings new ones."""
+        if not self._rests:
+            self._llm.sleep(level=1)
+            self._rests = True
+
+    def wake(self) -> None:
+        """Takes the memory back, without which nothing is sampled or loaded."""
+        if self._rests:
+            self._llm.wake_up()
+            self._rests = False
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
+        self.wake()
         asked = [self._asked(request) for request in requests]
         prompts, params = [prompt for prompt, _ in asked], [params for _, params in asked]
         outputs = self._llm.generate(prompts, params, use_tqdm=False, lora_request=self._adapter)
@@ -127,6 +143,7 @@ class Worker:
 
     def arrive(self, ticket: int, request: Request) -> None:
         """Has vLLM take a request in at its next token."""
+        self.wake()
         self._engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
 
     def abort(self, ticket: int) -> None:
@@ -161,6 +178,7 @@ class Worker:
 
     def load_weights(self, folder: str) -> None:
         """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
+        self.wake()
         if self._actor.adapter_rank:
             self._load_adapter(adapter_in(Path(folder).resolve()))
         else:
@@ -185,7 +203,11 @@ def serve(connection: Connection) -> None:
     """Answers calls, and requests as they arrive, until the other end closes. A failure's answer is its traceback."""
     try:
         worker = Worker(*connection.recv())
-        calls: dict[str, Callable[[Any], Any]] = {"sample": worker.sample, "load_weights": worker.load_weights}
+        calls: dict[str, Callable[[Any], Any]] = {
+            "sample": worker.sample,
+            "load_weights": worker.load_weights,
+            "rest": worker.rest,
+        }
         connection.send((DONE, None))
         inbox: SimpleQueue[Any] = SimpleQueue()
         Thread(target=_listen, args=(connection, inbox), daemon=True).start()

@@ -18,6 +18,7 @@ from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.peak import release
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
@@ -88,6 +89,7 @@ class Collector:
             adapter_rank=settings.model.lora.rank,
         )
         self.engine = open_engine(settings.engine, actor)
+        self.engine.rest()
         self._threads = ThreadPoolExecutor(1, "collect")
         self._ahead: Ahead | None = None
         self._received = -1  # the latest iteration that this process collected ahead
@@ -118,6 +120,7 @@ class Collector:
         batch = self._draw(iteration, seed)
         order = self._prove_order(batch) if iteration == 0 else {}
         trajectories, metrics = self._sample(batch, credit)
+        self.engine.rest()
         gap = self.prove(self._proved(trajectories), iteration)
         return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap}) | self._lag(0)
 
@@ -156,6 +159,7 @@ class Collector:
         self._hand_over_weights()
         batch = Batch(iteration=iteration, seed=seed, policy_version=self.learner.policy_version, questions=[*unseen])
         trajectories = self._play(attempts_at(batch.questions, self.shared), batch, greedy=True)
+        self.engine.rest()
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         return trajectories
 
@@ -245,6 +249,8 @@ class Collector:
 
     def _hand_over_weights(self) -> None:
         """Has the sampler run the learner's weights."""
+        if self.engine.rests:
+            release(self.learner)
         if self.engine.version != self.learner.policy_version:
             self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
 

@@ -86,7 +86,7 @@ def test_two_ranks_train_as_one_does_whatever_happens_to_them(fresh: Path, ppo: 
 
 def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def learner(processes: int, nodes: int = 1) -> LearnerParams:
-        return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0)
+        return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0, optimizer_offload=False)
 
     monkeypatch.delenv("RANK", raising=False)
     assert given_place(learner(1)) is None

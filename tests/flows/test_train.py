@@ -211,6 +211,9 @@ class NoEngine:
     def __init__(self, *_: object, **__: object) -> None:
         pass
 
+    def rest(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

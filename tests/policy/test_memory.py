@@ -35,6 +35,7 @@ from agent_r1.policy.memory import (
     Demand,
     activation_bytes,
     available_gib,
+    check,
     checkpoint_gib,
     count_parameters,
     demand_of,
@@ -118,6 +119,26 @@ def test_the_parts_by_hand() -> None:
     assert parts["logits"] == 10 * 100 * 4 * 3
     assert parts["sampler"] == 3 * GIB
     assert "weights cast for matrix products" not in parts
+
+
+def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
+    """Offloaded, a weight takes eight bytes; a sampler that sleeps wants what gradients and activations leave."""
+    demand = replace(DEMAND, optimizer_offload=True)
+    parts = {name: round(size * GIB) for name, size in estimate(demand).items()}
+    assert parts["policy"] == 8 * POLICY
+    assert parts["critic"] == 8 * (BACKBONE + 33)
+    freed = 4 * POLICY + parts["activations"] + parts["logits"]
+    assert estimate(replace(demand, sampler_sleeps=True))["sampler"] * GIB == pytest.approx(3 * GIB - freed)
+    assert estimate(replace(demand, sampler_sleeps=True, sampler_gib=freed / GIB / 2))["sampler"] == 0
+
+
+def test_on_a_cpu_it_is_said_that_nothing_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    settings = load(PARAMS)
+    learner = settings.learner.model_copy(update={"optimizer_offload": True})
+    check(SMALL, settings.model_copy(update={"learner": learner}), [RunId("ppo")])
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "learner.optimizer_offload: true has no effect on a CPU, whose memory is all that there is"
+    ]
 
 
 def test_adapters_in_bfloat16_by_hand() -> None:

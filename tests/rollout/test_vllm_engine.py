@@ -526,7 +526,40 @@ def test_the_sampler_runs_the_learners_adapters(
 
 def test_weights_are_not_taken_while_the_cache_of_the_old_ones_stays() -> None:
     worker = object.__new__(Worker)
-    worker._actor = Actor(model="", end_id=0, max_tokens=1, temperature=1.0, dtype="auto")
+    worker._actor, worker._rests = Actor(model="", end_id=0, max_tokens=1, temperature=1.0, dtype="auto"), False
     worker._llm = SimpleNamespace(collective_rpc=lambda *_, **__: None, reset_prefix_cache=lambda: False)
     with pytest.raises(EngineError, match="keeps its prefix cache"):
         worker.load_weights("")
+
+
+def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it() -> None:
+    """Which on a CPU it cannot do: vLLM is one that notes what it is told."""
+    told = list[str]()
+
+    def note(name: str, answer: object = None) -> Callable[..., Any]:
+        return lambda *_, **__: [told.append(name), answer][1]
+
+    worker = object.__new__(Worker)
+    worker._actor = Actor(model="", end_id=0, max_tokens=1, temperature=1.0, dtype="auto")
+    worker._adapter, worker._rests = None, False
+    worker._llm = SimpleNamespace(
+        sleep=note("sleep"),
+        wake_up=note("wake"),
+        generate=note("generate", []),
+        collective_rpc=note("reload"),
+        reset_prefix_cache=note("reset", answer=True),
+        llm_engine=SimpleNamespace(add_request=note("add")),
+    )
+    for ask in (
+        lambda: worker.sample([]),
+        lambda: worker.load_weights(""),
+        lambda: worker.arrive(0, requests(1)[0]),
+    ):
+        told.clear()
+        worker.rest(None)
+        worker.rest(None)
+        ask()
+        assert told[:2] == ["sleep", "wake"]
+        asleep = told[2:]
+        ask()
+        assert told[2:] == asleep * 2, "it is awake by then"
