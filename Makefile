@@ -36,6 +36,8 @@ COMPILE = $(UV_PLACES) uv pip compile --quiet \
 # DVC runs `python`: the one of the environment. It puts names of params.yaml into shell commands, which the doctor looks
 # at first.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# A pipeline starts processes by the dozen: what they import is compiled once, and not by each of them for itself.
+unexport PYTHONDONTWRITEBYTECODE
 export DO_NOT_TRACK := 1
 export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
 import sys
+import threading
+from contextlib import suppress
+from typing import NoReturn
 
 PROGRAM = "agent-r1"
 
@@ -17,8 +22,24 @@ def main() -> None:
     from flows.stage import clean_end
 
     sys.argv[0] = PROGRAM  # what MLflow calls the source of a run
-    with clean_end():
-        get_command(app).main(prog_name=PROGRAM)  # an app itself would show tracebacks in its own way
+    try:
+        with clean_end():
+            get_command(app).main(prog_name=PROGRAM)  # an app itself would show tracebacks in its own way
+    except SystemExit as end:
+        leave(int(end.code or 0))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process as Python does, but frees nothing: of what a stage imports that takes two seconds.
+
+    Threads come first, then what was registered, as in a child process of `multiprocessing`.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with suppress(BrokenPipeError):  # nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -39,6 +40,14 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell starts what it puts into the background with interrupts ignored, and that would reach the tests' processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Imports make a million objects that stay.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -7,6 +7,7 @@ that come by themselves are admitted at the next token. It runs this file, and a
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -203,6 +204,7 @@ def serve(connection: Connection) -> None:
     """Answers calls, and requests as they arrive, until the other end closes. A failure's answer is its traceback."""
     try:
         worker = Worker(*connection.recv())
+        gc.enable()
         calls: dict[str, Callable[[Any], Any]] = {
             "sample": worker.sample,
             "load_weights": worker.load_weights,
@@ -243,6 +245,7 @@ def _listen(connection: Connection, inbox: SimpleQueue[Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(handlers=[logging.NullHandler()])  # or vLLM's first words, before it sets up its own, are shown
+    gc.disable()  # imports make a million objects that stay; looking at them again and again takes a fifth of the start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes the pipe
     serve(Connection(int(sys.argv[1])))
     os._exit(0)  # at once: vLLM takes seconds to clean up, and the next engine wants the memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -23,8 +24,8 @@ from prefect.states import Cancelled, Cancelling, Failed
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
 
 SCRIPT = """
-import logging, os, signal, sys
-from flows.stage import clean_end, run_stage
+import gc, logging, os, signal, sys
+from flows.stage import clean_end, prepare_process, run_stage
 
 logger = logging.getLogger("flows.script")
 
@@ -56,8 +57,11 @@ def terminated(run):
 def plain(run):
     logger.info("run %s, prefect imported: %s", run, "prefect" in sys.modules)
     logging.getLogger("some_library").info("chatter")
+    logger.info("garbage after %d objects", gc.get_threshold()[0])
 
 if __name__ == "__main__":
+    prepare_process()
+    assert gc.get_threshold()[0] > 10_000
     with clean_end():
         run_stage(globals()[sys.argv[1]], run="ppo")
 """
@@ -88,6 +92,7 @@ def test_without_a_server_prefect_is_not_imported(start: Any, script: str) -> No
     assert code == 0
     assert "INFO plain ppo: run ppo, prefect imported: False" in errors
     assert "chatter" not in errors
+    assert f"garbage after {gc.get_threshold()[0]} objects" in errors, "and while it imports after many more"
 
 
 def test_a_server_that_does_not_answer_is_named_and_left_alone(start: Any, script: str) -> None:
