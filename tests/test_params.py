@@ -584,13 +584,15 @@ def test_how_many_gpus_a_stage_holds(content: dict[str, Any]) -> None:
 
 
 def test_an_engines_identity_is_what_its_kind_reads(content: dict[str, Any], params: Params) -> None:
-    """Another kind's settings, and where servers are, start nothing over."""
-    others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0}
+    """Another kind's settings, where servers are, and whether a sampler sleeps start nothing over."""
+    others = {"engine.transformers.batch_size": 7, "engine.server.timeout_s": 9.0, "engine.vllm.sleep": True}
     assert check(content, others).engine.identity == params.engine.identity
-    assert params.engine.identity == {"kind": "vllm", **content["engine"]["vllm"]}
+    bits = {name: value for name, value in content["engine"]["vllm"].items() if name != "sleep"}
+    assert params.engine.identity == {"kind": "vllm", **bits}
     own = check(content, {**others, "engine.kind": "transformers"}).engine.identity
     assert own == {"kind": "transformers", "batch_size": 7}
-    served = check(content, {**SERVER, "engine.server.urls": ["http://a:1/"]}).engine
+    ahead = {"engine.vllm.sleep": True, "runs.gigpo.rollout.ahead": 1}  # which a server knows nothing of
+    served = check(content, {**SERVER, **ahead, "engine.server.urls": ["http://a:1/"]}).engine
     assert served.identity == {"kind": "server"}
     assert served.server.urls == ["http://a:1"]
 

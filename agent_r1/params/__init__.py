@@ -179,7 +179,7 @@ class Params(Section):
                 f"{where}: rollout.ahead: 1 needs an engine that samples while the learner learns, and engine.kind is "
                 "transformers, which samples in the learner's process; set engine.kind: vllm, or ahead: 0"
             )
-        if resolved.rollout.ahead and self.engine.vllm.sleep:
+        if resolved.rollout.ahead and self.engine.kind == "vllm" and self.engine.vllm.sleep:
             raise ValueError(
                 f"{where}: rollout.ahead: 1 samples while the learner learns, and with engine.vllm.sleep: true the "
                 "sampler sleeps then; set one of them back"

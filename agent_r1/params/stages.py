@@ -176,9 +176,9 @@ class EngineParams(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What can change the bits of what is sampled: the kind and its settings, but not where servers are."""
+        """What can change the bits of what is sampled: the kind and its settings, without places and sleep."""
         settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
-        return {"kind": self.kind, **(settings.model_dump() if settings else {})}
+        return {"kind": self.kind, **(settings.model_dump(exclude={"sleep"}) if settings else {})}
 
     @property
     def gpus(self) -> int:

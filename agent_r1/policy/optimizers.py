@@ -30,7 +30,7 @@ class OffloadedAdamW(torch.optim.AdamW):
                 if weight.grad is None:
                     continue
                 here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
-                kept = self.state[weight] = self.state[weight] or blank(weight, self)
+                kept = self.state[weight] = self.state[weight] or _blank(weight, self)
                 take_steps(
                     [here],
                     [gradient],
@@ -61,14 +61,7 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 def blank_state(optimizer: torch.optim.Optimizer) -> State:
     """What AdamW keeps of every weight from its first step on, all zero."""
-    return {index: blank(weight, optimizer) for index, weight in enumerate(_weights(optimizer))}
-
-
-def blank(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The same of one weight."""
-    device = _place(weight, optimizer)
-    moments = {name: torch.zeros_like(weight, device=device) for name in ("exp_avg", "exp_avg_sq")}
-    return {"step": torch.zeros((), device=device), **moments}
+    return {index: _blank(weight, optimizer) for index, weight in enumerate(_weights(optimizer))}
 
 
 def take_state(optimizer: torch.optim.Optimizer, state: State) -> None:
@@ -78,6 +71,13 @@ def take_state(optimizer: torch.optim.Optimizer, state: State) -> None:
     for index, kept in state.items():
         device = _place(weights[index], optimizer)
         optimizer.state[weights[index]] = {name: entry.to(device) for name, entry in kept.items()}
+
+
+def _blank(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The same of one weight."""
+    device = _place(weight, optimizer)
+    moments = {name: torch.zeros_like(weight, device=device) for name in ("exp_avg", "exp_avg_sq")}
+    return {"step": torch.zeros((), device=device), **moments}
 
 
 def _place(weight: Tensor, optimizer: torch.optim.Optimizer) -> torch.device:

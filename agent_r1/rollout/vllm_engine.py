@@ -73,11 +73,12 @@ class VllmEngine(Engine):
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
         """Waits until every process has loaded the model; an EngineError says why one could not, or lacks room."""
-        started, replicas = time.perf_counter(), places(settings)
+        started, gpus = time.perf_counter(), visible_gpus()
+        replicas = places(settings, gpus)
         processes = f"{len(replicas)} processes" if len(replicas) > 1 else "vLLM"
         log.info("starting %s for %s, which takes up to a minute", processes, actor.model)
         self.version, self.homes = actor.version, len(replicas)
-        self.rests = settings.sleep and bool(visible_gpus())
+        self.rests = settings.sleep and bool(gpus)
         self._processes: list[VllmProcess] = []
         try:
             for place in replicas:
@@ -230,12 +231,12 @@ class VllmProcess:
         return kind, result
 
 
-def places(settings: VllmParams) -> list[dict[str, str]]:
+def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
     """The variables that give every replica its GPUs, or its parts on a CPU their cores; none for one that is alone.
 
     Raises EngineError where the replicas take more GPUs than there are, or without any more cores.
     """
-    gpus, cores, threads = visible_gpus(), sorted(os.sched_getaffinity(0)), settings.threads
+    cores, threads = sorted(os.sched_getaffinity(0)), settings.threads
     replicas, parts = settings.processes(gpus=len(gpus), cores=len(cores)), settings.tensor_parallel_size
     wanted = replicas * parts
     if wanted == 1:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,10 +118,10 @@ class Collector:
 
     def collect(self, iteration: int, *, seed: int, credit: CreditParams) -> Metrics:
         """Collects an iteration with the learner's weights, and proves that the sampler ran them."""
-        batch = self._draw(iteration, seed)
-        order = self._prove_order(batch) if iteration == 0 else {}
-        trajectories, metrics = self._sample(batch, credit)
-        self.engine.rest()
+        with self._sampler_awake():
+            batch = self._draw(iteration, seed)
+            order = self._prove_order(batch) if iteration == 0 else {}
+            trajectories, metrics = self._sample(batch, credit)
         gap = self.prove(self._proved(trajectories), iteration)
         return self._keep(iteration, trajectories, metrics | order | {"rollout/canary_gap": gap}) | self._lag(0)
 
@@ -156,10 +157,10 @@ class Collector:
 
     def validate(self, unseen: Sequence[Question], iteration: int, *, seed: int) -> list[Trajectory]:
         """The greedy trajectories of the learner's weights."""
-        self._hand_over_weights()
         batch = Batch(iteration=iteration, seed=seed, policy_version=self.learner.policy_version, questions=[*unseen])
-        trajectories = self._play(attempts_at(batch.questions, self.shared), batch, greedy=True)
-        self.engine.rest()
+        with self._sampler_awake():
+            self._hand_over_weights()
+            trajectories = self._play(attempts_at(batch.questions, self.shared), batch, greedy=True)
         self.shared.index.take_hit_share()  # that of the next rollouts is theirs alone
         return trajectories
 
@@ -247,10 +248,16 @@ class Collector:
                 added += len(further)
         return {"filter/refilled_groups": added} if rounds else {}
 
-    def _hand_over_weights(self) -> None:
-        """Has the sampler run the learner's weights."""
+    @contextmanager
+    def _sampler_awake(self) -> Iterator[None]:
+        """Leaves a device that learner and sampler share to the sampler, until the block ends."""
         if self.engine.rests:
             release(self.learner)
+        yield
+        self.engine.rest()
+
+    def _hand_over_weights(self) -> None:
+        """Has the sampler run the learner's weights."""
         if self.engine.version != self.learner.policy_version:
             self.engine.load_weights(self.folder.policy(self.learner), self.learner.policy_version)
 

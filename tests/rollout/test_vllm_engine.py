@@ -293,15 +293,13 @@ def test_where_processes_run(
 ) -> None:
     """A single one is left all that there is."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-    monkeypatch.setenv(GPUS, ",".join(gpus))
     changed = {"replicas": replicas, "tensor_parallel_size": parts, "threads": threads}
     settings = load(ROOT / "params.yaml").engine.vllm.model_copy(update=changed)
     if isinstance(found, str):
         with pytest.raises(EngineError, match=found):
-            places(settings)
+            places(settings, gpus)
     else:
-        assert places(settings) == found
+        assert places(settings, gpus) == found
 
 
 def test_a_replica_in_two_parts_says_what_one_does(
