@@ -26,7 +26,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episodes import collect
 from agent_r1.rollout.sampling import Actor, Engine
-from benchmarks import gpu, updates
+from benchmarks import synthetic, updates
 from benchmarks.stored import Row, show
 
 EPISODES, CALLS = 64, 5
@@ -81,7 +81,7 @@ def main() -> None:
     longest, in_rounds = max(map(sum, delays)), sum(map(max, zip(*delays, strict=True)))
     seconds, tokens = dict[str, list[tuple[float, float]]](), list[list[int]]()
     with tempfile.TemporaryDirectory() as folder:
-        gpu.make_model(Path(folder), (*updates.SHAPE, updates.Size().words), settings.env.max_tokens)
+        synthetic.make_model(Path(folder), (*updates.SHAPE, updates.Size().words), settings.env.max_tokens)
         chat = Chat(load_tokenizer(folder))
         actor = Actor(
             model=folder,

@@ -1,13 +1,14 @@
 """How evenly ranks share the work of a training: `python -m benchmarks.dealing [--run RUN] [--store]`, from the root.
 
 Deals every optimiser step of the policy out, from the trajectories of a training that is there, as so many ranks would.
-A trajectory costs its tokens with the padding; what grows with their square is left out.
+A trajectory costs its tokens, with the padding where contexts are not packed; what grows with their square is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,26 +44,28 @@ def steps(run: str) -> tuple[list[Lengths], int]:
     return found, config.update.max_tokens_per_microbatch
 
 
-def costs(lengths: Lengths, max_tokens: int, ranks: int) -> NDArray[np.float64]:
-    """What each rank has in each turn [ranks, turns], in tokens with their padding."""
+def costs(lengths: Lengths, max_tokens: int, ranks: int, packed: bool) -> NDArray[np.float64]:
+    """What each rank has in each turn [ranks, turns], in tokens."""
 
     def of_rank(rank: int) -> Iterator[int]:
-        for pack, idle in deal(lengths, max_tokens, rank=rank, ranks=ranks):
+        for pack, idle in deal(lengths, max_tokens, packed, rank, ranks):
             contexts = [length for index in pack for length in lengths[index]]
-            yield 0 if idle else max(contexts) * len(contexts)
+            cost = sum(contexts) if packed else max(contexts) * len(contexts)
+            yield 0 if idle else cost
 
     return np.array([[*of_rank(rank)] for rank in range(ranks)], float)
 
 
-def row(ranks: int, dealt: Sequence[Lengths], max_tokens: int) -> Row:
+def row(ranks: int, packed: bool, dealt: Sequence[Lengths], max_tokens: int) -> Row:
     """Means over the steps."""
-    found = [costs(lengths, max_tokens, ranks) for lengths in dealt]
+    found = [costs(lengths, max_tokens, ranks, packed) for lengths in dealt]
     tokens = [sum(sum(contexts) for contexts in lengths) for lengths in dealt]
     busiest = [each.sum(axis=1).max() / each.sum(axis=1).mean() for each in found]
     waiting = [each.max(axis=0).sum() / each.mean(axis=0).sum() for each in found]
     ideal = [each.max(axis=0).sum() * ranks / real for each, real in zip(found, tokens, strict=True)]
     return {
         "ranks": str(ranks),
+        "contexts": "packed" if packed else "padded",
         "trajectories of each": f"{np.mean([len(lengths) for lengths in dealt]) / ranks:.0f}",
         "turns": f"{np.mean([each.shape[1] for each in found]):.1f}",
         "busiest rank / mean": f"{np.mean(busiest):.2f}",
@@ -77,7 +80,8 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help="in docs/measured")
     given = parser.parse_args()
     dealt, max_tokens = steps(given.run)
-    show("dealing", [row(ranks, dealt, max_tokens) for ranks in RANKS], store=given.store)
+    rows = [row(ranks, packed, dealt, max_tokens) for packed, ranks in product((False, True), RANKS)]
+    show("dealing", rows, store=given.store)
 
 
 if __name__ == "__main__":

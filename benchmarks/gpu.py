@@ -1,11 +1,11 @@
 """What a CUDA device makes of learner and samplers: `python -m benchmarks.gpu --out FOLDER`, in at most 8 minutes.
 
 Models in the shapes of Qwen2.5 with random weights; nothing is downloaded, and no stage, store or server is needed. By
-size, with all weights, with adapters, and with all weights, a sampler that sleeps and an optimiser that is offloaded:
-what a sampler samples a second, how far it and the learner are apart before and after an update (the canary), what an
-update learns a second and which share of the device's own rate of matrix products that is, and what memory it took
-beside what was estimated. Writes gpu.json after every part, and prints a table at the end; a part that does not fit,
-fails or comes too late is left out, and the table says why.
+size, with all weights, the same without padding, with adapters, and with all weights, a sampler that sleeps and an
+optimiser that is offloaded: what a sampler samples a second, how far it and the learner are apart before and after an
+update (the canary), what an update learns a second and which share of the device's own rate of matrix products that is,
+and what memory it took beside what was estimated. Writes gpu.json after every part, and prints a table at the end; a
+part that does not fit, fails or comes too late is left out, and the table says why.
 """
 
 from __future__ import annotations
@@ -16,38 +16,32 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config
 
 from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.params.sections import override, validated
-from agent_r1.policy import builtin, memory
+from agent_r1.policy import memory
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.model import compute_dtype, default_device
 from agent_r1.policy.peak import measure, release
-from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.records import Trajectory
 from agent_r1.rollout.engines import open_engine
-from agent_r1.rollout.sampling import Action, Actor, Request
+from agent_r1.rollout.sampling import Actor
 from agent_r1.training.watch import prove_sampled
+from benchmarks.synthetic import SHAPES, Work, credit_of, make_model, random_requests, seconds_of, trajectory_of
 
-SHAPES = {  # hidden size, layers, heads, heads of keys and values, width of the MLP, words, tokens of a micro-batch
-    "tiny": (64, 2, 2, 2, 128, 512, 256),
-    "0.5B": (896, 24, 14, 2, 4864, 151936, 4096),
-    "1.5B": (1536, 28, 12, 2, 8960, 151936, 4096),
-    "3B": (2048, 36, 16, 2, 11008, 151936, 2048),
-}
 TRAINS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
     "all weights": {},
+    "all weights, packed": {"model": {"packing": True}},
     "adapters": {"model": {"lora": {"rank": 64}}},
     "all weights, offloaded": {"learner": {"optimizer_offload": True}, "engine": {"vllm": {"sleep": True}}},
 }
@@ -58,50 +52,11 @@ Row = dict[str, Any]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """What is sampled and learned from."""
-
-    episodes: int
-    prompt: int  # tokens
-    action: int
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.action
-
-
 def rate_of_products(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """FLOP/s of matrix products in the dtype, the best of five runs."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = min(seconds_of(lambda: left @ right, device) for _ in range(5))
     return 2 * size**3 / seconds
-
-
-def make_model(folder: Path, shape: Sequence[int], tokens: int) -> None:
-    """Writes a model of random weights in a shape of `SHAPES`, with a tokenizer of a few hundred words."""
-    tokenizer = builtin.train_tokenizer(["a question and an answer"], 400)
-    config = config_of(shape, tokens)
-    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    torch.manual_seed(0)
-    with default_device():
-        Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def config_of(shape: Sequence[int], tokens: int) -> Qwen2Config:
-    """The configuration of a shape of `SHAPES`, for contexts of so many tokens."""
-    hidden, layers, heads, key_heads, width, words = shape[:6]
-    return Qwen2Config(
-        vocab_size=words,
-        hidden_size=hidden,
-        intermediate_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=max(tokens, 1024),
-        tie_word_embeddings=True,
-    )
 
 
 def settings_of(shape: str, engine: str, trains: str, work: Work) -> Params:
@@ -146,7 +101,7 @@ def measure_one(shape: str, engine: str, trains: str, *, work: Work, rate: float
         before, after = Path(scratch) / "before", Path(scratch) / "after"
         learner.save_policy(before)
         sampler.load_weights(before, 0)
-        requests = list(random_requests(work, SHAPES[shape][5]))
+        requests = list(random_requests(work, SHAPES[shape][5], shortest=work.prompt // 4))
         sampler.sample(requests[:1])
         started = time.perf_counter()
         actions = sampler.sample(requests)
@@ -178,63 +133,11 @@ def measure_one(shape: str, engine: str, trains: str, *, work: Work, rate: float
     }
 
 
-def random_requests(work: Work, words: int) -> Iterator[Request]:
-    draws = np.random.default_rng(0)
-    for episode in range(work.episodes):
-        context = draws.integers(0, words, work.prompt).tolist()
-        yield Request(episode=episode, step=0, context=context, seed=episode, max_tokens=work.action)
-
-
-def trajectory_of(request: Request, action: Action) -> Trajectory:
-    """An episode of one action."""
-    prompt, sampled = len(request.context), len(action.token_ids)
-    step = Step(action_start=prompt, action_stop=prompt + sampled, stop_reason=StopReason.LENGTH, calls=[], rewards={})
-    return Trajectory(
-        trajectory_id=str(request.episode),
-        question_id=str(request.episode),
-        group=request.episode,
-        sample=0,
-        seed=request.seed,
-        policy_version=0,
-        iteration=0,
-        token_ids=np.array([*request.context, *action.token_ids], np.int32),
-        source=np.array([Source.PROMPT] * prompt + [Source.ACTION] * sampled, np.uint8),
-        logprobs=np.concatenate([np.zeros(prompt, np.float32), action.logprobs]),
-        context_starts=[0],
-        steps=[step],
-        outcome=Outcome.TURN_LIMIT,
-        answer="",
-    )
-
-
-def credit_of(trajectory: Trajectory, sign: int) -> Credit:
-    acted, zeros = trajectory.action_mask, np.zeros(len(trajectory.token_ids), np.float32)
-    return Credit(
-        trajectory_id=trajectory.trajectory_id,
-        return_=float(sign),
-        advantages=np.where(acted, sign, 0).astype(np.float32),
-        values=zeros,
-        value_targets=zeros,
-        reference_logprobs=zeros,
-        loss_mask=acted,
-        critic_mask=zeros > 0,
-        kept=True,
-    )
-
-
 def _gap(learner: Learner, trajectories: Sequence[Trajectory], settings: Params) -> float:
     """The canary in nats; see `prove_sampled`, which raises where the sampler runs other weights."""
     chosen = trajectories[: settings.train.update.proved_trajectories]
     tolerance = settings.train.update.canary_tolerance
     return prove_sampled(chosen, learner.logprobs(chosen), learner.compute.dtype, tolerance)
-
-
-def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    started = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started
 
 
 def campaign(shapes: Sequence[str], samplers: Sequence[str], work: Work, budget_s: float, out: Path) -> list[Row]:

@@ -10,8 +10,8 @@ import torch
 
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy.memory import Demand, estimate
-from benchmarks.gpu import SHAPES, config_of
 from benchmarks.stored import Row, show
+from benchmarks.synthetic import SHAPES, config_of
 
 SIZES = ("0.5B", "1.5B", "3B")
 CARD_GIB = 24

@@ -25,11 +25,11 @@ from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.params import SHIPPED, load
 from agent_r1.policy.learner import Learner
 from agent_r1.rollout.sampling import Action
-from benchmarks import gpu
+from benchmarks import synthetic
 from flows.stage import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
-SHAPE = 128, 4, 2, 2, 256  # of the built-in model, but for its words; as in gpu.SHAPES
+SHAPE = 128, 4, 2, 2, 256  # of the built-in model, but for its words; as in synthetic.SHAPES
 REPEATS = 3
 ROUNDS = 2  # turns of each checkout
 
@@ -56,19 +56,19 @@ def measure(size: Size) -> dict[str, float]:
     """The seconds of the fastest of some updates, and the GiB that the process had at most."""
     settings = load(SHIPPED)
     torch.set_num_threads(settings.model.threads)
-    work = gpu.Work(episodes=size.episodes, prompt=size.length // 3, action=size.length - size.length // 3)
+    work = synthetic.Work(episodes=size.episodes, prompt=size.length // 3, action=size.length - size.length // 3)
     with tempfile.TemporaryDirectory() as folder:
-        gpu.make_model(Path(folder), (*SHAPE, size.words), work.tokens)
+        synthetic.make_model(Path(folder), (*SHAPE, size.words), work.tokens)
         learner = Learner(folder, settings.train.update, settings.model, with_critic=False, seed=0)
     draws = np.random.default_rng(0)
     trajectories = []
-    for request in gpu.random_requests(work, size.words):
+    for request in synthetic.random_requests(work, size.words):
         ids = draws.integers(0, size.words, work.action).tolist()
         action = Action.of(ids, [-math.log(size.words)] * work.action, end_id=-1)
-        trajectories.append(gpu.trajectory_of(request, action))
-    credits_ = [gpu.credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
+        trajectories.append(synthetic.trajectory_of(request, action))
+    credits_ = [synthetic.credit_of(each, sign=1 - 2 * (index % 2)) for index, each in enumerate(trajectories)]
     update = partial(learner.update, trajectories, credits_, 0)
-    seconds = min(gpu.seconds_of(update, learner.compute.device) for _ in range(REPEATS))
+    seconds = min(synthetic.seconds_of(update, learner.compute.device) for _ in range(REPEATS))
     return {"seconds": seconds, "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
 
 

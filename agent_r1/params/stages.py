@@ -82,6 +82,7 @@ class ModelParams(Section):
     dtype: Literal["auto", "float32", "bfloat16"]
     float32_output: bool
     gradient_checkpointing: bool
+    packing: bool
     lora: LoraParams
 
     def objections(self) -> Iterator[str]:

@@ -35,7 +35,8 @@ class Compute:
 
     device: torch.device
     dtype: torch.dtype  # of the matrix products; weights are float32
-    max_tokens: int  # of a padded micro-batch
+    max_tokens: int  # of a micro-batch, padding included
+    packed: bool = False  # whether there is no padding, see `packing`
     float32_output: bool = False  # of the output layer, where the others compute in bfloat16
     ranks: Ranks = ALONE
 
@@ -92,7 +93,7 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
     """
     asked = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
-    for group, idle in deal(lengths, compute.max_tokens, rank=compute.ranks.rank, ranks=compute.ranks.size):
+    for group, idle in deal(lengths, compute.max_tokens, compute.packed, compute.ranks.rank, compute.ranks.size):
         rows = [asked[position] for position in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
@@ -105,7 +106,7 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
 
 
 def deal(
-    lengths: Sequence[Sequence[int]], max_tokens: int, *, rank: int = 0, ranks: int = 1
+    lengths: Sequence[Sequence[int]], max_tokens: int, packed: bool = False, rank: int = 0, ranks: int = 1
 ) -> list[tuple[list[int], bool]]:
     """The packs of one of some ranks, which take turns, and whether it idles; arguments as in `pack_by_length`.
 
@@ -113,17 +114,18 @@ def deal(
     no more turns, so that the packs of a turn are nearly alike. A rank that a turn leaves without one idles with the
     shortest trajectory, which another rank has too.
     """
-    packs = pack_by_length(lengths, max_tokens)
+    share_out = pack_tightly if packed else pack_by_length
+    packs = share_out(lengths, max_tokens)
     if ranks == 1:
         return [(pack, False) for pack in packs]
     turns, least = -(-len(packs) // ranks), 0
     while max_tokens - least > 1:  # the one is enough, the other too little
         middle = (least + max_tokens) // 2
-        tried = pack_by_length(lengths, middle)
+        tried = share_out(lengths, middle)
         packs, least, max_tokens = (packs, middle, max_tokens) if len(tried) > turns * ranks else (tried, least, middle)
-    shortest = [packs[-1][-1:]] if packs else []
+    shortest = min(range(len(lengths)), key=lambda index: max(lengths[index]), default=0)
     places = range(rank, turns * ranks, ranks)
-    return [(packs[place], False) if place < len(packs) else (shortest[0], True) for place in places]
+    return [(packs[place], False) if place < len(packs) else ([shortest], True) for place in places]
 
 
 def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
@@ -142,6 +144,20 @@ def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[li
         else:
             packs.append([index])
             width, height = max(lengths[index]), len(lengths[index])
+    return packs
+
+
+def pack_tightly(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """The same where nothing is padded, so that long and short may share a pack: each goes into the first with room."""
+    packs, taken = list[list[int]](), list[int]()
+    for index in sorted(range(len(lengths)), key=lambda index: (-sum(lengths[index]), index)):
+        tokens = sum(lengths[index])
+        found = next((at for at, there in enumerate(taken) if there + tokens <= max_tokens), len(packs))
+        if found == len(packs):
+            packs.append([])
+            taken.append(0)
+        packs[found].append(index)
+        taken[found] += tokens
     return packs
 
 

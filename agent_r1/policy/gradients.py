@@ -68,7 +68,7 @@ def add_critic_gradient(
     trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):
         with precision(compute.device, compute.dtype):
-            values = critic(batch.ids)[batch.mask]
+            values = critic(batch.ids, batch.mask)
         old_values = batch.take([row.credit.values for row in rows])
         targets = batch.take([row.credit.value_targets for row in rows])
         terms = losses.clipped_value_loss(values, old_values, targets, value_clip=params.value_clip)

@@ -83,10 +83,10 @@ class Learner:
         stored = self.compute.dtype if self.adapter else torch.float32
         self.tokenizer = load_tokenizer(path)
         loads_on = ranks.loads_on(device)
-        self.policy = load_policy(path, stored, loads_on)
+        self.policy = load_policy(path, stored, loads_on, packed=self.compute.packed)
         if widened:
             compute_output_in_float32(self.policy)
-        self.critic = Critic(path, stored, loads_on) if with_critic else None
+        self.critic = Critic(path, stored, loads_on, packed=self.compute.packed) if with_critic else None
         backbones = {"policy": self.policy} | ({"critic": self.critic.backbone} if self.critic else {})
         for name, backbone in backbones.items():
             if self.adapter:
@@ -107,7 +107,7 @@ class Learner:
         if critic is None:
             return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
         everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
-        return score(lambda ids, mask: critic(ids)[mask], trajectories, everywhere, self.compute)
+        return score(critic, trajectories, everywhere, self.compute)
 
     @led
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
@@ -290,7 +290,12 @@ def compute_of(model: ModelParams, params: UpdateParams, device: torch.device, r
     dtype = compute_dtype(model.dtype, device)
     widened = model.float32_output and dtype is not torch.float32
     return Compute(
-        device=device, dtype=dtype, max_tokens=params.max_tokens_per_microbatch, float32_output=widened, ranks=ranks
+        device=device,
+        dtype=dtype,
+        max_tokens=params.max_tokens_per_microbatch,
+        packed=model.packing,
+        float32_output=widened,
+        ranks=ranks,
     )
 
 

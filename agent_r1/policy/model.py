@@ -19,6 +19,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.files import load_pretrained
+from agent_r1.policy.packing import pack, see
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
@@ -43,12 +44,16 @@ def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManage
 
 
 def load_policy(
-    path: str | Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device: torch.device | None = None
+    path: str | Path,
+    dtype: torch.dtype | Literal["auto"] = torch.float32,
+    device: torch.device | None = None,
+    *,
+    packed: bool = False,
 ) -> PreTrainedModel:
     """A causal language model from a Hugging Face folder or hub id, without dropout, by default on the accelerator.
 
     `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that there is no model at
-    `path`, or that some of its weights are missing.
+    `path`, that some of its weights are missing, or that it cannot see contexts `packed`.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
@@ -67,6 +72,8 @@ def load_policy(
             "for one; download or save the model again"
         )
     _settle(model, device or default_device())
+    if packed:
+        pack(model)
     return model
 
 
@@ -121,26 +128,31 @@ class Critic(nn.Module):
     The head starts at zero, so that every value is 0 until something was learned.
     """
 
-    def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's."""
+    def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device, *, packed: bool = False) -> None:
+        """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's.
+
+        Raises as `load_policy`.
+        """
         super().__init__()
         self.backbone = load_pretrained(AutoModel, path, dtype=dtype, attn_implementation="sdpa")
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         _settle(self, device)
+        if packed:
+            pack(self.backbone)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Values of the states before each token: [B, T] right-padded ids -> [B, T] float32.
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Values of the states before the tokens that the mask [B, T] selects: [B, T] right-padded ids -> [N] float32.
 
         The value at token t comes from the hidden state at t - 1: it estimates the return from the state in which
         token t is about to be emitted, which is V_n of credit assignment at action token t_n. At the first token it
         is 0: no state comes before.
         """
-        hidden = self.backbone(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = see(self.backbone, ids, mask).last_hidden_state
         with torch.autocast(ids.device.type, enabled=False):
             values: Tensor = self.head(hidden[:, :-1].float()).squeeze(-1)
-        return nn.functional.pad(values, (1, 0))
+        return nn.functional.pad(values, (1, 0))[mask]
 
 
 def _settle(model: nn.Module, device: torch.device) -> None:

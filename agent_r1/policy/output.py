@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from agent_r1.policy.packing import see
+
 CHUNK = 2**25  # logits that exist at a time: 128 MiB
 BLOCK = 2**22  # of those that are made into logprobs at a time
 
@@ -118,7 +120,7 @@ def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Mo
     """
     if mask[:, 0].any():
         raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
-    seen = (backbone or model.get_decoder())(input_ids=ids, use_cache=False)
+    seen = see(backbone or model.get_decoder(), ids, mask, model.config)
     return Output(model, seen, seen.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
 
 

@@ -30,7 +30,8 @@ class Reference:
 
 def frozen(path: str | Path, compute: Compute) -> Reference:
     """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
-    policy = load_policy(path, compute.dtype, compute.ranks.loads_on(compute.device)).requires_grad_(False)
+    device = compute.ranks.loads_on(compute.device)
+    policy = load_policy(path, compute.dtype, device, packed=compute.packed).requires_grad_(False)
     if compute.float32_output:
         compute_output_in_float32(policy)
     compute.ranks.share_out(policy)

@@ -30,7 +30,7 @@ from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy import adapter, builtin
-from agent_r1.policy.batching import pack_by_length, pad
+from agent_r1.policy.batching import pack_by_length, pack_tightly, pad
 from agent_r1.policy.model import (
     compute_dtype,
     default_device,
@@ -40,6 +40,7 @@ from agent_r1.policy.model import (
     recompute_activations,
 )
 from agent_r1.policy.output import token_logprobs
+from agent_r1.policy.packing import is_packed
 from agent_r1.records import QA, Passage, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect
@@ -100,7 +101,7 @@ def train_on_demonstrations(
 def _to_fine_tune(settings: Params, dtype: torch.dtype) -> PreTrainedModel:
     """The model of `model.path` as a learner would hold its policy."""
     params = settings.model
-    model = load_policy(params.path, dtype if params.adapter else torch.float32)
+    model = load_policy(params.path, dtype if params.adapter else torch.float32, packed=params.packing)
     if params.adapter:
         adapter.attach(model, params.adapter, seed=derive(settings.warm_start.seed, "adapter", "policy"))
     if params.gradient_checkpointing:
@@ -219,7 +220,8 @@ def _add_gradient(
     """Adds up the gradient of a batch's loss in micro-batches of `max_tokens`, padding included; returns the loss."""
     everything = pad(weights, torch.float32).to(model.device)  # [B, T]
     total, loss = everything[everything > 0].sum(), 0.0
-    for pack in pack_by_length([[len(row)] for row in token_ids], max_tokens):
+    share_out = pack_tightly if is_packed(model.config) else pack_by_length
+    for pack in share_out([[len(row)] for row in token_ids], max_tokens):
         rows = sorted(pack)
         ids = pad([token_ids[row] for row in rows], torch.int64).to(model.device)  # [B, T]
         weight = pad([weights[row] for row in rows], torch.float32).to(model.device)  # [B, T]

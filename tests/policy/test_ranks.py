@@ -39,7 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "cispo": ({"loss": "cispo", "dual_clip": 0.0, "clip_low": 1.0}, {}, False),
     "adapters": ({"kl_loss": 0.1}, {"lora": LORA}, True),
     "idle": ({"max_tokens_per_microbatch": 4, "entropy_bonus": 0.05}, {}, True),  # seven that are kept, each alone
-    "recomputed": ({}, {"gradient_checkpointing": True}, True),
+    "recomputed and packed": ({}, {"gradient_checkpointing": True, "packing": True}, True),
 }
 
 
