@@ -109,6 +109,8 @@ class Worker:
         import torch
         from vllm import LLM
 
+        gc.freeze()  # vLLM itself looks for garbage several times as it starts
+        gc.enable()
         cuda = torch.cuda.is_available()
         if not cuda:
             torch._dynamo.config.disable = True
@@ -204,7 +206,6 @@ def serve(connection: Connection) -> None:
     """Answers calls, and requests as they arrive, until the other end closes. A failure's answer is its traceback."""
     try:
         worker = Worker(*connection.recv())
-        gc.enable()
         calls: dict[str, Callable[[Any], Any]] = {
             "sample": worker.sample,
             "load_weights": worker.load_weights,
