@@ -32,6 +32,7 @@ ANSWER_S = 5.0
 HOME = Path(".tracking/prefect")  # keeps the history of pipelines that had no server of their own
 SERVED = HOME / "served"  # the address of the server that holds the lock beside it, and serves this clone
 PASSWORD = HOME / "password"  # of that server
+STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a part finds the process that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
 
@@ -88,10 +89,10 @@ def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
 def end_with_parent(started_by: int | None = None) -> None:
     """From now on this process gets a SIGTERM when the one that started it is gone, however that ended.
 
-    One that knows who that was, by its id, gets it too where that one has gone already. A stage that DVC started for a
-    pipeline ends with the pipeline too, for which DVC itself would not.
+    One that knows who that was, by its id or from its environment, gets it too where that one has gone already. A stage
+    that DVC started for a pipeline ends with the pipeline too, for which DVC itself would not.
     """
-    parent = started_by or os.getppid()
+    parent = started_by or int(os.environ.pop(STARTED_BY, os.getppid()))
     pipeline = int(os.environ.get(PIPELINE, parent))
 
     def watch() -> None:
@@ -207,6 +208,7 @@ def server_part(port: int, password: str = "") -> Part:
         command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
         environment={
             **prefect_environment(api_on(port)),
+            STARTED_BY: str(os.getpid()),
             **({"PREFECT_SERVER_API_AUTH_STRING": password} if password else {}),
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
             "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",

@@ -20,6 +20,7 @@ from flows.processes import (
     HOST,
     OF_CLIENTS,
     PASSWORD,
+    STARTED_BY,
     Part,
     api_on,
     await_health,
@@ -93,7 +94,8 @@ def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: 
         "process",
         *options,
     ]
-    return Part(name="worker", command=command, environment=environment, log=log_path(name))
+    started_by = {STARTED_BY: str(os.getpid())}
+    return Part(name="worker", command=command, environment={**environment, **started_by}, log=log_path(name))
 
 
 def own_password() -> str:

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from flows.processes import OF_CLIENTS, PASSWORD, SERVED, known, process_group
+from flows.processes import OF_CLIENTS, PASSWORD, SERVED, STARTED_BY, known, process_group
 from flows.stage import report_to_own_server
 
 # The leader starts a child that will not end by itself; the child says its process id.
@@ -76,11 +76,13 @@ def test_a_process_ends_with_the_one_that_started_it(start: Any) -> None:
     assert parent.stdout.readline() == "ended\n"
 
 
-def test_a_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any) -> None:
+@pytest.mark.parametrize("told", ["by its caller", "by its environment"])
+def test_a_process_that_was_too_late_to_see_its_parent_go_ends_too(start: Any, told: str) -> None:
     gone = start("-c", "")
     gone.wait()
-    script = f"import time; from flows.processes import end_with_parent; end_with_parent({gone.pid}); time.sleep(600)"
-    orphan = start("-c", script)
+    given, environment = (gone.pid, {}) if told == "by its caller" else ("", {STARTED_BY: str(gone.pid)})
+    script = f"import time; from flows.processes import end_with_parent; end_with_parent({given}); time.sleep(600)"
+    orphan = start("-c", script, **environment)
     orphan.wait(60)
     assert orphan.returncode == -signal.SIGTERM
 
