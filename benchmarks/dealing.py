@@ -81,7 +81,7 @@ def main() -> None:
     given = parser.parse_args()
     dealt, max_tokens = steps(given.run)
     rows = [row(ranks, packed, dealt, max_tokens) for packed, ranks in product((False, True), RANKS)]
-    show("dealing", rows, store=given.store)
+    show("dealing", rows, store=given.store, keys=2)
 
 
 if __name__ == "__main__":
