@@ -24,6 +24,7 @@ from agent_r1.policy import output
 from agent_r1.policy.losses import clipped_policy_loss
 from agent_r1.policy.model import load_policy
 from agent_r1.policy.output import Scores, output_of, token_logprobs
+from tests.policy.learning import gradients
 
 CPU = torch.device("cpu")
 WORDS, HIDDEN = 97, 32
@@ -48,12 +49,6 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.no_grad():
         model.get_output_embeddings().weight *= 100  # so that a cap and a scale are felt
     return model
-
-
-def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    model.zero_grad()
-    return found
 
 
 @pytest.fixture

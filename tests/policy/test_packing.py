@@ -33,6 +33,7 @@ from agent_r1.policy.output import token_logprobs
 from agent_r1.policy.packing import attend, pack, see
 from agent_r1.policy.rows import join_credit
 from agent_r1.records import Credit, Trajectory
+from tests.policy.learning import gradients
 
 CPU = torch.device("cpu")
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -61,12 +62,6 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
         for weight in model.parameters():
             weight *= 5  # so that what a token attends to is felt
     return model
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    model.zero_grad()
-    return found
 
 
 def test_packed_rows_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_r1 import params
-from agent_r1.envs.shared import Shared
-from agent_r1.params.places import RunId
-from agent_r1.params.sections import override, validated
 from agent_r1.policy.learner import Learner
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Engine
 from agent_r1.training import collection
-from agent_r1.training.folder import RunFolder
-from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training, iterate
-
-PARAMS = Path(__file__).parents[2] / "params.yaml"
+from tests.fixtures import Task
 
 
 def question(split: str) -> Question:
@@ -38,7 +32,10 @@ def question(split: str) -> Question:
 
 
 def test_a_sampler_rests_but_for_collecting_and_validating(
-    tiny_model: Path, bm25_index: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path,
+    bm25_index: Callable[..., Any],
+    open_training: Callable[..., AbstractContextManager[Training]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The learner gives memory back before the sampler wakes, and the first thing that wakes one is its weights."""
     told = list[str]()
@@ -57,29 +54,16 @@ def test_a_sampler_rests_but_for_collecting_and_validating(
     monkeypatch.setattr(collection, "open_engine", opened)
     noted(collection, "release", "release")
     noted(Learner, "update", "update")
-    small = {
-        "engine": {"kind": "transformers"},
-        "env": {"max_steps": 2, "max_tokens": 256, "max_action_tokens": 4},
-        "train": {"update": {"minibatches": 1, "entropy_bonus": 0.01, "critic": {"minibatches": 1}}},
-        "runs": {
-            "grpo": {
-                "iterations": 1,
-                "rollout": {"questions": 1, "samples": 2},
-                "validation": {"every": 1, "questions": 1},
-            }
-        },
-    }
-    whole = params.load(PARAMS).model_dump(mode="json", by_alias=True)
-    settings = validated(params.Params, override(whole, small), "small")
-    config = settings.run(RunId("grpo"))
-    questions = [question("train"), question("dev")]
     index = bm25_index([Passage(passage_id="p", title="Veld", text="Tesk is a city.")])
-    folder = RunFolder(tmp_path / "run", Identity.of(settings, config))
-    with (
-        folder.opened(1, aside=tmp_path / "aside") as run,
-        Shared(settings.env, index) as shared,
-        Training(settings, config, questions=questions, shared=shared, model=tiny_model, folder=run) as training,
-    ):
+    task = Task(questions=[question("train"), question("dev")], index=index, model=tiny_model)
+    small = {
+        "iterations": 1,
+        "credit": {"estimator": "grpo"},
+        "rollout": {"samples": 2},
+        "update": {"minibatches": 1, "entropy_bonus": 0.01, "critic": {"minibatches": 1}},
+        "validation": {"every": 1, "questions": 1},
+    }
+    with open_training(task, small) as training:
         iterate(training)
     collected, validated_ = ["rest", "release", "sample", "rest"], ["release", "load_weights", "sample", "rest"]
     assert [name for name, _ in groupby(told)] == [*collected, "update", *validated_]
