@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
@@ -15,7 +17,7 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, Wor
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 from prefect.workers.process import ProcessWorker
@@ -116,22 +118,36 @@ def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None
     for name in FIXED:
         del template["variables"]["properties"][name]
     try:
-        found = client.read_work_pool(pool)
-    except ObjectNotFound:
         client.create_work_pool(
             WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
         )
-    else:
+    except ObjectAlreadyExists:  # since long ago, or made by another worker that started at the same time
+        found = client.read_work_pool(pool)
         if found.type != ProcessWorker.type:
-            raise ValueError(f"the pool {pool!r} of the server is of type {found.type!r}; choose another name")
+            raise ValueError(
+                f"the pool {pool!r} of the server is of type {found.type!r}; choose another name"
+            ) from None
         if found.base_job_template != template:
             client.update_work_pool(pool, WorkPoolUpdate(base_job_template=template))
 
 
 def ensure_crash_detection(client: SyncPrefectClient) -> None:
-    """Puts crash detection there; one that is the same stays, since a new one would not know what it waits for."""
+    """Puts crash detection there; one that is the same stays, since a new one would not know what it waits for.
+
+    Of several that workers put there at the same time one stays, the same for all of them.
+    """
+    if not _current_detections(client):
+        client.create_automation(CRASH_DETECTION)
+    kept = min(_current_detections(client))
     for found in client.read_automations_by_name(CRASH_DETECTION.name):
-        if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION:
-            return
-        client.delete_automation(found.id)
-    client.create_automation(CRASH_DETECTION)
+        if found.id != kept:
+            with suppress(ObjectNotFound):
+                client.delete_automation(found.id)
+
+
+def _current_detections(client: SyncPrefectClient) -> list[UUID]:
+    return [
+        found.id
+        for found in client.read_automations_by_name(CRASH_DETECTION.name)
+        if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION
+    ]

@@ -5,16 +5,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import WorkerStatus
 from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.graph import out_of_date
+from flows.operation.deploy import CRASH_DETECTION
+from flows.operation.worker import offer
 from flows.pipeline import ablations
 
 POOL = "gpus"
@@ -96,7 +101,8 @@ def workers(
     started = [start_in(clones[name], "worker", "--pool", POOL, PREFECT_API_URL=prefect_api) for name in ("one", "two")]
     deadline = time.monotonic() + PATIENCE_S
     while are_online() < len(started):
-        assert [process.poll() for process in started] == [None, None]
+        for process in started:
+            assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.2)
     yield
@@ -124,3 +130,19 @@ def test_a_sweep_is_trained_by_two_clones_and_the_one_that_asked_has_it_all(clon
     assert {clone for clone, _ in trained} == {"one", "two"}
     assert not out_of_date()
     assert "didn't change" in dvc(clones["lead"], "repro", "ablations/dvc.yaml")
+
+
+def test_workers_that_start_at_the_same_time_offer_one_pool(prefect_api: str) -> None:
+    together = threading.Barrier(2)
+
+    def start() -> None:
+        with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
+            together.wait(PATIENCE_S)
+            offer(client, "others")
+
+    with ThreadPoolExecutor(2) as workers:
+        for started in [workers.submit(start) for _ in range(2)]:
+            started.result()
+    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
+        assert client.read_work_pool("others").concurrency_limit is None
+        assert len(client.read_automations_by_name(CRASH_DETECTION.name)) == 1
