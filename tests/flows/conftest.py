@@ -24,6 +24,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from flows.index import index
+from flows.overlay import OWN_DVC
 from flows.prepare import prepare
 from flows.processes import api_on, await_health, server_part
 from flows.train import train
@@ -226,13 +227,14 @@ def write_params(lay_store: Callable[[Path], None]) -> WriteParams:
 def lay_dvc() -> LayDvc:
     """Writes what `dvc init --no-scm`, and with a URL `dvc remote add -d storage URL`, leave in a folder.
 
-    A local URL is relative to its .dvc. DVC itself would take a second for either.
+    A local URL is relative to its .dvc. DVC itself would take a second for either, and without these settings would
+    start a process after every command that tells its makers of it.
     """
 
     def lay(folder: Path, remote: str = "") -> None:
         storage = f"    remote = storage\n['remote \"storage\"']\n    url = {remote}\n" if remote else ""
         (folder / ".dvc").mkdir()
-        (folder / ".dvc/config").write_text(f"[core]\n    no_scm = True\n{storage}")
+        (folder / ".dvc/config").write_text(OWN_DVC + storage)
 
     return lay
 
