@@ -48,7 +48,7 @@ def costs(lengths: Lengths, max_tokens: int, ranks: int, packed: bool) -> NDArra
     """What each rank has in each turn [ranks, turns], in tokens."""
 
     def of_rank(rank: int) -> Iterator[int]:
-        for pack, idle in deal(lengths, max_tokens, packed, rank, ranks):
+        for pack, idle in deal(lengths, max_tokens, packed=packed, rank=rank, ranks=ranks):
             contexts = [length for index in pack for length in lengths[index]]
             cost = sum(contexts) if packed else max(contexts) * len(contexts)
             yield 0 if idle else cost

@@ -1,4 +1,4 @@
-"""The ranks of a training: the leader starts the others, or a launcher has started all; none outlives another.
+"""The ranks of a stage that learns: the leader starts the others, or a launcher has started all; none outlives another.
 
 A rank that ends before its time takes the others with it, whatever it died of, and its exit code becomes the stage's.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -14,15 +15,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
 
 from agent_r1.devices import visible_gpus
+from agent_r1.files import sha256
+from agent_r1.params import fingerprint
 from agent_r1.params.stages import LearnerParams
 from agent_r1.policy.group import Group, Place, host, joined, meet, require_alike
 from agent_r1.policy.life import Life
 from agent_r1.policy.ranks import ALONE, Ranks
 from flows.processes import HOST, end_with_parent
 from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code
+from flows.terminal import HarmlessFormatter
 
+CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 LEADER = "AGENT_R1_LEADER"  # the variable in which a rank finds the process that started it
 LOOK_S = 0.2  # between two looks at the ranks that were started here
 GRACE_S = 20.0  # in which a leader that lost a rank ends in the way of any fault, its engine and its tracking with it
@@ -90,6 +99,40 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
             raise
 
 
+def follows() -> bool:
+    """Whether this process was given a rank that follows another's; what it logs begins with that then."""
+    place = Place.given()
+    if place and place.rank:
+        HarmlessFormatter.label = f"rank {place.rank}: "
+    return bool(place and place.rank)
+
+
+def alike(stage: str, parameters: str, model: str) -> dict[str, str]:
+    """What all ranks of a stage must have the same of, by its name: hashes of the two given, its code, and versions."""
+    return {
+        "parameters": parameters,
+        "model": model,
+        "code": fingerprint(code_of(stage)),
+        "Python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers", "peft")},
+    }
+
+
+def code_of(stage: str) -> dict[str, str]:
+    """The sha256 of every file of code that a stage of dvc.yaml depends on, by its path; data is left out.
+
+    Raises FileNotFoundError if the code is installed without its dvc.yaml.
+    """
+    graph = CODE / "dvc.yaml"
+    if not graph.exists():
+        raise FileNotFoundError(f"{graph} does not exist; install the project from its clone with `pip install -e .`")
+    defined = yaml.safe_load(graph.read_text())["stages"][stage]
+    listed = defined.get("do", defined)["deps"]
+    rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
+    files = [file for room in rooms for file in (room.rglob("*") if room.is_dir() else [room]) if file.is_file()]
+    return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
+
+
 def given_place(params: LearnerParams) -> Place | None:
     """The place that a launcher gave this process; None where it was started by itself.
 
@@ -108,7 +151,7 @@ def given_place(params: LearnerParams) -> Place | None:
         raise ValueError(
             f"learner.nodes is {params.nodes}, and this process was given no rank; start it on every machine, as `"
             f"torchrun --nnodes {params.nodes} --nproc-per-node {params.processes} --node-rank N --master-addr HOST "
-            "-m flows -- train ...`, or under SLURM"
+            "-m flows -- train ...` (or warm_start), or under SLURM"
         )
     return place
 
@@ -233,7 +276,9 @@ def fault_of(rank: int, code: int) -> BaseException:
         return SystemExit(TERMINATED)
     if code < 0 or code == UNAVAILABLE:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ChildProcessError(f"rank {rank} was lost, by {how}; start again, and it goes on from its checkpoint")
+        return ChildProcessError(
+            f"rank {rank} was lost, by {how}; start again, and a training goes on from its checkpoint"
+        )
     return ValueError(f"rank {rank} failed with exit code {code}; its own lines above say why")
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
-import yaml
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
@@ -21,7 +18,7 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import adapter, checkpoint, memory
-from agent_r1.policy.group import Place, follow
+from agent_r1.policy.group import follow
 from agent_r1.policy.learner import learner_of
 from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
 from agent_r1.policy.ranks import Ranks
@@ -37,11 +34,9 @@ from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
 from agent_r1.training.watch import reseeded
 from flows.accelerator import accelerator
-from flows.ranks import following, given_place, leading
+from flows.ranks import alike, code_of, following, follows, given_place, leading
 from flows.stage import run_stage, started_by_another, task
-from flows.terminal import HarmlessFormatter, verbs_shown
-
-CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
+from flows.terminal import verbs_shown
 
 
 def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
@@ -109,8 +104,7 @@ def _leading(
 
 def start(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
     """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
-    if (place := Place.given()) and place.rank:
-        HarmlessFormatter.label = f"rank {place.rank}: "
+    if follows():
         _follow(RunId.named(run, seed, sweep))
     else:
         run_stage(train, run=run, seed=seed, sweep=sweep, fresh=fresh)
@@ -136,27 +130,9 @@ def _alike(settings: Params, config: TrainParams, folder: Path) -> dict[str, str
     """What all ranks must have the same of, by its name; the folder is the run's, which the leader has taken up."""
     start = folder / START
     return {
-        "parameters": fingerprint(settings, config),
-        "model": model_hash(str(settings.places.warm_start)),
-        "code": fingerprint(code_of("train")),
+        **alike("train", fingerprint(settings, config), model_hash(str(settings.places.warm_start))),
         "folder of the run": fingerprint(start.read_text()) if start.exists() else "nothing",
-        "Python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers", "peft")},
     }
-
-
-def code_of(stage: str) -> dict[str, str]:
-    """The sha256 of every file of code that a foreach stage of dvc.yaml depends on, by its path; data is left out.
-
-    Raises FileNotFoundError if the code is installed without its dvc.yaml.
-    """
-    graph = CODE / "dvc.yaml"
-    if not graph.exists():
-        raise FileNotFoundError(f"{graph} does not exist; install the project from its clone with `pip install -e .`")
-    listed = yaml.safe_load(graph.read_text())["stages"][stage]["do"]["deps"]
-    rooms = [CODE / path for path in listed if path.startswith(("agent_r1/", "flows/"))]
-    files = [file for room in rooms for file in (room.rglob("*") if room.is_dir() else [room]) if file.is_file()]
-    return {str(file.relative_to(CODE)): sha256(file) for file in files if "__pycache__" not in file.parts}
 
 
 def _merging(settings: Params) -> Callable[[Path], None]:

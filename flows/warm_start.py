@@ -3,51 +3,94 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.files import load_pretrained, replaced_folder
-from agent_r1.params import Params
+from agent_r1.files import load_pretrained, model_hash, replaced_folder
+from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.policy import memory
 from agent_r1.policy.adapter import save_merged
 from agent_r1.policy.model import compute_dtype, default_device, load_policy, load_tokenizer
+from agent_r1.policy.ranks import Ranks
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.training.warm_start import train_on_demonstrations
+from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows.accelerator import accelerator
+from flows.ranks import alike, following, follows, given_place, leading
+from flows.stage import run_stage
 
 logger = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "flows", "warm_start")
 
 
 def warm_start() -> None:
     """Writes the policy that reinforcement learning starts from, as a Hugging Face folder.
 
     Without `model.path` it is the built-in small model, trained from scratch on demonstrations and conversations; with
-    it, that model, passed through or, with `warm_start.fine_tune`, trained on them too.
+    it, that model, passed through or, with `warm_start.fine_tune`, trained on them too. What is trained is shared by
+    the ranks of `learner`, as in a training.
     """
     settings = params.load()
-    places = settings.places
-    with accelerator(settings.operate.side_by_side):
+    passes_through = bool(settings.model.path) and not settings.warm_start.fine_tune
+    if not passes_through:
+        given_place(settings.learner)  # before anything is waited for
+    with accelerator(settings.operate.side_by_side, 1 if passes_through else settings.learner.processes):
         if settings.model.path:
             _check_memory(settings, settings.model.path)
-        if settings.model.path and not settings.warm_start.fine_tune:
+        if passes_through:
             tokenizer = load_tokenizer(settings.model.path)
             model = load_policy(settings.model.path, "auto", torch.device("cpu"))
             logger.info("passing %s through", settings.model.path)
+            _write(model, tokenizer, settings)
         else:
-            model, tokenizer = train_on_demonstrations(
-                settings,
-                [row for row in read_rows(places.questions, Question) if row.split == "train"],
-                read_rows(places.passages, Passage),
-                open_index(settings.search, places.passages, places.index),
-            )
-        with replaced_folder(places.warm_start) as fresh:
-            save_merged(model, fresh)
-            tokenizer.save_pretrained(fresh)
+            with leading(settings.learner, COMMAND, lambda: _alike(settings), settings.warm_start.seed) as ranks:
+                _train(settings, ranks)
+
+
+def _train(settings: Params, ranks: Ranks) -> None:
+    places = settings.places
+    model, tokenizer = train_on_demonstrations(
+        settings,
+        [row for row in read_rows(places.questions, Question) if row.split == "train"],
+        read_rows(places.passages, Passage),
+        open_index(settings.search, places.passages, places.index),
+        ranks=ranks,
+    )
+    _write(model, tokenizer, settings)
+
+
+def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: Params) -> None:
+    with replaced_folder(settings.places.warm_start) as fresh:
+        save_merged(model, fresh)
+        tokenizer.save_pretrained(fresh)
+
+
+def start() -> None:
+    """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
+    if follows():
+        _follow()
+    else:
+        run_stage(warm_start)
+
+
+def _follow() -> None:
+    """Trains with the leader, and hands over its part of what came of it."""
+    settings = params.load()
+    with following(settings.learner, lambda: _alike(settings)) as (group, _):
+        model = train_with_leader(settings, group)
+        save_merged(model, settings.places.warm_start, writes=False)
+        group.hear()  # that the leader has written it, and has no more to do
+
+
+def _alike(settings: Params) -> dict[str, str]:
+    model = settings.model.path
+    return alike("warm_start", fingerprint(settings), model_hash(model) if model else "")
 
 
 def _check_memory(settings: Params, path: str) -> None:
@@ -63,5 +106,7 @@ def _check_memory(settings: Params, path: str) -> None:
             dtype=compute_dtype(model.dtype, device),
             adapter=model.adapter,
             gradient_checkpointing=model.gradient_checkpointing,
+            ranks=settings.learner.ranks,
         )
-        memory.require_fit(memory.estimate(demand), memory.available_gib(device))
+        parts = memory.on_machine(memory.estimate(demand), settings.learner, device)
+        memory.require_fit(parts, memory.available_gib(device))

@@ -38,7 +38,7 @@ from agent_r1.tables import write_rows
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity
 from agent_r1.training.loop import Training
-from agent_r1.training.warm_start import fit
+from agent_r1.training.supervised import Lessons, fit
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
 TEXTS = [
@@ -227,8 +227,8 @@ def one_action_task(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = Qwen2ForCausalLM(shape)
-        changes = {"batch_size": 32, "steps": steps, "learning_rate": 2e-3, "observation_weight": 0.0}
-        fit(model, demonstrations, load(PARAMS).warm_start.model_copy(update=changes))
+        changes = {"batch_size": 32, "steps": steps, "learning_rate": 2e-3}
+        fit(model, Lessons.of(demonstrations, [], 0.0), load(PARAMS).warm_start.model_copy(update=changes))
         folder = tmp_path_factory.mktemp("one_action")
         model.save_pretrained(folder)
         tiny_tokenizer.save_pretrained(folder)

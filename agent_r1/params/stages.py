@@ -96,7 +96,7 @@ class ModelParams(Section):
 
 
 class LearnerParams(Section):
-    """The processes that share a training's learner. It learns the same however many there are, but for rounding."""
+    """The processes that share what learns in a stage. It learns the same however many there are, but for rounding."""
 
     processes: Count
     nodes: Count

@@ -40,6 +40,11 @@ class Compute:
     float32_output: bool = False  # of the output layer, where the others compute in bfloat16
     ranks: Ranks = ALONE
 
+    def deal(self, lengths: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
+        """This rank's packs, as `deal` says."""
+        ranks = self.ranks
+        return deal(lengths, self.max_tokens, packed=self.packed, rank=ranks.rank, ranks=ranks.size)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
@@ -93,7 +98,7 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
     """
     asked = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
-    for group, idle in deal(lengths, compute.max_tokens, compute.packed, compute.ranks.rank, compute.ranks.size):
+    for group, idle in compute.deal(lengths):
         rows = [asked[position] for position in group]
         contexts = [(row, span) for row in rows for span in trajectories[row].contexts]
         yield MicroBatch(
@@ -106,7 +111,7 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
 
 
 def deal(
-    lengths: Sequence[Sequence[int]], max_tokens: int, packed: bool = False, rank: int = 0, ranks: int = 1
+    lengths: Sequence[Sequence[int]], max_tokens: int, *, packed: bool = False, rank: int = 0, ranks: int = 1
 ) -> list[tuple[list[int], bool]]:
     """The packs of one of some ranks, which take turns, and whether it idles; arguments as in `pack_by_length`.
 

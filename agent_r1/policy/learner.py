@@ -21,13 +21,7 @@ from agent_r1.policy import adapter, losses, state
 from agent_r1.policy.batching import Compute, Floats32, minibatches, score, score_logprobs
 from agent_r1.policy.gradients import add_critic_gradient, add_policy_gradient, mismatch
 from agent_r1.policy.losses import Metrics
-from agent_r1.policy.model import (
-    Critic,
-    compute_dtype,
-    load_policy,
-    load_tokenizer,
-    recompute_activations,
-)
+from agent_r1.policy.model import Critic, compute_dtype, load_policy, load_tokenizer, recompute_activations
 from agent_r1.policy.optimizers import adamw, set_rate
 from agent_r1.policy.output import compute_output_in_float32
 from agent_r1.policy.ranks import ALONE, Ranks, led

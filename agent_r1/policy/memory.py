@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from agent_r1.params.stages import LoraParams
+from agent_r1.params.stages import LearnerParams, LoraParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device
 from agent_r1.policy.output import CHUNK
@@ -87,12 +87,17 @@ def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> 
                 logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
-    available = available_gib(device)
-    if device.type == "cpu":  # whose memory the ranks of a machine share
-        parts = parts | {"other ranks": (settings.learner.processes - 1) * (sum(parts.values()) - parts["sampler"])}
+    parts, available = on_machine(parts, settings.learner, device), available_gib(device)
     shown = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
     logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, shown)
     require_fit(parts, available)
+
+
+def on_machine(parts: Mapping[str, float], learner: LearnerParams, device: torch.device) -> dict[str, float]:
+    """One rank's estimate with that of the others that share its device: those of a machine share the CPU's memory."""
+    if device.type != "cpu":
+        return dict(parts)
+    return {**parts, "other ranks": (learner.processes - 1) * (sum(parts.values()) - parts["sampler"])}
 
 
 def require_fit(parts: Mapping[str, float], available: float) -> None:

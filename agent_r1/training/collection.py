@@ -19,6 +19,7 @@ from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
 from agent_r1.policy.learner import Learner
+from agent_r1.policy.losses import Metrics
 from agent_r1.policy.peak import release
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
@@ -33,8 +34,6 @@ from agent_r1.training.questions import draw, draw_further
 from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own, with_action
 
 logger = logging.getLogger(__name__)
-
-Metrics = dict[str, float]
 
 _INTERRUPT_S = 0.1  # between two attempts
 

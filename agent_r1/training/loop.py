@@ -19,11 +19,12 @@ from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.learner import learner_of
+from agent_r1.policy.losses import Metrics
 from agent_r1.policy.peak import measure
 from agent_r1.policy.ranks import ALONE, Ranks
 from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.collection import Collector, Metrics
+from agent_r1.training.collection import Collector
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw_unseen, require_gold_titles
 from agent_r1.training.validation import VALIDATED, is_best, is_due, is_exhausted, validation_scores

@@ -33,9 +33,9 @@ def index() -> None:
 @app.command("warm_start", rich_help_panel=PANEL)
 def warm_start() -> None:
     """Makes the policy that trainings start from."""
-    from flows.warm_start import warm_start as stage
+    from flows.warm_start import start
 
-    run_stage(stage)
+    start()
 
 
 @app.command(rich_help_panel=PANEL)

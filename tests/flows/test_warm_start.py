@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -65,6 +66,26 @@ def test_fine_tuning_trains_what_training_does(
     linear = {name for name in before if name.endswith("_proj.weight")}
     assert changed == (linear if rank else set(before))
     assert {weight.dtype for weight in after.values()} == {torch.bfloat16 if rank else torch.float32}
+
+
+@pytest.mark.parametrize("built_in", [True, False])
+def test_two_ranks_train_what_one_does(
+    built_in: bool, stored: Path, tmp_path: Path, small_project: Path, inside: Inside, write_params: WriteParams
+) -> None:
+    """The built-in model from scratch, which the leader alone has at first, and adapters of one that each loads."""
+    found = []
+    model = {} if built_in else {"path": str(stored), "lora": {"rank": 4}, "dtype": "float32"}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        start = {"fine_tune": not built_in, "steps": 3, "learning_rate": 1e-4}
+        shutil.copytree(small_project / PLACES.data, folder / PLACES.data)
+        write_params(folder, {"model": model, "warm_start": start, "learner": {"processes": processes}})
+        with inside(folder):
+            warm_start()
+        found.append(load_file(folder / PLACES.warm_start / "model.safetensors"))
+    one, two = found
+    assert one.keys() == two.keys()
+    assert max((one[name] - two[name]).abs().max().item() for name in one) < 2e-5  # after steps of 1e-4
 
 
 @pytest.mark.parametrize("built_in", [True, False])

@@ -180,7 +180,9 @@ def test_ranks_get_even_shares_where_long_and_short_share_a_pack() -> None:
     """Two trajectories for each of two ranks: 9 + 1 and 6 + 4, where alike ones make 9 + 6 and 4 + 1."""
     lengths = [[9], [6], [4], [1]]
     for packed, shares in ((False, [[0, 1], [2, 3]]), (True, [[0, 3], [1, 2]])):
-        assert [deal(lengths, 20, packed, rank, 2) for rank in range(2)] == [[(each, False)] for each in shares]
+        assert [deal(lengths, 20, packed=packed, rank=rank, ranks=2) for rank in range(2)] == [
+            [(each, False)] for each in shares
+        ]
 
 
 def test_the_kernel_is_called_as_it_is_declared() -> None:

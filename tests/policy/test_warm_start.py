@@ -15,7 +15,7 @@ from agent_r1.params import load
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy.model import load_policy
 from agent_r1.records import Source, Trajectory
-from agent_r1.training.warm_start import fit
+from agent_r1.training.supervised import Lessons, fit
 
 P, A, O, T = map(int, Source)  # noqa: E741
 MakeTrajectory = Callable[..., Trajectory]
@@ -46,7 +46,7 @@ def fitted(
     conversations: Sequence[Trajectory] = (),
 ) -> tuple[PreTrainedModel, list[float]]:
     model = load_policy(path, device=torch.device("cpu"))
-    return model, fit(model, demonstrations, params, conversations=conversations)
+    return model, fit(model, Lessons.of(demonstrations, conversations, params.observation_weight), params)
 
 
 def same_bits(left: PreTrainedModel, right: PreTrainedModel) -> bool:
@@ -75,9 +75,8 @@ def test_the_first_loss_by_hand(
         for logprob, source in zip(logprobs.tolist(), each.source[1:].tolist(), strict=True):
             weight = {P: 0.0, A: 1.0, O: 0.3, T: 0.0}[source]
             weighted, total = weighted - weight * logprob, total + weight
-    assert fit(model, demonstrations, make_params(steps=1, batch_size=12)) == [
-        pytest.approx(weighted / total, abs=1e-5)
-    ]
+    lessons = Lessons.of(demonstrations, [], 0.3)
+    assert fit(model, lessons, make_params(steps=1, batch_size=12)) == [pytest.approx(weighted / total, abs=1e-5)]
 
 
 def test_the_same_seed_gives_the_same_bits(
@@ -98,12 +97,12 @@ def test_micro_batches_add_up_to_the_batch(
 
     Loss and gradient are those of the whole batch, not of a mean of means.
     """
-    rows = [make_trajectory(i, [P, P, *[A] * (2 + i + i // 2)]) for i in range(3)]
+    lessons = Lessons.of([make_trajectory(i, [P, P, *[A] * (2 + i + i // 2)]) for i in range(3)], [], 0.3)
     sizes: list[tuple[int, ...]] = []
     models = [load_policy(tiny_model, device=torch.device("cpu")) for _ in range(2)]
     models[1].base_model.layers[0].register_forward_pre_hook(lambda _, inputs: sizes.append(tuple(inputs[0].shape[:2])))
     whole, parts = (
-        fit(model, rows, make_params(steps=1, batch_size=3, max_tokens_per_microbatch=budget))
+        fit(model, lessons, make_params(steps=1, batch_size=3, max_tokens_per_microbatch=budget))
         for model, budget in zip(models, (21, 20), strict=True)
     )
     assert sizes == [(2, 7), (1, 4)]

@@ -1,0 +1,135 @@
+"""Supervised learning: a model is trained on contexts whose tokens are given, alone or shared by ranks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import track
+from transformers import PreTrainedModel
+
+from agent_r1.params.stages import WarmStartParams
+from agent_r1.policy.batching import Compute, pad
+from agent_r1.policy.model import precision
+from agent_r1.policy.output import token_logprobs
+from agent_r1.policy.packing import is_packed
+from agent_r1.policy.ranks import ALONE, Ranks
+from agent_r1.records import Source, Trajectory
+from agent_r1.seeds import derive
+
+logger = logging.getLogger(__name__)
+
+BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """The contexts that a model learns from: their tokens, and what each of these counts in the loss."""
+
+    token_ids: list[NDArray[np.int32]]
+    weights: list[NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, demonstrations: Sequence[Trajectory], conversations: Sequence[Trajectory], observed: float) -> Self:
+        """Action tokens count 1, and those of the demonstrations' observations as much as is `observed`."""
+        taught = ((demonstrations, observed), (conversations, 0.0))
+        contexts = [(each, span, weight) for rows, weight in taught for each in rows for span in each.contexts]
+        return cls(
+            [each.token_ids[span] for each, span, _ in contexts],
+            [_token_weights(each.source[span], weight) for each, span, weight in contexts],
+        )
+
+
+def fit(
+    model: PreTrainedModel,
+    lessons: Lessons,
+    params: WarmStartParams,
+    *,
+    dtype: torch.dtype = torch.float32,
+    ranks: Ranks = ALONE,
+) -> list[float]:
+    """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
+
+    The loss is the weighted mean of the negative log-likelihood over the tokens that count. The learning rate warms up
+    over the first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a
+    gradient; matrix products run in `dtype`. All of the `ranks` that share the model call it with the same lessons.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, params.steps))
+    compute = Compute(
+        device=model.device,
+        dtype=dtype,
+        max_tokens=params.max_tokens_per_microbatch,
+        packed=is_packed(model.config),
+        ranks=ranks,
+    )
+    batches = _batches([len(row) for row in lessons.token_ids], params)
+    hidden = not (ranks.leads and sys.stderr.isatty())
+    own: list[float] = []  # this rank's part of each step's loss
+    for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=hidden)):
+        optimiser.zero_grad(set_to_none=True)
+        chosen = Lessons([lessons.token_ids[i] for i in batch], [lessons.weights[i] for i in batch])
+        own.append(_add_gradient(model, chosen, compute))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        if (step + 1) % max(1, params.steps // 10) == 0:
+            loss = sum(ranks.gather(own[-1:]))
+            if ranks.leads:
+                logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, loss)
+    model.eval()
+    return [sum(parts) for parts in zip(*ranks.gather([own]), strict=True)]
+
+
+def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> float:
+    """Adds up the gradient of a batch's loss micro-batch by micro-batch; returns this rank's part of the loss."""
+    everything = pad(batch.weights, torch.float32).to(compute.device)  # [B, T]
+    total, loss = everything[everything > 0].sum(), 0.0
+    for pack, idle in compute.deal([[len(row)] for row in batch.token_ids]):
+        rows = sorted(pack)
+        ids = pad([batch.token_ids[row] for row in rows], torch.int64).to(compute.device)  # [B, T]
+        weight = pad([batch.weights[row] for row in rows], torch.float32).to(compute.device)  # [B, T]
+        with precision(compute.device, compute.dtype):
+            logprobs = token_logprobs(model, ids, weight > 0, backbone=compute.ranks.backbone(model))  # [N]
+        share = -(logprobs * weight[weight > 0]).sum() / total * (not idle)
+        share.backward()
+        loss += share.item()
+    return loss
+
+
+def _token_weights(source: NDArray[np.uint8], observation_weight: float) -> NDArray[np.float32]:
+    by_source = {Source.ACTION: 1.0, Source.OBSERVATION: observation_weight}
+    return np.select([source == each for each in by_source], list(by_source.values())).astype(np.float32)
+
+
+def _rate(step: int, steps: int) -> float:
+    warm_up = max(1, steps // 20)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up)))
+
+
+def _batches(lengths: Sequence[int], params: WarmStartParams) -> Iterator[NDArray[np.int64]]:
+    """`params.steps` batches of row indices, reshuffled every pass over the rows."""
+    pool, drawn, passes = params.batch_size * BATCHES_SORTED_TOGETHER, 0, 0
+    while True:
+        generator = np.random.default_rng(derive(params.seed, "warm_start", passes))
+        order = generator.permutation(len(lengths))
+        batches = []
+        for rows in np.split(order, range(pool, len(order), pool)):
+            by_length = rows[np.argsort(np.take(lengths, rows), kind="stable")]
+            batches += np.split(by_length, range(params.batch_size, len(rows), params.batch_size))
+        for index in generator.permutation(len(batches)):
+            if drawn == params.steps:
+                return
+            yield batches[index]
+            drawn += 1
+        passes += 1
