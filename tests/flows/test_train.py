@@ -23,6 +23,7 @@ from agent_r1.tables import read_rows
 from agent_r1.training import collection
 from agent_r1.training.identity import Identity, read_start
 from agent_r1.training.loop import Training
+from flows import ranks
 from flows import train as train_module
 from flows.train import train
 
@@ -367,9 +368,9 @@ def test_a_finished_run_is_trained_anew_after_an_edit_of_the_stages_code_and_no_
     """What DVC runs the stage again for."""
     before = contents(finished / PPO)
     for part in ("agent_r1", "flows"):
-        shutil.copytree(train_module.CODE / part, finished / "code" / part)
-    shutil.copy(train_module.CODE / "dvc.yaml", finished / "code")
-    monkeypatch.setattr(train_module, "CODE", finished / "code")
+        shutil.copytree(ranks.CODE / part, finished / "code" / part)
+    shutil.copy(ranks.CODE / "dvc.yaml", finished / "code")
+    monkeypatch.setattr(ranks, "CODE", finished / "code")
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
     with pytest.raises(Asked, match="0") if anew else nullcontext():
