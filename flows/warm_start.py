@@ -37,20 +37,24 @@ def warm_start() -> None:
     the ranks of `learner`, as in a training.
     """
     settings = params.load()
-    passes_through = bool(settings.model.path) and not settings.warm_start.fine_tune
-    if not passes_through:
+    trains = _trains(settings)
+    if trains:
         given_place(settings.learner)  # before anything is waited for
-    with accelerator(settings.operate.side_by_side, 1 if passes_through else settings.learner.processes):
+    with accelerator(settings.operate.side_by_side, settings.learner.processes if trains else 1):
         if settings.model.path:
             _check_memory(settings, settings.model.path)
-        if passes_through:
+        if trains:
+            with leading(settings.learner, COMMAND, lambda: _alike(settings), settings.warm_start.seed) as ranks:
+                _train(settings, ranks)
+        else:
             tokenizer = load_tokenizer(settings.model.path)
             model = load_policy(settings.model.path, "auto", torch.device("cpu"))
             logger.info("passing %s through", settings.model.path)
             _write(model, tokenizer, settings)
-        else:
-            with leading(settings.learner, COMMAND, lambda: _alike(settings), settings.warm_start.seed) as ranks:
-                _train(settings, ranks)
+
+
+def _trains(settings: Params) -> bool:
+    return not settings.model.path or settings.warm_start.fine_tune
 
 
 def _train(settings: Params, ranks: Ranks) -> None:
@@ -74,14 +78,15 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings:
 def start() -> None:
     """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
     if follows():
-        _follow()
+        settings = params.load()
+        if _trains(settings):
+            _follow(settings)
     else:
         run_stage(warm_start)
 
 
-def _follow() -> None:
+def _follow(settings: Params) -> None:
     """Trains with the leader, and hands over its part of what came of it."""
-    settings = params.load()
     with following(settings.learner, lambda: _alike(settings)) as (group, _):
         model = train_with_leader(settings, group)
         save_merged(model, settings.places.warm_start, writes=False)

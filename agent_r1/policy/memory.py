@@ -33,8 +33,8 @@ LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the
 REMEDIES = (
     "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
     "model.gradient_checkpointing: true, train adapters (model.lora.rank), choose an estimator without a critic, give "
-    "the sampler less, set engine.vllm.sleep: true and learner.optimizer_offload: true on a GPU, or take a smaller "
-    "model"
+    "the sampler less, set engine.vllm.sleep: true and learner.optimizer_offload: true on a GPU, share the learner "
+    "among more of them (learner.processes), or take a smaller model"
 )
 
 
