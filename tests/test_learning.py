@@ -21,10 +21,10 @@ from agent_r1.training import loop
 from agent_r1.training.loop import Training, iterate, leaves_work
 from agent_r1.training.watch import StaleWeightsError, judge
 
-ITERATIONS = 24
+ITERATIONS = 14
 UPDATE = {
-    "learning_rate": 2e-4,
-    "critic": {"learning_rate": 5e-4, "warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}},
+    "learning_rate": 4e-4,
+    "critic": {"learning_rate": 1e-3, "warmup": {"iterations": 1, "explained_variance": 0, "limit": 0}},
 }
 
 
