@@ -1,4 +1,4 @@
-"""Which files of code a training is told from others by."""
+"""Which files of code a stage is told from others by."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from agent_r1.files import sha256
-from flows import train as train_module
-from flows.train import code_of
+from flows import ranks
+from flows.ranks import code_of
 
 GRAPH = """
 stages:
+  warm_start:
+    cmd: python -m flows warm_start
+    deps: [agent_r1/tables.py, data/index]
   train:
     foreach: ${repro_runs}
     do:
@@ -33,13 +36,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*listed, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    monkeypatch.setattr(train_module, "CODE", tmp_path)
+    monkeypatch.setattr(ranks, "CODE", tmp_path)
     return tmp_path
 
 
 def test_a_stages_code_is_every_file_that_dvc_yaml_lists(root: Path) -> None:
     expected = {"agent_r1/policy/chat.jinja", "agent_r1/policy/deep/learner.py", "agent_r1/tables.py", "flows/train.py"}
     assert code_of("train") == {name: sha256(root / name) for name in expected}
+    assert {*code_of("warm_start")} == {"agent_r1/tables.py"}
 
 
 def test_a_stages_code_needs_the_graph(root: Path) -> None:
