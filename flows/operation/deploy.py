@@ -9,14 +9,13 @@ from contextlib import suppress
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
@@ -136,18 +135,16 @@ def ensure_crash_detection(client: SyncPrefectClient) -> None:
 
     Of several that workers put there at the same time one stays, the same for all of them.
     """
-    if not _current_detections(client):
+    found = client.read_automations_by_name(CRASH_DETECTION.name)
+    if not any(map(_is_current, found)):
         client.create_automation(CRASH_DETECTION)
-    kept = min(_current_detections(client))
-    for found in client.read_automations_by_name(CRASH_DETECTION.name):
-        if found.id != kept:
+        found = client.read_automations_by_name(CRASH_DETECTION.name)  # with what others have made since
+    kept = min(each.id for each in found if _is_current(each))
+    for each in found:
+        if each.id != kept:
             with suppress(ObjectNotFound):
-                client.delete_automation(found.id)
+                client.delete_automation(each.id)
 
 
-def _current_detections(client: SyncPrefectClient) -> list[UUID]:
-    return [
-        found.id
-        for found in client.read_automations_by_name(CRASH_DETECTION.name)
-        if AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION
-    ]
+def _is_current(found: Automation) -> bool:
+    return AutomationCore.model_validate(found.model_dump(exclude={"id"})) == CRASH_DETECTION
