@@ -42,12 +42,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Imports make a million objects that stay.
+# Imports make a million objects that stay: nobody looks whether they are garbage.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or modules of C++ take what is left at the end for leaks, and say so
 
 
 @pytest.hookimpl(trylast=True)

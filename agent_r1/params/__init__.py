@@ -7,7 +7,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
@@ -270,7 +272,7 @@ def load(path: Path = Path(PARAMS)) -> Params:
     if not path.exists():
         raise FileNotFoundError(f"{path.absolute()} does not exist; run from the project's root")
     try:
-        content = yaml.safe_load(path.read_text())
+        content = deepcopy(_parsed(path.read_text()))
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError, LookupError) as fault:  # PyYAML on odd scalars
         mark = getattr(fault, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -279,6 +281,12 @@ def load(path: Path = Path(PARAMS)) -> Params:
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a mapping of sections, found {type(content).__name__}")
     return validated(Params, content, str(path))
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Any:
+    """What YAML says; a stage asks several times, and its reader takes longer than all checks."""
+    return yaml.safe_load(text)
 
 
 def fingerprint(*parts: Any) -> str:
