@@ -17,7 +17,18 @@ import yaml
 from agent_r1.files import write_text
 from agent_r1.harmless import without_password
 
-DVC = (sys.executable, "-m", "dvc", "--wait-for-lock")
+# DVC's command line, which looks for garbage among its own imports, and frees all of them at its end: that takes longer
+# than many a command of it.
+_COMMAND = """
+import gc, os, sys
+gc.set_threshold(100_000, 20, 50)
+from dvc.cli import main
+code = main(sys.argv[1:])
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code or 0)
+"""
+DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
 # Gets one object of the default remote: `dvc fetch` follows what is listed in it, `dvc get-url` what lies below it.

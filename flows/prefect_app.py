@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine
 from typing import Any
 
-from prefect.server.api.server import create_app
-from prefect.server.events.models import automations
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from agent_r1.client import LOOPBACK
 from flows.processes import end_with_parent
+
+# New objects before Python looks for garbage: imports, and the tables that are made at the first start, are a million.
+STARTING = (100_000, 20, 50)
 
 _scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
 
@@ -23,6 +25,10 @@ def create() -> ASGIApp:
     Around the app and not in it: what Prefect asks of itself comes under a name of its own.
     """
     end_with_parent()
+    gc.set_threshold(*STARTING)
+    from prefect.server.api.server import create_app
+    from prefect.server.events.models import automations
+
     # Prefect 3.7 stops its event loop here until a lock is free that the same loop may hold, and answers nobody any
     # more: issue 23055. 3.8.6 does not, but needs a fastapi that vLLM refuses.
     automations.run_coro_as_sync = _schedule  # type: ignore[attr-defined, assignment]

@@ -6,13 +6,13 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flows.dvc_files import DVC
 from flows.dvc_lock import Entry, Made, adopt, described, differences, entry_of, push, require_alike
 from flows.graph import out_of_date
 
@@ -34,7 +34,7 @@ STAGES = ("prepare", "train@a")
 
 
 def dvc(folder: Path, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, check=True, capture_output=True)
+    subprocess.run([*DVC, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from agent_r1.params import load
 from agent_r1.params.places import RunId, tracking_folder
+from flows.dvc_files import DVC
 from flows.overlay import lay_out, switch
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def files(project: Path) -> dict[str, bytes]:
 
 
 def dvc(*arguments: str) -> str:
-    return subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([*DVC, *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def test_dvc_lists_every_stage_that_an_overlay_changes_and_none_after_it(

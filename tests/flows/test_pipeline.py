@@ -19,6 +19,7 @@ from prefect import Flow, flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
+from flows.dvc_files import DVC
 from flows.graph import StageFailed, StageUnavailable, edges, stages, waiting
 from flows.pipeline import ablations, expendable, pipeline, run_command, run_pipeline
 
@@ -221,7 +222,7 @@ def test_what_runs_beside_a_stage_that_fails_ends_and_nothing_is_begun(
 def test_without_a_server_nothing_is_started_where_everything_is_up_to_date(
     project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", "repro", "--quiet"], check=True)
+    subprocess.run([*DVC, "repro", "--quiet"], check=True)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr("flows.pipeline.prefect_server", lambda: pytest.fail("a server was started"))
     with caplog.at_level(logging.INFO, logger="flows.pipeline"):

@@ -21,6 +21,7 @@ from agent_r1.params import load
 from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
+from flows.dvc_files import DVC
 from flows.operation.lineage import WORKSPACE, data_of, lineage, made_in, training_of, trajectory_facts
 from flows.operation.register import keep
 
@@ -70,7 +71,7 @@ def git(*arguments: str) -> str:
 
 
 def dvc(*arguments: str) -> str:
-    return run(sys.executable, "-m", "dvc", *arguments)
+    return run(*DVC, *arguments)
 
 
 def trained(register: Register, rows: str, weights: str, *, keeps_training: bool = True) -> Version:

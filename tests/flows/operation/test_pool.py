@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
+from flows.dvc_files import DVC
 from flows.errand import errand
 from flows.graph import StageFailed, StageUnavailable, out_of_date
 from flows.operation.deploy import FIXED
@@ -47,7 +47,7 @@ SEEDS = itertools.count(1000)
 
 
 def dvc(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True)
+    subprocess.run([*DVC, *arguments], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

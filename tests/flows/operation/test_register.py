@@ -20,7 +20,7 @@ from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import open_store
-from flows.dvc_files import ask_dvc, require_listing
+from flows.dvc_files import DVC, ask_dvc, require_listing
 from flows.operation import register as register_stage
 from flows.operation.register import keep
 from flows.policies import folder_of, version_of
@@ -32,7 +32,7 @@ Register = Callable[..., Version]
 
 
 def dvc(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments, "--quiet"], check=True)
+    subprocess.run([*DVC, *arguments, "--quiet"], check=True)
 
 
 def write_policy(folder: Path, weights: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from agent_r1.files import sha256
+from flows.dvc_files import DVC
 
 ROOT = Path(__file__).parents[3]
 BUCKET = "agents"
@@ -49,7 +50,7 @@ def refused(project: Path, *arguments: str, environment: dict[str, str] = ENVIRO
 def run_dvc(project: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments],
+        [*DVC, *arguments],
         cwd=project,
         env={**kept, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(project), **environment},
         capture_output=True,

@@ -32,14 +32,15 @@ ROOT = Path(__file__).parents[3]
 N = 100
 RIGHT = {1: 60, 2: 58, 3: 80}  # version -> questions of N that it answers right
 DVC = """
-import json, sys
+import json
 
-if "dag" in sys.argv:
-    print('"ablations/dvc.yaml:train@ppo-0";' if "ablations" in sys.argv[-1] else '"prepare";')
-elif "repro" in sys.argv:
-    print("made", sys.argv[-1])
-elif "status" in sys.argv:
-    print(json.dumps(dict.fromkeys(["prepare", "ablations/dvc.yaml:train@ppo-0", sys.argv[-1]])))
+def main(arguments):
+    if "dag" in arguments:
+        print('"ablations/dvc.yaml:train@ppo-0";' if "ablations" in arguments[-1] else '"prepare";')
+    elif "repro" in arguments:
+        print("made", arguments[-1])
+    elif "status" in arguments:
+        print(json.dumps(dict.fromkeys(["prepare", "ablations/dvc.yaml:train@ppo-0", arguments[-1]])))
 """
 STAGES = """
 import json, pathlib, shutil, sys
@@ -118,7 +119,7 @@ def project(
     write_text(folder / "flows/__main__.py", STAGES)
     write_text(folder / "dvc/__init__.py", "")
     write_text(folder / "ablations/graph.yaml", "")
-    write_text(folder / "dvc/__main__.py", DVC)
+    write_text(folder / "dvc/cli.py", DVC)
     with inside(folder):
         settings = load()
         plain: dict[str, Any] = {"dataset": "atlas", "split": "test", "text": "?", "answers": ["Tesk"], "strata": {}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from prefect.client.schemas.objects import WorkerStatus
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.dvc_files import DVC
 from flows.graph import out_of_date
 from flows.operation.deploy import CRASH_DETECTION
 from flows.operation.worker import offer
@@ -87,9 +87,7 @@ def clones(
 
 
 def dvc(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([*DVC, *arguments], cwd=folder, check=True, capture_output=True, text=True)
     return done.stdout
 
 
