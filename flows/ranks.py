@@ -84,6 +84,7 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     place = given_place(params)
     if place is None:
         raise ValueError("this process was given no rank to be; set RANK, or let the leader start it")
+    HarmlessFormatter.label = f"rank {place.rank}: "
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     if leader := os.environ.get(LEADER):  # which may have gone before this process came here
@@ -100,10 +101,8 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
 
 
 def follows() -> bool:
-    """Whether this process was given a rank that follows another's; what it logs begins with that then."""
+    """Whether this process was given a rank that follows another's."""
     place = Place.given()
-    if place and place.rank:
-        HarmlessFormatter.label = f"rank {place.rank}: "
     return bool(place and place.rank)
 
 
@@ -276,9 +275,7 @@ def fault_of(rank: int, code: int) -> BaseException:
         return SystemExit(TERMINATED)
     if code < 0 or code == UNAVAILABLE:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return ChildProcessError(
-            f"rank {rank} was lost, by {how}; start again, and a training goes on from its checkpoint"
-        )
+        return ChildProcessError(f"rank {rank} was lost, by {how}; start again, and it goes on from its checkpoint")
     return ValueError(f"rank {rank} failed with exit code {code}; its own lines above say why")
 
 
