@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def finish_swap(folder: Path) -> None:
     if not folder.exists() and _old(folder).exists():
         _old(folder).rename(folder)
     shutil.rmtree(_old(folder), ignore_errors=True)
+
+
+def move_aside(path: Path, folder: Path) -> Path:
+    """Moves a file or folder into another folder, under its name and the time; returns where to."""
+    target = folder / f"{path.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+    return target
 
 
 @contextmanager

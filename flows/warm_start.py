@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.files import load_pretrained, model_hash, replaced_folder
+from agent_r1.files import load_pretrained, locked, model_hash, replaced_folder
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
+from agent_r1.params.sections import flatten
 from agent_r1.policy import memory
 from agent_r1.policy.adapter import save_merged
 from agent_r1.policy.model import compute_dtype, default_device, load_policy, load_tokenizer
@@ -19,9 +21,11 @@ from agent_r1.policy.ranks import Ranks
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.training.identity import Identity
+from agent_r1.training.unfinished import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows.accelerator import accelerator
-from flows.ranks import alike, following, follows, given_place, leading
+from flows.ranks import alike, code_of, following, follows, given_place, leading
 from flows.stage import run_stage
 
 logger = logging.getLogger(__name__)
@@ -34,7 +38,7 @@ def warm_start() -> None:
 
     Without `model.path` it is the built-in small model, trained from scratch on demonstrations and conversations; with
     it, that model, passed through or, with `warm_start.fine_tune`, trained on them too. What is trained is shared by
-    the ranks of `learner`, as in a training.
+    the ranks of `learner`, as in a training, and one that was killed goes on where it was.
     """
     settings = params.load()
     trains = _trains(settings)
@@ -59,14 +63,36 @@ def _trains(settings: Params) -> bool:
 
 def _train(settings: Params, ranks: Ranks) -> None:
     places = settings.places
-    model, tokenizer = train_on_demonstrations(
-        settings,
-        [row for row in read_rows(places.questions, Question) if row.split == "train"],
-        read_rows(places.passages, Passage),
-        open_index(settings.search, places.passages, places.index),
-        ranks=ranks,
+    with locked(places.warm_start.with_name(".warm_start.lock"), _refuse_another):
+        model, tokenizer = train_on_demonstrations(
+            settings,
+            [row for row in read_rows(places.questions, Question) if row.split == "train"],
+            read_rows(places.passages, Passage),
+            open_index(settings.search, places.passages, places.index),
+            ranks=ranks,
+            unfinished=_unfinished(settings),
+        )
+        _write(model, tokenizer, settings)
+        shutil.rmtree(places.unfinished_warm_start, ignore_errors=True)
+
+
+def _refuse_another() -> None:
+    raise ValueError("another process is training the warm start; wait for its end, or end it")
+
+
+def _unfinished(settings: Params) -> Unfinished:
+    """Where it is written down how far the warm start is; other parameters or another model make another one of it."""
+    places, model = settings.places, settings.model.path
+    sections = {
+        "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),
+        "model": settings.model.model_dump(mode="json"),
+    }
+    identity = Identity(
+        parameters=flatten(sections),
+        inputs={"model": model_hash(model)} if model else {},
+        code=code_of("warm_start"),
     )
-    _write(model, tokenizer, settings)
+    return Unfinished(places.unfinished_warm_start, places.aside, settings.warm_start.checkpoint_every, identity)
 
 
 def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: Params) -> None:
@@ -88,7 +114,7 @@ def start() -> None:
 def _follow(settings: Params) -> None:
     """Trains with the leader, and hands over its part of what came of it."""
     with following(settings.learner, lambda: _alike(settings)) as (group, _):
-        model = train_with_leader(settings, group)
+        model = train_with_leader(settings, group, _unfinished(settings))
         save_merged(model, settings.places.warm_start, writes=False)
         group.hear()  # that the leader has written it, and has no more to do
 
@@ -111,6 +137,7 @@ def _check_memory(settings: Params, path: str) -> None:
             dtype=compute_dtype(model.dtype, device),
             adapter=model.adapter,
             gradient_checkpointing=model.gradient_checkpointing,
+            optimizer_offload=settings.learner.optimizer_offload and device.type == "cuda",
             ranks=settings.learner.ranks,
         )
         parts = memory.on_machine(memory.estimate(demand), settings.learner, device)

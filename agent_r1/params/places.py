@@ -115,6 +115,11 @@ class Places(Section):
         return Path(self.outputs) / "warm_start"
 
     @property
+    def unfinished_warm_start(self) -> Path:
+        """How far one is, while it lasts; no stage reads it but itself."""
+        return Path(self.outputs) / "warm_start.unfinished"
+
+    @property
     def aside(self) -> Path:
         """Trainings that made room for others; no stage reads them."""
         return Path(self.outputs) / "aside"

@@ -132,6 +132,7 @@ class WarmStartParams(Section):
     max_tokens_per_microbatch: Count
     steps: Count
     learning_rate: Positive
+    checkpoint_every: Natural
     observation_weight: Weight
 
     @property

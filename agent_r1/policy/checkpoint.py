@@ -47,15 +47,15 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 
     An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
     """
-    with _written(folder) as fresh:
+    with written(folder) as fresh:
         learner.save_policy(fresh / POLICY)
         learner.save_state(fresh / LEARNER)
-        _seal(fresh, record)
+        seal(fresh, record)
 
 
 def save_policy(folder: Path, learner: Learner) -> None:
     """Writes the policy alone, whole or not at all; raises as `save`."""
-    with _written(folder) as fresh:
+    with written(folder) as fresh:
         learner.save_policy(fresh)
 
 
@@ -65,11 +65,11 @@ def complete(folder: Path, merge: Callable[[Path], None]) -> None:
     if found is None or not is_adapters_alone(folder / POLICY):
         return
     require_whole(folder, POLICY)
-    with _written(folder) as fresh:
+    with written(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(POLICY, PROGRESS, SUMS))
         shutil.copytree(folder / POLICY, fresh / POLICY)  # no links: files of the old one would be written into
         merge(fresh / POLICY)
-        _seal(fresh, found)
+        seal(fresh, found)
 
 
 def is_adapters_alone(policy: Path) -> bool:
@@ -78,8 +78,8 @@ def is_adapters_alone(policy: Path) -> bool:
 
 
 @contextmanager
-def _written(folder: Path) -> Iterator[Path]:
-    """`replaced_folder`, whose errors of a full disk say what to do."""
+def written(folder: Path) -> Iterator[Path]:
+    """`replaced_folder` for a checkpoint, whose errors of a full disk say what to do."""
     import torch  # whose import who only reads a checkpoint does not wait for
 
     try:
@@ -108,7 +108,7 @@ def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
     """Keeps a policy's folder in `aside` too, as `set_aside` does, as a checkpoint without what trains on."""
     with replaced_folder(aside) as fresh:
         shutil.copytree(policy, fresh / POLICY, copy_function=os.link)
-        _seal(fresh, record)
+        seal(fresh, record)
 
 
 def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
@@ -123,10 +123,10 @@ def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None
             shutil.rmtree(fresh / POLICY)
             shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
             known |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
-        _seal(fresh, record, known)
+        seal(fresh, record, known)
 
 
-def _seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) -> None:
+def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) -> None:
     """Completes a checkpoint's folder: how far it is, and the hashes of all files, some of which may be `known`."""
     (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
     names = [str(path.relative_to(fresh)) for path in sorted(fresh.rglob("*")) if path.is_file()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.policy import adapter, losses, state
 from agent_r1.policy.batching import Compute, Floats32, minibatches, score, score_logprobs
 from agent_r1.policy.gradients import add_critic_gradient, add_policy_gradient, mismatch
-from agent_r1.policy.losses import Metrics
 from agent_r1.policy.model import Critic, compute_dtype, load_policy, load_tokenizer, recompute_activations
 from agent_r1.policy.optimizers import adamw, set_rate
 from agent_r1.policy.output import compute_output_in_float32
@@ -89,9 +89,9 @@ class Learner:
                 recompute_activations(backbone)
         for shared in (self.policy, *([self.critic] if self.critic else [])):
             ranks.share_out(shared)
-        self.policy_optimizer = adamw(self.policy, params.learning_rate, params, offload)
-        rate = params.critic.learning_rate
-        self.critic_optimizer = adamw(self.critic, rate, params, offload) if self.critic else None
+        make = partial(adamw, betas=params.betas, weight_decay=params.weight_decay, offload=offload)
+        self.policy_optimizer = make(self.policy, params.learning_rate)
+        self.critic_optimizer = make(self.critic, params.critic.learning_rate) if self.critic else None
         self.reference = reference_of(self, path) if with_reference else None
 
     @led
@@ -128,7 +128,7 @@ class Learner:
         *,
         rate: float = 1.0,
         explained_variance: float = 0.0,
-    ) -> Metrics:
+    ) -> losses.Metrics:
         """Trains on one iteration's trajectories: `epochs` passes of `minibatches` optimiser steps, then the critic's.
 
         During the warm-up, which may end by what the critic explains of the value targets' variance, the critic trains
@@ -148,7 +148,7 @@ class Learner:
             set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
         over = self.policy_version > 0 or self.params.critic.warmup.is_over(iteration, explained_variance)
         learn = self.critic is None or over
-        steps: list[Metrics] = []
+        steps: list[losses.Metrics] = []
         for chosen in self._minibatches(rows, self.params, iteration):
             steps.append(self.policy_step(chosen, learn=learn, first=not any(steps)))
         self.policy_version += learn and any(steps)
@@ -171,7 +171,7 @@ class Learner:
         for chosen in minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
             yield [rows[index] for index in chosen]
 
-    def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> Metrics:
+    def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> losses.Metrics:
         """One optimiser step of the policy, or only its numbers; none where no loss has a gradient.
 
         The `first` one measures the mismatch of sampler and learner too. A FloatingPointError says that a loss or
@@ -190,7 +190,7 @@ class Learner:
             metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
 
-    def critic_step(self, rows: Sequence[CreditedTrajectory]) -> Metrics:
+    def critic_step(self, rows: Sequence[CreditedTrajectory]) -> losses.Metrics:
         """One optimiser step of the critic; no metrics where there is none to train. Raises as `policy_step`."""
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
@@ -293,7 +293,7 @@ def compute_of(model: ModelParams, params: UpdateParams, device: torch.device, r
     )
 
 
-def _summarise(steps: Sequence[Metrics]) -> Metrics:
+def _summarise(steps: Sequence[losses.Metrics]) -> losses.Metrics:
     """Means over the steps that have a metric."""
     done = [step for step in steps if step]
     found = {name: [step[name] for step in done if name in step] for name in (done[0] if done else {})}

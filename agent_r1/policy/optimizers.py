@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw as take_steps
 
-from agent_r1.params.update import UpdateParams
-
 State = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
 
@@ -46,11 +44,13 @@ class OffloadedAdamW(torch.optim.AdamW):
                 weight.copy_(here)
 
 
-def adamw(model: nn.Module, learning_rate: float, params: UpdateParams, offload: bool = False) -> torch.optim.AdamW:
+def adamw(
+    model: nn.Module, learning_rate: float, *, betas: tuple[float, float], weight_decay: float, offload: bool
+) -> torch.optim.AdamW:
     """The optimiser of all weights that train; on a GPU its states may be offloaded to the machine's memory."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kind = OffloadedAdamW if offload and trained[0].is_cuda else torch.optim.AdamW
-    return kind(trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True)
+    return kind(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Writes tensors; of those that are shared out every rank its own part. Raises OSError as writing does."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _own_faults():
         state_dict_saver.save({**tensors}, storage_writer=writer, no_dist=not dist.is_initialized())

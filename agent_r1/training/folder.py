@@ -8,20 +8,17 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agent_r1.files import locked, remove_unfinished, write_text
+from agent_r1.files import locked, move_aside, remove_unfinished, write_text
 from agent_r1.params.train import KeepParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
-from agent_r1.training.identity import Identity, read_start, write_start
+from agent_r1.training.identity import Identity, read_start, some, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.policy.learner import Learner
-
-NAMED = 5  # of what differs, in a message
 
 logger = logging.getLogger(__name__)
 
@@ -217,21 +214,19 @@ class RunFolder:
         if started is None:
             reason = "is of an older version of the project, which did not write down what was trained in it"
         elif differing := self.identity.differences_from(started):
-            reason, remedy = f"is another run's: {_some(differing)}", "set it back to go on, or "
+            reason, remedy = f"is another run's: {some(differing)}", "set it back to go on, or "
         if reason and not (fresh or replace):
             raise ValueError(f"{self.path} {reason}; {remedy}start over with --fresh, which moves it to {aside}")
         changed = [] if reason or started is None else self.identity.changed_code(started)
         if changed and self.is_complete(iterations):
-            reason = f"was trained by other code: {_some(changed)}"
+            reason = f"was trained by other code: {some(changed)}"
         if fresh or reason:
             self._move_aside(aside, reason or "is started over")
         elif changed:
-            logger.warning("%s: going on, though the code has changed: %s", self.path, _some(changed))
+            logger.warning("%s: going on, though the code has changed: %s", self.path, some(changed))
 
     def _move_aside(self, aside: Path, reason: str) -> None:
-        target = aside / f"{self.path.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self.path.rename(target)
+        target = move_aside(self.path, aside)
         self.progress, self.saved = Progress(iterations=0, policy_version=0), None
         logger.warning("%s %s; it was moved to %s", self.path, reason, target)
 
@@ -268,8 +263,3 @@ class RunFolder:
     def _remove_rows(self, iteration: int) -> None:
         for rows in (self.trajectories, self.proof, self.credit):
             rows(iteration).unlink(missing_ok=True)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

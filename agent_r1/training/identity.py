@@ -14,6 +14,7 @@ from agent_r1.params.sections import differences, flatten
 from agent_r1.params.train import TrainParams
 
 START = "start.json"
+NAMED = 5  # of what differs, in a message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,3 +74,9 @@ def read_start(folder: Path) -> Identity | None:
     """How the run in a folder was last started; None where the folder does not say."""
     file = folder / START
     return Identity(**json.loads(file.read_text())) if file.exists() else None
+
+
+def some(names: list[str]) -> str:
+    """The first few of what differs, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

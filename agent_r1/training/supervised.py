@@ -7,6 +7,8 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -18,11 +20,13 @@ from transformers import PreTrainedModel
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy.batching import Compute, pad
 from agent_r1.policy.model import precision
+from agent_r1.policy.optimizers import adamw, set_rate
 from agent_r1.policy.output import token_logprobs
 from agent_r1.policy.packing import is_packed
 from agent_r1.policy.ranks import ALONE, Ranks
 from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive
+from agent_r1.training.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,13 @@ class Lessons:
 
     token_ids: list[NDArray[np.int32]]
     weights: list[NDArray[np.float32]]
+
+    @property
+    def digest(self) -> str:
+        """The sha256 of all of them."""
+        parts = (part.tobytes() for pair in zip(self.token_ids, self.weights, strict=True) for part in pair)
+        lengths = [len(row) for row in self.token_ids]
+        return sha256(str(lengths).encode() + b"".join(parts)).hexdigest()
 
     @classmethod
     def of(cls, demonstrations: Sequence[Trajectory], conversations: Sequence[Trajectory], observed: float) -> Self:
@@ -53,17 +64,18 @@ def fit(
     params: WarmStartParams,
     *,
     dtype: torch.dtype = torch.float32,
+    offload: bool = False,
     ranks: Ranks = ALONE,
+    unfinished: Unfinished | None = None,
 ) -> list[float]:
     """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
     The loss is the weighted mean of the negative log-likelihood over the tokens that count. The learning rate warms up
     over the first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a
-    gradient; matrix products run in `dtype`. All of the `ranks` that share the model call it with the same lessons.
+    gradient; matrix products run in `dtype`; `offload` is that of `adamw`. All of the `ranks` that share the model call
+    it with the same lessons. Of an `unfinished` training it takes the steps that are left, and returns their losses.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=params.learning_rate, betas=(0.9, 0.95), fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate(step, params.steps))
+    optimiser = adamw(model, params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, offload=offload)
     compute = Compute(
         device=model.device,
         dtype=dtype,
@@ -71,16 +83,21 @@ def fit(
         packed=is_packed(model.config),
         ranks=ranks,
     )
-    batches = _batches([len(row) for row in lessons.token_ids], params)
+    unfinished = unfinished and unfinished.on(lessons=lessons.digest)
+    done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
+    batches = islice(_batches([len(row) for row in lessons.token_ids], params), done, None)
     hidden = not (ranks.leads and sys.stderr.isatty())
     own: list[float] = []  # this rank's part of each step's loss
-    for step, batch in enumerate(track(batches, "warm start", total=params.steps, disable=hidden)):
+    shown = track(batches, "warm start", total=params.steps, completed=done, disable=hidden)
+    for step, batch in enumerate(shown, done):
+        set_rate(optimiser, params.learning_rate * _rate(step, params.steps))
         optimiser.zero_grad(set_to_none=True)
         chosen = Lessons([lessons.token_ids[i] for i in batch], [lessons.weights[i] for i in batch])
         own.append(_add_gradient(model, chosen, compute))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        schedule.step()
+        if unfinished:
+            unfinished.keep(model, optimiser, step + 1, ranks)
         if (step + 1) % max(1, params.steps // 10) == 0:
             loss = sum(ranks.gather(own[-1:]))
             if ranks.leads:

@@ -33,6 +33,7 @@ from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import read_conversations, retell
 from agent_r1.training.supervised import Lessons, fit
+from agent_r1.training.unfinished import Unfinished
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +47,14 @@ def train_on_demonstrations(
     index: Cached,
     *,
     ranks: Ranks = ALONE,
+    unfinished: Unfinished | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """A model and its tokenizer, trained on demonstrations of the questions, and on conversations.
 
     Without `model.path` both are the built-in small ones, made from scratch in float32, and the tokenizer learns its
     words from all of these and the passages; with it, those of that folder or hub id, taken as training takes them: its
     precision, adapters and gradient checkpointing. The demonstrator searches the index. Of `ranks` this is the leader's
-    part, and each is left with its part of the model.
+    part, and each is left with its part of the model. What an earlier process left `unfinished` is gone on with.
     """
     path = settings.warm_start.conversations
     conversations = read_conversations(Path(path)) if path else []
@@ -84,24 +86,34 @@ def train_on_demonstrations(
     retold = retell(conversations, chat, index, settings) if conversations else []
     lessons = Lessons.of(demonstrations, retold, settings.warm_start.observation_weight)
     ranks.gather([(lessons, None if settings.model.path else model)])
-    _teach(model, lessons, settings, ranks)
+    _teach(model, lessons, settings, ranks, unfinished)
     return model, tokenizer
 
 
-def train_with_leader(settings: Params, ranks: Ranks) -> PreTrainedModel:
+def train_with_leader(settings: Params, ranks: Ranks, unfinished: Unfinished) -> PreTrainedModel:
     """What every other of the ranks does while the leader is in `train_on_demonstrations`; its part of the model."""
     own = _to_fine_tune(settings, ranks) if settings.model.path else None
     mine: list[tuple[Lessons, PreTrainedModel]] = []
     [(lessons, built_in)] = ranks.gather(mine)
     model = built_in if own is None else own
-    _teach(model, lessons, settings, ranks)
+    _teach(model, lessons, settings, ranks, unfinished)
     return model
 
 
-def _teach(model: PreTrainedModel, lessons: Lessons, settings: Params, ranks: Ranks) -> None:
+def _teach(
+    model: PreTrainedModel, lessons: Lessons, settings: Params, ranks: Ranks, unfinished: Unfinished | None
+) -> None:
     torch.nn.Module.to(model, ranks.loads_on(ranks.device))
     ranks.share_out(model)
-    fit(model, lessons, settings.warm_start, dtype=_dtype(settings, ranks), ranks=ranks)
+    fit(
+        model,
+        lessons,
+        settings.warm_start,
+        dtype=_dtype(settings, ranks),
+        offload=settings.learner.optimizer_offload,
+        ranks=ranks,
+        unfinished=unfinished,
+    )
 
 
 def _dtype(settings: Params, ranks: Ranks) -> torch.dtype:

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agent_r1.params import load
 from agent_r1.policy import memory
 from agent_r1.policy.model import load_tokenizer
+from agent_r1.policy.ranks import Ranks
+from agent_r1.training.unfinished import Unfinished
 from flows.index import index
 from flows.prepare import prepare
 from flows.warm_start import warm_start
@@ -70,20 +73,45 @@ def test_fine_tuning_trains_what_training_does(
 
 @pytest.mark.parametrize("built_in", [True, False])
 def test_two_ranks_train_what_one_does(
-    built_in: bool, stored: Path, tmp_path: Path, small_project: Path, inside: Inside, write_params: WriteParams
+    built_in: bool,
+    stored: Path,
+    tmp_path: Path,
+    small_project: Path,
+    inside: Inside,
+    write_params: WriteParams,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The built-in model from scratch, which the leader alone has at first, and adapters of one that each loads."""
-    found = []
+    """Adapters of a model that each loads, and the built-in model from scratch, which the leader alone has at first.
+
+    That one is killed after the third of four steps, and one process goes on with what both wrote of the second.
+    """
     model = {} if built_in else {"path": str(stored), "lora": {"rank": 4}, "dtype": "float32"}
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        start = {"fine_tune": not built_in, "steps": 3, "learning_rate": 1e-4}
-        shutil.copytree(small_project / PLACES.data, folder / PLACES.data)
+    keep, kept = Unfinished.keep, list[int]()
+
+    def keep_and_die(self: Unfinished, model: Any, optimizer: Any, steps: int, ranks: Ranks) -> None:
+        keep(self, model, optimizer, steps, ranks)
+        kept.append(steps)
+        if built_in and ranks.size == 2 and steps == 3:
+            raise KeyboardInterrupt
+
+    def trained(name: str, processes: int) -> dict[str, torch.Tensor]:
+        folder = tmp_path / name
+        start = {"fine_tune": not built_in, "steps": 4, "learning_rate": 1e-4, "checkpoint_every": 2}
+        shutil.copytree(small_project / PLACES.data, folder / PLACES.data, dirs_exist_ok=True)
         write_params(folder, {"model": model, "warm_start": start, "learner": {"processes": processes}})
         with inside(folder):
             warm_start()
-        found.append(load_file(folder / PLACES.warm_start / "model.safetensors"))
-    one, two = found
+        assert not (folder / PLACES.unfinished_warm_start).exists()
+        return load_file(folder / PLACES.warm_start / "model.safetensors")
+
+    monkeypatch.setattr(Unfinished, "keep", keep_and_die)
+    one = trained("one", 1)
+    if built_in:
+        with pytest.raises(KeyboardInterrupt):
+            trained("two", 2)
+        dist.destroy_process_group()  # which the end of a process does too
+    two = trained("two", 1 if built_in else 2)
+    assert kept == [1, 2, 3, 4, 1, 2, 3, *([3, 4] if built_in else [4])]
     assert one.keys() == two.keys()
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 2e-5  # after steps of 1e-4
 

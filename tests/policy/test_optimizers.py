@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from agent_r1.params.update import UpdateParams
 from agent_r1.policy import learner as module
 from agent_r1.policy.learner import Learner
 from agent_r1.policy.optimizers import OffloadedAdamW
@@ -19,9 +18,9 @@ from agent_r1.records import Credit, Trajectory
 Make = Callable[..., Any]
 
 
-def offloading(model: nn.Module, learning_rate: float, params: UpdateParams, _: bool) -> OffloadedAdamW:
+def offloading(model: nn.Module, learning_rate: float, *, offload: bool, **options: Any) -> OffloadedAdamW:
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    return OffloadedAdamW(trained, lr=learning_rate, betas=params.betas, weight_decay=params.weight_decay, fused=True)
+    return OffloadedAdamW(trained, lr=learning_rate, fused=True, **options)
 
 
 def bits(learner: Learner) -> list[bytes]:
@@ -63,5 +62,5 @@ def test_offloaded_states_give_the_bits_of_others_and_go_on_from_them(
 def test_only_a_gpus_states_are_offloaded(make_learner: Make) -> None:
     """Which here is none: `optimizer_offload` changes nothing on a CPU."""
     learner = make_learner()
-    optimizer = module.adamw(learner.policy, 1e-3, learner.params, True)
+    optimizer = module.adamw(learner.policy, 1e-3, betas=(0.9, 0.95), weight_decay=0.0, offload=True)
     assert type(optimizer) is torch.optim.AdamW

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from agent_r1.params import load
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.policy.model import load_policy
 from agent_r1.records import Source, Trajectory
+from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Lessons, fit
+from agent_r1.training.unfinished import Unfinished
 
 P, A, O, T = map(int, Source)  # noqa: E741
 MakeTrajectory = Callable[..., Trajectory]
@@ -36,7 +39,7 @@ def make_params() -> Callable[..., WarmStartParams]:
 def demonstrations(make_trajectory: MakeTrajectory) -> list[Trajectory]:
     """Twelve of different lengths and random bytes: nothing to learn but by heart."""
     rows = [make_trajectory(i, [P, P, T, A, A, A, O, O, T, *[A] * (2 + i % 3)]) for i in range(12)]
-    return [dataclasses.replace(row, token_ids=row.token_ids % 256) for row in rows]
+    return [replace(row, token_ids=row.token_ids % 256) for row in rows]
 
 
 def fitted(
@@ -44,9 +47,11 @@ def fitted(
     demonstrations: Sequence[Trajectory],
     params: WarmStartParams,
     conversations: Sequence[Trajectory] = (),
+    unfinished: Unfinished | None = None,
 ) -> tuple[PreTrainedModel, list[float]]:
     model = load_policy(path, device=torch.device("cpu"))
-    return model, fit(model, Lessons.of(demonstrations, conversations, params.observation_weight), params)
+    lessons = Lessons.of(demonstrations, conversations, params.observation_weight)
+    return model, fit(model, lessons, params, unfinished=unfinished)
 
 
 def same_bits(left: PreTrainedModel, right: PreTrainedModel) -> bool:
@@ -88,6 +93,77 @@ def test_the_same_seed_gives_the_same_bits(
     assert losses == same_losses
     assert same_bits(one, two)
     assert not same_bits(one, other)
+
+
+class Killed(BaseException):
+    """What a process that is killed does not live to see."""
+
+
+@pytest.fixture
+def left(
+    tmp_path: Path,
+    tiny_model: Path,
+    demonstrations: list[Trajectory],
+    make_params: Callable[..., WarmStartParams],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Unfinished:
+    """A training of five steps that wrote down how far it was after two and four, and was killed after the fourth."""
+    unfinished = Unfinished(tmp_path / "left", tmp_path / "aside", 2, Identity(parameters={"steps": 5}))
+
+    keep = Unfinished.keep
+
+    def keep_and_die(self: Unfinished, model: Any, optimizer: Any, steps: int, ranks: Any) -> None:
+        keep(self, model, optimizer, steps, ranks)
+        if steps == 4:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "keep", keep_and_die)
+        with pytest.raises(Killed):
+            fitted(tiny_model, demonstrations, make_params(), unfinished=unfinished)
+    return unfinished
+
+
+def test_killed_it_takes_the_steps_that_are_left_and_ends_with_the_same_bits(
+    left: Unfinished,
+    tiny_model: Path,
+    demonstrations: list[Trajectory],
+    make_params: Callable[..., WarmStartParams],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Under changed code too, which is said."""
+    whole, losses = fitted(tiny_model, demonstrations, make_params())
+    edited = replace(left, every=0, identity=replace(left.identity, code={"agent_r1/x.py": "0"}))
+    resumed, last = fitted(tiny_model, demonstrations, make_params(), unfinished=edited)
+    assert (same_bits(whole, resumed), last) == (True, losses[4:])
+    assert "left: going on, though the code has changed: agent_r1/x.py" in caplog.text
+
+
+@pytest.mark.parametrize(("lessons", "reason"), [(11, "lessons "), (12, "steps 5 -> 6")])
+def test_what_another_training_left_is_moved_aside(
+    left: Unfinished,
+    tiny_model: Path,
+    demonstrations: list[Trajectory],
+    make_params: Callable[..., WarmStartParams],
+    caplog: pytest.LogCaptureFixture,
+    lessons: int,
+    reason: str,
+) -> None:
+    taken = replace(left, identity=Identity(parameters={"steps": 5 if lessons < 12 else 6}))
+    _, losses = fitted(tiny_model, demonstrations[:lessons], make_params(), unfinished=taken)
+    assert len(losses) == 5
+    assert f"is of another training: {reason}" in caplog.text
+    [aside] = left.aside.iterdir()
+    assert (aside / "SHA256SUMS").exists()
+
+
+def test_what_is_not_as_it_was_written_is_refused(
+    left: Unfinished, tiny_model: Path, demonstrations: list[Trajectory], make_params: Callable[..., WarmStartParams]
+) -> None:
+    [shard] = (left.folder / "learner").glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"left cannot be gone on from, remove it to begin anew: .*not as it was"):
+        fitted(tiny_model, demonstrations, make_params(), unfinished=left)
 
 
 def test_micro_batches_add_up_to_the_batch(
