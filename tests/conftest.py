@@ -23,6 +23,7 @@ SLOW = {
     "engine_server",
     "grpo",
     "inside",
+    "lay_dvc",
     "mortal_server",
     "one_action_task",
     "ppo",
@@ -33,6 +34,7 @@ SLOW = {
     "served",
     "small_project",
     "start",
+    "venv",
 }
 
 # At the tests' size more threads are slower, the more so beside another process of the suite.

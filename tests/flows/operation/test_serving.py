@@ -82,7 +82,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.2)
+        time.sleep(0.5)
     return found
 
 

@@ -102,7 +102,7 @@ def workers(
         for process in started:
             assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
-        time.sleep(0.2)
+        time.sleep(0.5)
     yield
     for process in started:
         process.terminate()
