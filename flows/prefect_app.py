@@ -11,10 +11,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from agent_r1.client import LOOPBACK
-from flows.processes import end_with_parent
-
-# New objects before Python looks for garbage: imports, and the tables that are made at the first start, are a million.
-STARTING = (100_000, 20, 50)
+from flows.processes import IMPORTING, end_with_parent
 
 _scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive
 
@@ -25,7 +22,7 @@ def create() -> ASGIApp:
     Around the app and not in it: what Prefect asks of itself comes under a name of its own.
     """
     end_with_parent()
-    gc.set_threshold(*STARTING)
+    gc.set_threshold(*IMPORTING)  # for good: the first start makes as many objects again for its tables
     from prefect.server.api.server import create_app
     from prefect.server.events.models import automations
 

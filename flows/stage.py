@@ -21,7 +21,7 @@ from uuid import UUID
 from agent_r1 import params
 from agent_r1.files import is_own
 from agent_r1.params.places import NAMED_BY_DVC, project_root
-from flows.processes import OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
+from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 from flows.terminal import HarmlessFormatter, R, configure_logging, show_traceback
 
 P = ParamSpec("P")
@@ -49,10 +49,7 @@ ENVIRONMENT = {
     "KMP_BLOCKTIME": "0",
 }
 
-# New objects before Python looks for garbage. Imports make a million that stay; looking at them again and again takes a
-# sixth of a stage's start.
-IMPORTING = (100_000, 20, 50)
-COLLECTING = gc.get_threshold()
+COLLECTING = gc.get_threshold()  # new objects before Python looks for garbage, once all is imported
 
 logger = logging.getLogger(__name__)
 
