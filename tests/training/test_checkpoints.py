@@ -315,7 +315,7 @@ def test_what_is_not_as_it_was_collected_is_collected_again_with_all_that_came_a
     assert resumed.requests.items() <= whole.requests.items()
 
 
-@pytest.mark.parametrize("damage", [by_other_weights, Path.unlink])
+@pytest.mark.parametrize("damage", [torn, by_other_weights, of_another_seed, Path.unlink])
 def test_what_was_collected_ahead_is_proved_before_its_weights_are_gone(
     go: Go, left_alone: Callable[[dict[str, Any]], Alone], damage: Callable[[Path], None]
 ) -> None:
