@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from agent_r1.policy.packing import see
 
 CHUNK = 2**25  # logits that exist at a time: 128 MiB
-BLOCK = 2**22  # of those that are made into logprobs at a time
+BLOCK = 2**20  # of those that are made into logprobs at a time
 
 
 class Float32Output(nn.Linear):
@@ -133,34 +133,41 @@ class Scores(torch.autograd.Function):
     """Of logits [n, V] and tokens [n], their logprobs [n], and with `entropy` that [n] of the distributions, in nats.
 
     They and their gradients are log_softmax's, to the bit, made a few rows at a time, so that what lies between, some
-    tensors [n, V], is small and near.
+    tensors [n, V], is small and near. All logprobs are put where the logits are, which nobody may need any more.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        logprobs, entropies = torch.empty_like(logits), logits.new_zeros(len(logits))
-        for rows in _blocks(logits):
-            logprobs[rows] = block = logits[rows].log_softmax(-1)
+        entropies = logits.new_zeros(len(logits))
+        for block, rows, logprobs, part in _blocks(logits):
+            torch.log_softmax(block, -1, out=logprobs)
             if entropy:
-                entropies[rows] = -(block.exp() * block).sum(-1)
-        ctx.save_for_backward(logprobs, chosen)
-        return logprobs.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropies
+                entropies[rows] = -torch.exp(logprobs, out=part).mul_(logprobs).sum(-1)
+            block.copy_(logprobs)
+        ctx.save_for_backward(logits, chosen)
+        return logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropies
 
     @staticmethod
     def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor, None, None]:
         logprobs, chosen = ctx.saved_tensors
         result, entropy = torch.empty_like(logprobs), bool(of_entropies.any())
-        for rows in _blocks(logprobs):
-            block = logprobs[rows]
-            given = block.exp() * (block + 1) * -of_entropies[rows, None] if entropy else torch.zeros_like(block)
+        for block, rows, given, part in _blocks(logprobs):
+            if entropy:
+                torch.exp(block, out=given).mul_(torch.add(block, 1, out=part)).mul_(-of_entropies[rows, None])
+            else:
+                given.zero_()
             given.scatter_add_(-1, chosen[rows, None], of_logprobs[rows, None])
-            result[rows] = torch.ops.aten._log_softmax_backward_data(given, block, -1, block.dtype)
+            torch.ops.aten._log_softmax_backward_data.out(given, block, -1, block.dtype, out=result[rows])
         return result, None, None
 
 
-def _blocks(logits: Tensor) -> Iterator[slice]:
+def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
+    """Some rows after the others, which these are, and twice the room that they take, the same for all."""
     size = max(1, BLOCK // logits.shape[-1])
-    return (slice(start, start + size) for start in range(0, len(logits), size))
+    rooms = [torch.empty_like(logits[:size]) for _ in range(2)]
+    for start in range(0, len(logits), size):
+        block = logits[start : start + size]
+        yield block, slice(start, start + size), *(room[: len(block)] for room in rooms)
 
 
 @contextmanager

@@ -597,7 +597,7 @@ def test_the_output_layer_alone_computes_in_float32(
     learner = make_learner(dtype="bfloat16", float32_output=True, adapter=adapter)
     seen: list[torch.Tensor] = []
     output = learner.policy.get_output_embeddings()
-    output.register_forward_hook(lambda _, given, logits: seen.extend([given[0], logits]))
+    output.register_forward_hook(lambda _, given, logits: seen.extend([given[0], logits.clone()]))
     [logprobs, *_] = learner.logprobs(trajectories)
     hidden, logits = seen[:2]
     assert logits.dtype == torch.float32

@@ -193,7 +193,7 @@ AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
 
 def predicted(logits: Tensor) -> dict[str, Tensor]:
     """What logits [N, V] say: the entries of `LossTokens` that carry the gradient."""
-    logprobs, entropy = Scores.apply(logits, torch.as_tensor(CHOSEN), True)
+    logprobs, entropy = Scores.apply(logits.clone(), torch.as_tensor(CHOSEN), True)
     return {"logprobs": logprobs, "entropy": entropy}
 
 

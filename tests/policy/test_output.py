@@ -211,4 +211,12 @@ def test_gradients_agree_with_finite_differences(rows_at_a_time: None) -> None:
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 7, generator=draws, dtype=torch.float64).requires_grad_()
     chosen = torch.randint(7, (5,), generator=draws)
-    assert torch.autograd.gradcheck(lambda logits: Scores.apply(logits, chosen, True), [logits])
+    assert torch.autograd.gradcheck(lambda logits: Scores.apply(logits.clone(), chosen, True), [logits])
+
+
+def test_whoever_needs_the_logits_that_became_logprobs_is_refused() -> None:
+    logits = torch.randn(5, 7).requires_grad_()
+    needed = logits.exp()  # whose gradient is of itself
+    logprobs, _ = Scores.apply(needed, torch.zeros(5, dtype=torch.long), False)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprobs.sum().backward()
