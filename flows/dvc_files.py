@@ -16,12 +16,13 @@ import yaml
 
 from agent_r1.files import write_text
 from agent_r1.harmless import without_password
+from flows.processes import IMPORTING
 
 # DVC's command line, which looks for garbage among its own imports, and frees all of them at its end: that takes longer
 # than many a command of it.
-_COMMAND = """
+_COMMAND = f"""
 import gc, os, sys
-gc.set_threshold(100_000, 20, 50)
+gc.set_threshold(*{IMPORTING})
 from dvc.cli import main
 code = main(sys.argv[1:])
 sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+from functools import partial
 
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -48,8 +49,10 @@ def warm_start() -> None:
         if settings.model.path:
             _check_memory(settings, settings.model.path)
         if trains:
-            with leading(settings.learner, COMMAND, lambda: _alike(settings), settings.warm_start.seed) as ranks:
-                _train(settings, ranks)
+            identity = _identity(settings)
+            ours = partial(_alike, settings, identity)
+            with leading(settings.learner, COMMAND, ours, settings.warm_start.seed) as ranks:
+                _train(settings, _unfinished(settings, identity), ranks)
         else:
             tokenizer = load_tokenizer(settings.model.path)
             model = load_policy(settings.model.path, "auto", torch.device("cpu"))
@@ -61,7 +64,7 @@ def _trains(settings: Params) -> bool:
     return not settings.model.path or settings.warm_start.fine_tune
 
 
-def _train(settings: Params, ranks: Ranks) -> None:
+def _train(settings: Params, unfinished: Unfinished, ranks: Ranks) -> None:
     places = settings.places
     with locked(places.warm_start.with_name(".warm_start.lock"), _refuse_another):
         model, tokenizer = train_on_demonstrations(
@@ -70,28 +73,33 @@ def _train(settings: Params, ranks: Ranks) -> None:
             read_rows(places.passages, Passage),
             open_index(settings.search, places.passages, places.index),
             ranks=ranks,
-            unfinished=_unfinished(settings),
+            unfinished=unfinished,
         )
         _write(model, tokenizer, settings)
-        shutil.rmtree(places.unfinished_warm_start, ignore_errors=True)
+        shutil.rmtree(unfinished.folder, ignore_errors=True)
 
 
 def _refuse_another() -> None:
     raise ValueError("another process is training the warm start; wait for its end, or end it")
 
 
-def _unfinished(settings: Params) -> Unfinished:
-    """Where it is written down how far the warm start is; other parameters or another model make another one of it."""
-    places, model = settings.places, settings.model.path
+def _identity(settings: Params) -> Identity:
+    """Other parameters or another model make another warm start of it."""
+    model = settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),
         "model": settings.model.model_dump(mode="json"),
     }
-    identity = Identity(
+    return Identity(
         parameters=flatten(sections),
         inputs={"model": model_hash(model)} if model else {},
         code=code_of("warm_start"),
     )
+
+
+def _unfinished(settings: Params, identity: Identity) -> Unfinished:
+    """Where it is written down how far the warm start is."""
+    places = settings.places
     return Unfinished(places.unfinished_warm_start, places.aside, settings.warm_start.checkpoint_every, identity)
 
 
@@ -113,15 +121,15 @@ def start() -> None:
 
 def _follow(settings: Params) -> None:
     """Trains with the leader, and hands over its part of what came of it."""
-    with following(settings.learner, lambda: _alike(settings)) as (group, _):
-        model = train_with_leader(settings, group, _unfinished(settings))
+    identity = _identity(settings)
+    with following(settings.learner, partial(_alike, settings, identity)) as (group, _):
+        model = train_with_leader(settings, group, _unfinished(settings, identity))
         save_merged(model, settings.places.warm_start, writes=False)
         group.hear()  # that the leader has written it, and has no more to do
 
 
-def _alike(settings: Params) -> dict[str, str]:
-    model = settings.model.path
-    return alike("warm_start", fingerprint(settings), model_hash(model) if model else "")
+def _alike(settings: Params, identity: Identity) -> dict[str, str]:
+    return alike("warm_start", fingerprint(settings), fingerprint(identity.inputs))
 
 
 def _check_memory(settings: Params, path: str) -> None:

@@ -164,10 +164,10 @@ class Scores(torch.autograd.Function):
 def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
     """Some rows after the others, which these are, and twice the room that they take, the same for all."""
     size = max(1, BLOCK // logits.shape[-1])
-    rooms = [torch.empty_like(logits[:size]) for _ in range(2)]
+    room, another = (torch.empty_like(logits[:size]) for _ in range(2))
     for start in range(0, len(logits), size):
         block = logits[start : start + size]
-        yield block, slice(start, start + size), *(room[: len(block)] for room in rooms)
+        yield block, slice(start, start + size), room[: len(block)], another[: len(block)]
 
 
 @contextmanager

@@ -210,9 +210,13 @@ class RunFolder:
 
     def _make_room(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         """Decides what becomes of a folder that is not empty."""
-        started, reason, remedy = read_start(self.path), "", ""
+        started, reason, remedy = None, "", ""
+        try:
+            started = read_start(self.path)
+        except ValueError as fault:
+            reason = f"cannot be gone on from: {fault}"
         if started is None:
-            reason = "is of an older version of the project, which did not write down what was trained in it"
+            reason = reason or "is of an older version of the project, which did not write down what was trained in it"
         elif differing := self.identity.differences_from(started):
             reason, remedy = f"is another run's: {some(differing)}", "set it back to go on, or "
         if reason and not (fresh or replace):

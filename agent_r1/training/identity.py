@@ -71,9 +71,17 @@ def write_start(folder: Path, identity: Identity) -> None:
 
 
 def read_start(folder: Path) -> Identity | None:
-    """How the run in a folder was last started; None where the folder does not say."""
+    """How the run in a folder was last started; None where the folder does not say.
+
+    Raises ValueError if what it says is not what this version of the project writes.
+    """
     file = folder / START
-    return Identity(**json.loads(file.read_text())) if file.exists() else None
+    if not file.exists():
+        return None
+    try:
+        return Identity(**{name: dict(entries) for name, entries in json.loads(file.read_text()).items()})
+    except (ValueError, TypeError, AttributeError) as fault:
+        raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault
 
 
 def some(names: list[str]) -> str:

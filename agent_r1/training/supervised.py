@@ -43,9 +43,11 @@ class Lessons:
     @property
     def digest(self) -> str:
         """The sha256 of all of them."""
-        parts = (part.tobytes() for pair in zip(self.token_ids, self.weights, strict=True) for part in pair)
-        lengths = [len(row) for row in self.token_ids]
-        return sha256(str(lengths).encode() + b"".join(parts)).hexdigest()
+        digest = sha256(str([len(row) for row in self.token_ids]).encode())
+        for pair in zip(self.token_ids, self.weights, strict=True):
+            for part in pair:
+                digest.update(part.tobytes())
+        return digest.hexdigest()
 
     @classmethod
     def of(cls, demonstrations: Sequence[Trajectory], conversations: Sequence[Trajectory], observed: float) -> Self:
@@ -83,7 +85,8 @@ def fit(
         packed=is_packed(model.config),
         ranks=ranks,
     )
-    unfinished = unfinished and unfinished.on(lessons=lessons.digest)
+    if unfinished and ranks.leads:
+        unfinished = unfinished.on(lessons=lessons.digest)
     done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
     batches = islice(_batches([len(row) for row in lessons.token_ids], params), done, None)
     hidden = not (ranks.leads and sys.stderr.isatty())

@@ -149,6 +149,17 @@ def test_making_room_for_another_run_moves_the_old_one_aside(
     assert f"it was moved to {kept}" in caplog.text
 
 
+@pytest.mark.parametrize("said", ["{", "[]", '{"parameters": 1}', '{"parameters": {}, "seeds": {}}'])
+def test_a_folder_that_says_what_this_version_does_not_know_is_refused_whole(path: Path, said: str) -> None:
+    (path / "start.json").write_text(said)
+    before = contents(path)
+    with pytest.raises(ValueError, match=r"start.json is damaged, or of another version .*; start over with --fresh"):
+        taken_up(path)
+    assert contents(path) == before
+    assert taken_up(path, replace=True).finished == 0
+    assert contents(moved_aside(path)[0]) == before
+
+
 def test_starting_over_again_and_again_keeps_everything(path: Path) -> None:
     for _ in range(3):
         taken_up(path, fresh=True)
