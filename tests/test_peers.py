@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.params import RunId
-from benchmarks.peers.__main__ import QUIET, Contender, Lap, table
+from benchmarks.peers.__main__ import QUIET, Contender, Lap, main, table
 from benchmarks.peers.course import CONTENDERS, FIRST, RUN, await_turn, settings_of, tell_lap, told, turn
 
 
@@ -83,3 +83,14 @@ def test_a_contender_that_ends_is_told(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=f"{FIRST} ended with 3 in its lap"):
         running.lap()
     running.close()
+
+
+def test_without_what_all_start_from_there_is_no_race(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["peers", "--trl", "trl"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "data/index, outputs/warm_start; `make repro` makes what all contenders start" in capsys.readouterr().err
+    assert not (tmp_path / "trl").exists()

@@ -32,7 +32,7 @@ from statistics import median
 import psutil
 
 from agent_r1.evaluation.comparison import markdown_table
-from benchmarks.peers.course import CONTENDERS, FIRST, TRL, told, turn
+from benchmarks.peers.course import CONTENDERS, FIRST, TRL, settings_of, told, turn
 from flows.stage import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
@@ -212,6 +212,10 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="count laps whatever else computes")
     parser.add_argument("--out", type=Path, help="a folder for race.json and race.md")
     given = parser.parse_args()
+    places = settings_of(FIRST).places
+    starts_from = (places.questions, places.passages, places.index, places.warm_start)
+    if lacking := [str(path) for path in starts_from if not path.exists()]:
+        parser.error(f"not there: {', '.join(lacking)}; `make repro` makes what all contenders start from")
     if not given.trl.exists():
         make_environment(given.trl)
     laps = dict[str, list[Lap]]()
