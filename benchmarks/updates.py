@@ -26,12 +26,18 @@ from agent_r1.params import SHIPPED, load
 from agent_r1.policy.learner import Learner
 from agent_r1.rollout.sampling import Action
 from benchmarks import synthetic
-from flows.stage import ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
 SHAPE = 128, 4, 2, 2, 256  # of the built-in model, but for its words; as in synthetic.SHAPES
 REPEATS = 3
 ROUNDS = 2  # turns of each checkout
+# With the environment that the checkout's own stages have.
+AS_A_STAGE = """
+from flows.stage import prepare_process
+prepare_process()
+from benchmarks.updates import main
+main()
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +79,11 @@ def measure(size: Size) -> dict[str, float]:
 
 
 def measured_in(checkout: Path, size: Size) -> dict[str, float]:
-    """What `measure` says in a process of its own, with the code of a checkout."""
+    """What `measure` says in a process of its own, with the code of a checkout and as a stage of it."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.updates", "--one", json.dumps(asdict(size))],
+        [sys.executable, "-c", AS_A_STAGE, "--one", json.dumps(asdict(size))],
         cwd=checkout,
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(checkout)},
+        env={**os.environ, "PYTHONPATH": str(checkout)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
