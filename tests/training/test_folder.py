@@ -149,15 +149,20 @@ def test_making_room_for_another_run_moves_the_old_one_aside(
     assert f"it was moved to {kept}" in caplog.text
 
 
-@pytest.mark.parametrize("said", ["{", "[]", '{"parameters": 1}', '{"parameters": {}, "seeds": {}}'])
-def test_a_folder_that_says_what_this_version_does_not_know_is_refused_whole(path: Path, said: str) -> None:
-    (path / "start.json").write_text(said)
+def assert_refused_whole(path: Path, message: str) -> None:
+    """Nothing of a folder is touched, and where nobody is asked all of it is moved aside."""
     before = contents(path)
-    with pytest.raises(ValueError, match=r"start.json is damaged, or of another version .*; start over with --fresh"):
+    with pytest.raises(ValueError, match=message):
         taken_up(path)
     assert contents(path) == before
     assert taken_up(path, replace=True).finished == 0
     assert contents(moved_aside(path)[0]) == before
+
+
+@pytest.mark.parametrize("said", ["{", "[]", '{"parameters": 1}', '{"parameters": {}, "seeds": {}}'])
+def test_a_folder_that_says_what_this_version_does_not_know_is_refused_whole(path: Path, said: str) -> None:
+    (path / "start.json").write_text(said)
+    assert_refused_whole(path, r"start.json is damaged, or of another version .*; start over with --fresh")
 
 
 def test_starting_over_again_and_again_keeps_everything(path: Path) -> None:
@@ -176,12 +181,7 @@ def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path
     record = {"iterations": 2, "policy_version": 1, "fingerprint": "0a1b2c3d", "rollbacks": 0, "stopped": False}
     (path / "checkpoint" / "progress.json").write_text(json.dumps(record))
     (path / "start.json").unlink()
-    before = contents(path)
-    with pytest.raises(ValueError, match=r"is of an older version of the project, .*; start over with --fresh, which"):
-        taken_up(path)
-    assert contents(path) == before
-    assert taken_up(path, replace=True).finished == 0
-    assert contents(moved_aside(path)[0]) == before
+    assert_refused_whole(path, r"is of an older version of the project, .*; start over with --fresh, which")
 
 
 def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:
