@@ -64,12 +64,13 @@ ablations: $(INSTALLED)  ## train, evaluate and compare every run of params.yaml
 games: $(INSTALLED)  ## play every game, or GAMES=sokoban: the same sweep in games/NAME
 	@$(MAKE) --no-print-directory -j2 $(GAMES:%=game-%)
 
-# Of several games two are under way, so that no place of operate.side_by_side stays empty during a warm start. Their lines
-# begin with the game's name then; they are read to their end where Ctrl-C ends what writes them.
+# Of several games two are under way, so that no place of operate.side_by_side stays empty during a warm start, and no stage
+# is alone (ALONE of flows/stage.py). Their lines begin with the game's name then; they are read to their end where Ctrl-C
+# ends what writes them.
 game-%: SHELL := bash
 game-%: .SHELLFLAGS := -o pipefail -c
 game-%: $(INSTALLED)
-	@( agent-r1 overlay $* --into games/$* && cd games/$* && agent-r1 doctor parameters && \
+	@( $(if $(word 2,$(GAMES)),export GOMP_SPINCOUNT=0 && )agent-r1 overlay $* --into games/$* && cd games/$* && agent-r1 doctor parameters && \
 	agent-r1 pipeline --sweep ablations && agent-r1 results --sweep ablations \
 	) $(if $(word 2,$(GAMES)),2>&1 | (trap '' INT; awk '{print "$*  " $$0; fflush()}'))
 

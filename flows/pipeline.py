@@ -33,7 +33,7 @@ from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
 from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, server_answers
-from flows.stage import EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
+from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 from flows.terminal import speak
 
 CACHED = "Cached"  # the state of a stage that was up to date
@@ -83,9 +83,10 @@ def reproduce_all(file: str, pool: str = "") -> None:
                     sent.add(stage)
                 elif len({*running.values()} - sent) >= operate.side_by_side:
                     continue
+                alone = not running and ready == [stage]  # nor does another get ready before it ends
                 ready.remove(stage)
                 if stage in changed or made & needs[stage]:
-                    work = _work(stage, needs[stage], beside, elsewhere)
+                    work = _work(stage, needs[stage], beside, elsewhere, alone=alone)
                     begun = _with_retries().submit(stage, work, ask=stage not in changed)
                 else:
                     begun = _unchanged.submit(stage)
@@ -105,11 +106,11 @@ def reproduce_all(file: str, pool: str = "") -> None:
         raise faults[0]
 
 
-def _work(stage: str, needs: set[str], beside: Beside, pool: Pool | None) -> Callable[[], None]:
+def _work(stage: str, needs: set[str], beside: Beside, pool: Pool | None, *, alone: bool) -> Callable[[], None]:
     """What makes a stage: DVC here, or a worker of a pool."""
     if pool and pool.takes(stage):
         return partial(_send, pool, stage, needs, beside)
-    return partial(_follow, stage, _repro(stage), beside)
+    return partial(_follow, stage, _repro(stage), beside, alone=alone)
 
 
 def _send(pool: Pool, stage: str, needs: set[str], beside: Beside) -> None:
@@ -155,10 +156,11 @@ def _cached(stage: str) -> State[None]:
     return Completed(name=CACHED)
 
 
-def _follow(stage: str, command: Sequence[str], beside: Beside) -> None:
+def _follow(stage: str, command: Sequence[str], beside: Beside, *, alone: bool = False) -> None:
     """Runs a command to its end, or to that of its time, its lines logged as they come.
 
     DVC's own exit code does not tell how a stage's command ended, so the stage's rim writes that to a file.
+    `alone` says that nothing runs beside it.
     """
     if deployment.id:  # a worker started this process; without it nobody would end it, or see it end
         end_with_parent()
@@ -167,7 +169,7 @@ def _follow(stage: str, command: Sequence[str], beside: Beside) -> None:
     with TemporaryDirectory() as folder:
         exit_code = Path(folder) / "exit_code"
         with (
-            beside.run(command, _stage_environment(exit_code)) as process,
+            beside.run(command, _stage_environment(exit_code, alone=alone)) as process,
             beside.line(stage) as show,
             ended_after(process, timeout_s) as late,
         ):
@@ -195,12 +197,13 @@ def _passed_on(line: str) -> str:
     return said
 
 
-def _stage_environment(exit_code: Path) -> dict[str, str]:
+def _stage_environment(exit_code: Path, *, alone: bool) -> dict[str, str]:
     """This process's environment, and where the stage's own flow finds its server and its parent."""
     context = TaskRunContext.get()
     if context is None:
         raise RuntimeError("a stage's command runs as a task, and there is none here")
     return {
+        **(ALONE if alone else {}),
         **os.environ,
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         PARENT_TASK_RUN: str(context.task_run.id),

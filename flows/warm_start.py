@@ -84,7 +84,7 @@ def _refuse_another() -> None:
 
 
 def _identity(settings: Params) -> Identity:
-    """Other parameters or another model make another warm start of it."""
+    """What makes this warm start and no other: its parameters, and the model that it begins from."""
     model = settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),

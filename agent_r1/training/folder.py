@@ -210,29 +210,32 @@ class RunFolder:
 
     def _make_room(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         """Decides what becomes of a folder that is not empty."""
-        started, reason, remedy = None, "", ""
+        reason, changed = self._compare()
+        if reason and not (fresh or replace):
+            raise ValueError(f"{reason}; go back to that, or start over with --fresh, which moves it to {aside}")
+        if changed and self.is_complete(iterations):
+            reason = f"{self.path} was trained by other code: {some(changed)}"
+        if fresh or reason:
+            self._move_aside(aside, reason or f"{self.path} is started over")
+        elif changed:
+            logger.warning("%s: going on, though the code has changed: %s", self.path, some(changed))
+
+    def _compare(self) -> tuple[str, list[str]]:
+        """Why the run cannot go on from what is here, "" where it can; and the files of code that changed since."""
         try:
             started = read_start(self.path)
         except ValueError as fault:
-            reason = f"cannot be gone on from: {fault}"
+            return str(fault), []
         if started is None:
-            reason = reason or "is of an older version of the project, which did not write down what was trained in it"
-        elif differing := self.identity.differences_from(started):
-            reason, remedy = f"is another run's: {some(differing)}", "set it back to go on, or "
-        if reason and not (fresh or replace):
-            raise ValueError(f"{self.path} {reason}; {remedy}start over with --fresh, which moves it to {aside}")
-        changed = [] if reason or started is None else self.identity.changed_code(started)
-        if changed and self.is_complete(iterations):
-            reason = f"was trained by other code: {some(changed)}"
-        if fresh or reason:
-            self._move_aside(aside, reason or "is started over")
-        elif changed:
-            logger.warning("%s: going on, though the code has changed: %s", self.path, some(changed))
+            return f"{self.path} is of an older version of the project, which did not write down what it trained", []
+        if differing := self.identity.differences_from(started):
+            return f"{self.path} is another run's: {some(differing)}", []
+        return "", self.identity.changed_code(started)
 
     def _move_aside(self, aside: Path, reason: str) -> None:
         target = move_aside(self.path, aside)
         self.progress, self.saved = Progress(iterations=0, policy_version=0), None
-        logger.warning("%s %s; it was moved to %s", self.path, reason, target)
+        logger.warning("%s; it was moved to %s", reason, target)
 
     def _after(self, finished: int, learner: Learner) -> Progress:
         """How far the run is with so many finished iterations."""

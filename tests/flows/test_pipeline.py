@@ -187,17 +187,20 @@ def test_the_sweep_brings_what_it_is_made_of_up_to_date_first(prefect_api: str, 
 
 
 def test_stages_that_are_ready_run_side_by_side(prefect_api: str, project: Path) -> None:
-    """Each of the two ends only once the other has begun."""
-    meet = "echo > ../{own}.begun && until [ -e ../{other}.begun ]; do sleep .1; done; echo {own} > {own}.txt"
+    """Each of the two ends only once the other has begun. The third is alone: its threads look for each other."""
+    looks = "echo {own} $GOMP_SPINCOUNT >> ../looks.txt"
+    meet = "echo > ../{own}.begun && until [ -e ../{other}.begun ]; do sleep .1; done; echo {own} > {own}.txt; " + looks
     definitions: dict[str, dict[str, Any]] = {
         own: {"cmd": meet.format(own=own, other=other), "outs": [f"{own}.txt"]}
         for own, other in (("prepare", "index"), ("index", "prepare"))
     }
     both = ["prepare.txt", "index.txt"]
-    definitions["report"] = {"cmd": "cat prepare.txt index.txt > report.txt", "deps": both, "outs": ["report.txt"]}
+    join = "cat prepare.txt index.txt > report.txt; " + looks.format(own="report")
+    definitions["report"] = {"cmd": join, "deps": both, "outs": ["report.txt"]}
     (project / "dvc.yaml").write_text(yaml.safe_dump({"stages": definitions}))
     assert states(pipeline) == dict.fromkeys(("prepare", "index", "report"), "Completed")
     assert (project / "report.txt").read_text() == "prepare\nindex\n"
+    assert sorted((project.parent / "looks.txt").read_text().splitlines()) == ["index", "prepare", "report 3000"]
     (project / "index.txt").unlink()
     assert states(pipeline) == {"prepare": "Cached", "index": "Completed", "report": "Completed"}  # DVC skips it
 

@@ -90,8 +90,8 @@ def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no model at outputs/warm_start; make it"):
-        load_pretrained(AutoConfig, Path("outputs/warm_start"))
+    with pytest.raises(FileNotFoundError, match=r"there is no model at outputs/nowhere; make it"):
+        load_pretrained(AutoConfig, Path("outputs/nowhere"))
 
 
 CODE = """
