@@ -148,5 +148,5 @@ def _check_memory(settings: Params, path: str) -> None:
             optimizer_offload=settings.learner.optimizer_offload and device.type == "cuda",
             ranks=settings.learner.ranks,
         )
-        parts = memory.on_machine(memory.estimate(demand), settings.learner, device)
+        parts = memory.on_machine(memory.estimate(demand), settings.learner.processes, device)
         memory.require_fit(parts, memory.available_gib(device))

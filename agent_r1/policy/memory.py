@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from agent_r1.params.stages import LearnerParams, LoraParams
+from agent_r1.params.stages import LoraParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device
 from agent_r1.policy.output import CHUNK
@@ -87,17 +87,17 @@ def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> 
                 logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
-    parts, available = on_machine(parts, settings.learner, device), available_gib(device)
+    parts, available = on_machine(parts, settings.learner.processes, device), available_gib(device)
     shown = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
     logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, shown)
     require_fit(parts, available)
 
 
-def on_machine(parts: Mapping[str, float], learner: LearnerParams, device: torch.device) -> dict[str, float]:
-    """One rank's estimate with that of the others that share its device: those of a machine share the CPU's memory."""
+def on_machine(parts: Mapping[str, float], processes: int, device: torch.device) -> dict[str, float]:
+    """One rank's estimate with that of the others that share its device: a machine's `processes` share its memory."""
     if device.type != "cpu":
         return dict(parts)
-    return {**parts, "other ranks": (learner.processes - 1) * (sum(parts.values()) - parts["sampler"])}
+    return {**parts, "other ranks": (processes - 1) * (sum(parts.values()) - parts["sampler"])}
 
 
 def require_fit(parts: Mapping[str, float], available: float) -> None:
@@ -129,13 +129,16 @@ def estimate(demand: Demand) -> dict[str, float]:
     Weights that train are float32, with a gradient and two Adam states of the same size; those beneath adapters and
     those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
     count once. Of ranks it is one's share, with what it gathers to compute: a layer, and all that is outside of them.
-    A sampler that sleeps meanwhile counts with what it takes beyond the policy's gradients, activations and logits.
+    A sampler that sleeps meanwhile counts with what it takes beyond gradients, activations and logits.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
-    parts: dict[str, float] = {"policy": _trained_bytes(count.policy, count.adapters, frozen, states)}
+    learners = {"policy": count.policy}
     if demand.critic:
-        parts["critic"] = _trained_bytes(count.backbone + shape.hidden_size + 1, count.adapters, frozen, states)
+        learners["critic"] = count.backbone + shape.hidden_size + 1
+    parts: dict[str, float] = {
+        name: _trained_bytes(weights, count.adapters, frozen, states) for name, weights in learners.items()
+    }
     if demand.reference and not demand.adapter:
         parts["reference"] = count.policy * frozen
     if frozen < FLOAT32 and not demand.adapter:
@@ -150,7 +153,8 @@ def estimate(demand: Demand) -> dict[str, float]:
     gib = {name: size / GIB for name, size in parts.items()}
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:
-        gradients = (count.adapters or count.policy) * FLOAT32 / demand.ranks / GIB
+        trained = sum(count.adapters or weights for weights in learners.values())
+        gradients = trained * FLOAT32 / demand.ranks / GIB
         sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 

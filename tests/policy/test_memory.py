@@ -127,7 +127,7 @@ def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
     parts = {name: round(size * GIB) for name, size in estimate(demand).items()}
     assert parts["policy"] == 8 * POLICY
     assert parts["critic"] == 8 * (BACKBONE + 33)
-    freed = 4 * POLICY + parts["activations"] + parts["logits"]
+    freed = 4 * (POLICY + BACKBONE + 33) + parts["activations"] + parts["logits"]
     assert estimate(replace(demand, sampler_sleeps=True))["sampler"] * GIB == pytest.approx(3 * GIB - freed)
     assert estimate(replace(demand, sampler_sleeps=True, sampler_gib=freed / GIB / 2))["sampler"] == 0
 
