@@ -37,6 +37,28 @@ SLOW = {
     "venv",
 }
 
+# Tests reach no server, store or account of whoever runs them, follow none of their settings, and tell nobody.
+LAUNCHED = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+FOREIGN = (*LAUNCHED, "AGENT_R1_", "AWS_", "DVC_", "GOMP_", "MLFLOW_", "PREFECT_", "THP_")
+NOWHERE = str(Path(__file__).parent / "nowhere")
+OWN = {
+    "DO_NOT_TRACK": "1",
+    "DVC_GLOBAL_CONFIG_DIR": NOWHERE,
+    "DVC_NO_ANALYTICS": "1",
+    "DVC_SYSTEM_CONFIG_DIR": NOWHERE,
+    "GIT_CONFIG_COUNT": "2",
+    "GIT_CONFIG_KEY_0": "commit.gpgSign",
+    "GIT_CONFIG_VALUE_0": "false",
+    "GIT_CONFIG_KEY_1": "core.hooksPath",
+    "GIT_CONFIG_VALUE_1": NOWHERE,
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_PROFILES_PATH": NOWHERE,
+}
+
+for variable in [name for name in os.environ if name.startswith(FOREIGN)]:
+    del os.environ[variable]
+os.environ.update(OWN)
+
 # At the tests' size more threads are slower, the more so beside another process of the suite.
 os.environ["OMP_NUM_THREADS"] = "1"
 

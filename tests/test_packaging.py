@@ -208,3 +208,17 @@ def test_names_of_params_reach_no_shell_before_they_are_checked(
     assert done.returncode
     assert f"{section}" in done.stdout
     assert "touch hacked" in done.stdout
+
+
+def test_the_suite_reaches_nothing_of_whoever_runs_it() -> None:
+    foreign = {
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:9",
+        "PREFECT_API_URL": "http://127.0.0.1:9/api",
+        "AGENT_R1_ENGINE_KEY": "theirs",
+        "RANK": "1",
+    }
+    script = "import os, runpy; runpy.run_path('tests/conftest.py'); print(*os.environ)"
+    command, given = [sys.executable, "-c", script], {**os.environ, **foreign}
+    found = subprocess.run(command, cwd=ROOT, env=given, check=True, capture_output=True, text=True).stdout.split()
+    assert "DVC_NO_ANALYTICS" in found
+    assert not foreign.keys() & {*found}

@@ -131,12 +131,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     processes: list[subprocess.Popen[str]] = []
 
     def start_process(*arguments: str, stdin: int | None = None, **environment: str) -> subprocess.Popen[str]:
-        inherited = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         own = dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(tmp_path))
         process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=tmp_path,
-            env={**inherited, "PYTHONPATH": str(ROOT), **own, **environment},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **own, **environment},
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -194,8 +193,6 @@ def inside(lay_store: Callable[[Path], None]) -> Inside:
             patch.chdir(folder)
             patch.setattr(tempfile, "tempdir", str(folder))
             patch.setenv("AGENT_R1_LOCKS", str(folder))
-            for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
-                patch.delenv(name, raising=False)
             yield
 
     return enter

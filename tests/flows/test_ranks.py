@@ -88,7 +88,6 @@ def test_a_place_that_the_parameters_do_not_ask_for_is_refused(monkeypatch: pyte
     def learner(processes: int, nodes: int = 1) -> LearnerParams:
         return LearnerParams(processes=processes, nodes=nodes, silence_s=60.0, optimizer_offload=False)
 
-    monkeypatch.delenv("RANK", raising=False)
     assert given_place(learner(1)) is None
     cores = len(os.sched_getaffinity(0))
     with pytest.raises(ValueError, match=f"learner.processes is {cores + 1}, and there are {cores} cores here"):

@@ -82,11 +82,9 @@ def learner_state(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_killed_twice_and_started_again_it_ends_with_the_same_bits(
-    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    fresh: Path, ppo: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """Before there is a checkpoint, and after."""
-    for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
-        monkeypatch.delenv(name, raising=False)
     run, alone = fresh / PLACES.training(RunId("ppo")), ppo
     killed_at(run / "trajectories/001.parquet", start(*TRAIN))
     assert not (run / "checkpoint").exists()

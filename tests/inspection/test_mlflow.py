@@ -28,8 +28,6 @@ def project(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pyte
     """A folder with a tracking store of its own."""
     lay_store(tmp_path)
     monkeypatch.chdir(tmp_path)
-    for name in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     shutil.copy(ROOT / "params.yaml", tmp_path)
     return tmp_path

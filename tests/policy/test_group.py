@@ -30,8 +30,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return give
 
 
-def test_a_place_is_what_a_launcher_gives(given: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
+def test_a_place_is_what_a_launcher_gives(given: Callable[..., None]) -> None:
     assert Place.given() is None
     given()
     place = Place(rank=1, size=4, local_rank=1, address="127.0.0.1", port=29500)

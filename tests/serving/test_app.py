@@ -111,8 +111,7 @@ def agent(chat: Chat, policy: Policy) -> Iterator[Agent]:
 
 
 @pytest.fixture
-def url(agent: Agent, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.delenv(ENDPOINT_KEY, raising=False)
+def url(agent: Agent, free_port: Callable[[], int]) -> Iterator[str]:
     with serving(agent, free_port()) as found:
         yield found
 

@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[2]
 def test_a_copied_project_writes_at_home_and_leaves_the_original_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
     original, copied = tmp_path / "the original_%", tmp_path / "copy"
     original.mkdir()
     shutil.copy(ROOT / "params.yaml", original)

@@ -27,8 +27,6 @@ Describe = Callable[..., Descriptor]
 
 @pytest.fixture
 def client(tmp_path: Path, lay_store: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    for variable in ("MLFLOW_TRACKING_URI", "DVC_ROOT"):
-        monkeypatch.delenv(variable, raising=False)
     (tmp_path / "params.yaml").write_text("{}")
     lay_store(tmp_path)
     monkeypatch.chdir(tmp_path)

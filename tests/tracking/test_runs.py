@@ -50,8 +50,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(store)
     return store
 
@@ -209,8 +207,7 @@ def test_a_run_of_an_experiment_of_dvcs_carries_its_name(project: Path, monkeypa
     assert tracking.resume(plain.run_id) is not None, "it takes no place but that of the same experiment"
 
 
-def test_the_experiment_opens_on_the_comparison(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AGENT_R1_MLFLOW_UI", raising=False)
+def test_the_experiment_opens_on_the_comparison(project: Path) -> None:
     link = comparison(5001)
     experiment = client(project).get_experiment_by_name("agent_r1")
     assert experiment is not None
@@ -294,7 +291,6 @@ def test_the_usual_variable_names_another_store(project: Path, tmp_path: Path, m
 
 
 def test_outside_a_project_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DVC_ROOT", raising=False)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"no params\.yaml"):
         tracking.start("lost", {}, TAGS)

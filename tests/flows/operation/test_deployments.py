@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.flows import load_flow_from_entrypoint
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, Settings
+from prefect.settings import Settings
 from prefect.states import Running
 
 from flows.operation.checks import Finding, Status, prefect
@@ -164,7 +164,6 @@ def test_whoever_starts_a_flow_it_gives_two_signs_of_life_before_it_counts_as_cr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process in a clone's root finds the setting; test_serving.py asks a worker's."""
-    monkeypatch.delenv(PREFECT_FLOWS_HEARTBEAT_FREQUENCY.name, raising=False)
     monkeypatch.chdir(ROOT)
     frequency = Settings().flows.heartbeat_frequency
     assert frequency is not None

@@ -45,8 +45,6 @@ def project(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monke
     (folder / "dvc.yaml").write_text("stages: {prepare: {cmd: python -m flows prepare}}\n")
     write_params(folder, {})
     monkeypatch.chdir(folder)
-    for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "AWS_ACCESS_KEY_ID"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return folder

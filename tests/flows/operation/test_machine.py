@@ -20,11 +20,10 @@ WriteParams = Callable[[Path, dict[str, Any]], None]
 
 @pytest.fixture
 def folder(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with a params.yaml, on a machine of four cores that no launcher has anything to do with."""
+    """The current folder, with a params.yaml, on a machine of four cores."""
     write_params(tmp_path, {})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     return tmp_path

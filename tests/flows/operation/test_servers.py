@@ -80,8 +80,6 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 def test_where_a_browser_finds_mlflow(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], address: str
 ) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "AGENT_R1_MLFLOW_UI"):
-        monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert views.address(5001) == address

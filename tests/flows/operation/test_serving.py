@@ -155,15 +155,13 @@ def project(
 @pytest.fixture(scope="module")
 def served(project: Path) -> Iterator[Served]:
     prefect_port, mlflow_port = free_ports()
-    gone = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
-    inherited = {name: value for name, value in os.environ.items() if name not in gone}
     own = dict.fromkeys(("TMPDIR", "AGENT_R1_LOCKS"), str(project))
     ports = ["--prefect-port", str(prefect_port), "--mlflow-port", str(mlflow_port)]
     with (project / "said").open("w") as said_file:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows", "serving", *ports],
             cwd=project,
-            env={**inherited, **own, "PYTHONPATH": str(ROOT), "PREFECT_WORKER_QUERY_SECONDS": "1"},
+            env={**os.environ, **own, "PYTHONPATH": str(ROOT), "PREFECT_WORKER_QUERY_SECONDS": "1"},
             stderr=said_file,
             text=True,
         )
