@@ -15,7 +15,7 @@ from agent_r1.files import locked, move_aside, remove_unfinished, write_text
 from agent_r1.params.train import KeepParams
 from agent_r1.policy import checkpoint
 from agent_r1.policy.checkpoint import Progress
-from agent_r1.training.identity import Identity, read_start, some, write_start
+from agent_r1.training.identity import Identity, some, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.policy.learner import Learner
@@ -210,27 +210,16 @@ class RunFolder:
 
     def _make_room(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
         """Decides what becomes of a folder that is not empty."""
-        reason, changed = self._compare()
+        reason, changed = self.identity.compare(self.path)
         if reason and not (fresh or replace):
-            raise ValueError(f"{reason}; go back to that, or start over with --fresh, which moves it to {aside}")
+            remedy = f"go back to that, or start over with --fresh, which moves the folder to {aside}"
+            raise ValueError(f"{reason}; {remedy}")
         if changed and self.is_complete(iterations):
             reason = f"{self.path} was trained by other code: {some(changed)}"
         if fresh or reason:
             self._move_aside(aside, reason or f"{self.path} is started over")
         elif changed:
             logger.warning("%s: going on, though the code has changed: %s", self.path, some(changed))
-
-    def _compare(self) -> tuple[str, list[str]]:
-        """Why the run cannot go on from what is here, "" where it can; and the files of code that changed since."""
-        try:
-            started = read_start(self.path)
-        except ValueError as fault:
-            return str(fault), []
-        if started is None:
-            return f"{self.path} is of an older version of the project, which did not write down what it trained", []
-        if differing := self.identity.differences_from(started):
-            return f"{self.path} is another run's: {some(differing)}", []
-        return "", self.identity.changed_code(started)
 
     def _move_aside(self, aside: Path, reason: str) -> None:
         target = move_aside(self.path, aside)

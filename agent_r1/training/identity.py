@@ -60,6 +60,18 @@ class Identity:
         """In words, such as `train.credit.lam 0.99 -> 0.95`; empty where the run is the same."""
         return differences(earlier.parameters, self.parameters) + differences(earlier.inputs, self.inputs)
 
+    def compare(self, folder: Path) -> tuple[str, list[str]]:
+        """Why the run cannot go on from what is in a folder, "" where it can; and the code files that changed since."""
+        try:
+            started = read_start(folder)
+        except ValueError as fault:
+            return str(fault), []
+        if started is None:
+            return f"{folder} is of an older version of the project, which did not write down what it trained", []
+        if differing := self.differences_from(started):
+            return f"{folder} is another run's: {some(differing)}", []
+        return "", self.changed_code(started)
+
     def changed_code(self, earlier: Identity) -> list[str]:
         """The files that are not as they were."""
         return sorted(name for name in earlier.code.keys() | self.code if earlier.code.get(name) != self.code.get(name))

@@ -17,7 +17,7 @@ from agent_r1.policy.adapter import trained_state
 from agent_r1.policy.checkpoint import LEARNER, Progress
 from agent_r1.policy.optimizers import blank_state, flat, take_state
 from agent_r1.policy.ranks import Ranks
-from agent_r1.training.identity import Identity, read_start, some, write_start
+from agent_r1.training.identity import Identity, some, write_start
 
 OPTIMIZER = "optimizer"  # what the names of its states begin with
 
@@ -72,17 +72,16 @@ class Unfinished:
         """The steps after which this training was left; what is another's is moved aside."""
         try:
             found = checkpoint.progress(self.folder)
-            started = read_start(self.folder)
-            if found is None or started is None:
+            if found is None:
                 return 0
-            if differing := self.identity.differences_from(started):
-                moved = move_aside(self.folder, self.aside)
-                logger.warning("%s is of another training: %s; it was moved to %s", self.folder, some(differing), moved)
+            reason, changed = self.identity.compare(self.folder)
+            if reason:
+                logger.warning("%s; it was moved to %s", reason, move_aside(self.folder, self.aside))
                 return 0
             checkpoint.require_whole(self.folder)
         except ValueError as fault:
             raise ValueError(f"{self.folder} cannot be gone on from, remove it to begin anew: {fault}") from fault
-        if changed := self.identity.changed_code(started):
+        if changed:
             logger.warning("%s: going on, though the code has changed: %s", self.folder, some(changed))
         logger.info("%s: going on after %d steps", self.folder, found.iterations)
         return found.iterations

@@ -152,7 +152,7 @@ def test_what_another_training_left_is_moved_aside(
     taken = replace(left, identity=Identity(parameters={"steps": 5 if lessons < 12 else 6}))
     _, losses = fitted(tiny_model, demonstrations[:lessons], make_params(), unfinished=taken)
     assert len(losses) == 5
-    assert f"is of another training: {reason}" in caplog.text
+    assert f"is another run's: {reason}" in caplog.text
     [aside] = left.aside.iterdir()
     assert (aside / "SHA256SUMS").exists()
 

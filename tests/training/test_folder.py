@@ -125,7 +125,7 @@ def test_another_run_is_refused_with_the_difference_in_words(path: Path, iterati
         taken_up(path, OTHER_RUN, iterations)
     assert str(refusal.value) == (
         f"{path} is another run's: train.credit.lam 0.99 -> 0.95, questions aaaaaaaaaaaa... -> bbbbbbbbbbbb...; "
-        f"go back to that, or start over with --fresh, which moves it to {path.parent / 'aside'}"
+        f"go back to that, or start over with --fresh, which moves the folder to {path.parent / 'aside'}"
     )
     assert contents(path) == before
 
