@@ -162,7 +162,8 @@ def assert_refused_whole(path: Path, message: str) -> None:
 @pytest.mark.parametrize("said", ["{", "[]", '{"parameters": 1}', '{"parameters": {}, "seeds": {}}'])
 def test_a_folder_that_says_what_this_version_does_not_know_is_refused_whole(path: Path, said: str) -> None:
     (path / "start.json").write_text(said)
-    assert_refused_whole(path, r"start.json is damaged, or of another version .*; .*, or start over with --fresh")
+    message = r"start.json is damaged, or of another version .*; go back to that, or start over with --fresh"
+    assert_refused_whole(path, message)
 
 
 def test_starting_over_again_and_again_keeps_everything(path: Path) -> None:
@@ -181,7 +182,8 @@ def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path
     record = {"iterations": 2, "policy_version": 1, "fingerprint": "0a1b2c3d", "rollbacks": 0, "stopped": False}
     (path / "checkpoint" / "progress.json").write_text(json.dumps(record))
     (path / "start.json").unlink()
-    assert_refused_whole(path, r"is of an older version of the project, .*; .*, or start over with --fresh, which")
+    message = r"is of an older version of the project, .*; go back to that, or start over with --fresh, which"
+    assert_refused_whole(path, message)
 
 
 def test_a_folder_is_for_one_process_at_a_time(path: Path) -> None:

@@ -102,7 +102,6 @@ def test_the_locks_folder_is_the_same_from_a_terminal_cron_or_a_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_dir=str(tmp_path)))
-    monkeypatch.delenv("AGENT_R1_LOCKS", raising=False)
     for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, f"/another/{name}")
         assert own_folder() == tmp_path / ".cache/agent_r1"
