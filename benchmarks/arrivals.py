@@ -18,9 +18,9 @@ import numpy as np
 
 from agent_r1.envs.base import Attempt, Env, Transition
 from agent_r1.envs.shared import Shared
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.env import EnvParams
-from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Outcome
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine

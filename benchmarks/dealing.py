@@ -13,9 +13,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.learn.batching import deal, minibatches
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.policy.batching import deal, minibatches
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from benchmarks.stored import Row, show

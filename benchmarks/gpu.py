@@ -26,13 +26,14 @@ from typing import Any
 import torch
 from transformers import Qwen2Config
 
+from agent_r1.devices.gpus import default_device
 from agent_r1.evaluation.comparison import markdown_table
+from agent_r1.learn import memory
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.model import compute_dtype
+from agent_r1.learn.peak import measure, release
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.params.sections import override, validated
-from agent_r1.policy import memory
-from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import compute_dtype, default_device
-from agent_r1.policy.peak import measure, release
 from agent_r1.records import Trajectory
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor

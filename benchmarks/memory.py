@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from agent_r1.learn.memory import Demand, estimate
 from agent_r1.params.stages import LoraParams
-from agent_r1.policy.memory import Demand, estimate
 from benchmarks.stored import Row, show
 from benchmarks.synthetic import SHAPES, config_of
 

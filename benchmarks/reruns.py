@@ -22,7 +22,7 @@ import yaml
 from benchmarks.stored import Row, show
 
 LIBRARY = (
-    "data/prepare search/bm25 training/warm_start policy/losses rollout/episodes rollout/engines credit/estimators "
+    "data/prepare search/bm25 training/warm_start learn/losses rollout/episodes rollout/engines credit/estimators "
     "training/loop evaluation/scores evaluation/plots inspection/viewer tracking/runs"
 )
 OTHERS = ("flows/stage.py", "docs/extending.md")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 LONG = 50  # lines of a function
 WINGS = ("agent_r1", "flows", "benchmarks", "tests")
-UPDATE = "agent_r1.policy.learner"
+UPDATE = "agent_r1.learn.learner"
 TRAINING = "flows.train"
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from agent_r1.evaluation.comparison import markdown_table
+from agent_r1.learn.learner import Learner
 from agent_r1.params import SHIPPED, load
-from agent_r1.policy.learner import Learner
 from agent_r1.rollout.sampling import Action
 from benchmarks import synthetic
 

@@ -28,8 +28,8 @@ from agent_r1.envs.base import Attempt
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.faults import TooManyAborted, WorldFault
+from agent_r1.learn import builtin
 from agent_r1.params import SHIPPED, load
-from agent_r1.policy import builtin
 from agent_r1.records import Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

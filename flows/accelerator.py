@@ -27,7 +27,7 @@ def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
     On a machine without any it holds one of `side_by_side` places on the CPU; where there are fewer GPUs, all of them.
     Waits while other stages hold them. The kernel frees what is held when the process ends, however it ends.
     """
-    from agent_r1.devices import visible_gpus  # which imports torch, and that is to find the number of threads set
+    from agent_r1.devices.gpus import visible_gpus  # which imports torch, and that is to find the number of threads set
 
     devices = visible_gpus()
     # One per machine and user, so that two clones of the project queue up as well.

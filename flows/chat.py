@@ -11,11 +11,11 @@ import os
 import sys
 
 from agent_r1 import params
-from agent_r1.endpoint import Endpoint
 from agent_r1.harmless import harmless_lines
+from agent_r1.http.endpoint import Endpoint
+from agent_r1.inspection.agent import open_agent
 from agent_r1.inspection.chat import Remote, Session, chat
 from agent_r1.rollout.sampling import EngineError
-from agent_r1.serving.agent import open_agent
 from flows.policies import chosen
 from flows.stage import SHOW_TRACEBACK
 

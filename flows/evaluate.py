@@ -39,10 +39,10 @@ from agent_r1.evaluation.scores import (
 )
 from agent_r1.evaluation.transcript import plain_text, readable
 from agent_r1.files import write_text
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import PROTOCOLS, Protocol
-from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Beneath

@@ -9,10 +9,10 @@ from pathlib import Path
 import yaml
 
 from agent_r1.files import sha256, write_text
+from agent_r1.learn import checkpoint
 from agent_r1.params import Params
 from agent_r1.params.places import RunId, adapter_in, policy_in
 from agent_r1.params.sections import nearest
-from agent_r1.policy import checkpoint
 from agent_r1.rollout.sampling import Beneath
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import SCHEME, Descriptor, Version
@@ -104,7 +104,8 @@ class Policy:
             return False
         import torch  # for which, and for transformers, who only names a policy does not wait
 
-        from agent_r1.policy.model import compute_dtype, default_device
+        from agent_r1.devices.gpus import default_device
+        from agent_r1.learn.model import compute_dtype
 
         return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
 
@@ -117,7 +118,7 @@ class Policy:
         alone = checkpoint.is_adapters_alone(folder)
         if not alone and not self.would_round(settings):
             return None
-        from agent_r1.policy import adapter
+        from agent_r1.learn import adapter
 
         stored = adapter.read_stored(folder)
         if stored is None:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
-from agent_r1.client import LOOPBACK
+from agent_r1.http.client import LOOPBACK
 from flows.processes import IMPORTING, end_with_parent
 
 _scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task alive

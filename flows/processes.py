@@ -133,7 +133,7 @@ def server_answers() -> bool:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return False
-    from agent_r1.client import Client  # takes what an address says of user and password
+    from agent_r1.http.client import Client  # takes what an address says of user and password
 
     try:
         Client(url, ANSWER_S, key="").require_health()

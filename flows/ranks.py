@@ -20,13 +20,13 @@ from pathlib import Path
 
 import yaml
 
-from agent_r1.devices import visible_gpus
+from agent_r1.devices.gpus import visible_gpus
+from agent_r1.devices.group import Group, Place, host, joined, meet, require_alike
+from agent_r1.devices.life import Life
+from agent_r1.devices.ranks import ALONE, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.stages import LearnerParams
-from agent_r1.policy.group import Group, Place, host, joined, meet, require_alike
-from agent_r1.policy.life import Life
-from agent_r1.policy.ranks import ALONE, Ranks
 from flows.processes import HOST, end_with_parent
 from flows.stage import INTERRUPTED, TERMINATED, UNAVAILABLE, leave_code
 from flows.terminal import HarmlessFormatter

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 
 from agent_r1 import params
-from agent_r1.endpoint import ENDPOINT_KEY
-from agent_r1.server import open_to_all
-from agent_r1.serving.agent import open_agent
-from agent_r1.serving.app import serve
+from agent_r1.http.endpoint import ENDPOINT_KEY
+from agent_r1.http.guard import open_to_all
+from agent_r1.inspection.agent import open_agent
+from agent_r1.inspection.served import serve
 from flows.policies import chosen
 
 logger = logging.getLogger(__name__)

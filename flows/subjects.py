@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1 import tracking
-from agent_r1.endpoint import Endpoint
 from agent_r1.evaluation.protocols import (
     SCRIPTED,
     by_endpoint,
@@ -18,6 +17,7 @@ from agent_r1.evaluation.scores import (
     BASELINES,
 )
 from agent_r1.files import model_hash
+from agent_r1.http.endpoint import Endpoint
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import nearest

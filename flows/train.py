@@ -11,23 +11,24 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from agent_r1 import params, tracking
+from agent_r1.credit import own as own_rewards
+from agent_r1.devices.gpus import default_device
+from agent_r1.devices.group import follow
+from agent_r1.devices.ranks import Ranks
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256, write_text
+from agent_r1.learn import adapter, checkpoint, memory
+from agent_r1.learn.learner import learner_of
+from agent_r1.learn.model import compute_dtype, load_tokenizer
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
-from agent_r1.policy import adapter, checkpoint, memory
-from agent_r1.policy.group import follow
-from agent_r1.policy.learner import learner_of
-from agent_r1.policy.model import compute_dtype, default_device, load_tokenizer
-from agent_r1.policy.ranks import Ranks
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
-from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import START, Identity
 from agent_r1.training.loop import Training, iterate, leaves_work

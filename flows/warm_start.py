@@ -11,14 +11,15 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
+from agent_r1.devices.gpus import default_device
+from agent_r1.devices.ranks import Ranks
 from agent_r1.files import load_pretrained, locked, model_hash, replaced_folder
+from agent_r1.learn import memory
+from agent_r1.learn.adapter import save_merged
+from agent_r1.learn.model import compute_dtype, load_policy, load_tokenizer
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
-from agent_r1.policy import memory
-from agent_r1.policy.adapter import save_merged
-from agent_r1.policy.model import compute_dtype, default_device, load_policy, load_tokenizer
-from agent_r1.policy.ranks import Ranks
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows

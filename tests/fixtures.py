@@ -26,10 +26,10 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, Qwen2Fo
 
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
+from agent_r1.learn.builtin import new_model, train_tokenizer
 from agent_r1.params import load
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
-from agent_r1.policy.builtin import new_model, train_tokenizer
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler, collect

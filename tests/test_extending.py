@@ -16,17 +16,17 @@ import yaml
 from agent_r1.credit.batch import Batch
 from agent_r1.credit.estimators import ESTIMATORS
 from agent_r1.data.worlds import draw
-from agent_r1.envs.gym_env import GymEnv, require_gymnasium
 from agent_r1.envs.shared import Shared
-from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.faults import WorldFault
+from agent_r1.outside.gym_env import GymEnv, require_gymnasium
+from agent_r1.outside.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.params import Params, load
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
 from agent_r1.records import CallStatus, Outcome, Passage, Question
 from agent_r1.tools.toolbox import Toolbox
-from tests.envs.outside import play
+from tests.outside.worlds import play
 
 ROOT = Path(__file__).parents[1]
 

@@ -18,13 +18,11 @@ GROUND = {
     "agent_r1.params": {"agent_r1.harmless"},
     "agent_r1.seeds": set[str](),
     "agent_r1.answers": set[str](),
-    "agent_r1.devices": set[str](),
+    "agent_r1.devices.gpus": set[str](),
     "agent_r1.files": set[str](),
     "agent_r1.harmless": set[str](),
     "agent_r1.faults": set[str](),
-    "agent_r1.client": {"agent_r1.harmless"},
-    "agent_r1.server": {"agent_r1.client"},
-    "agent_r1.endpoint": {"agent_r1.client", "agent_r1.faults", "agent_r1.harmless", "agent_r1.params"},
+    "agent_r1.http": {"agent_r1.faults", "agent_r1.harmless", "agent_r1.params"},
     "agent_r1.tables": {"agent_r1.records", "agent_r1.files"},
     "agent_r1.tracking": {
         "agent_r1.records",
@@ -40,19 +38,19 @@ ROOMS = {
     "games": set[str](),
     "tools": {"search"},
     "envs": {"tools", "search", "games"},
+    "outside": {"envs", "tools", "search"},
     "rollout": {"envs", "tools", "search"},
     "credit": set[str](),
-    "policy": set[str](),
+    "devices": set[str](),
+    "learn": {"devices"},
     "data": {"search", "games"},
     "evaluation": {"rollout", "envs", "search"},
-    "training": {"rollout", "envs", "credit", "policy", "data", "search"},
-    "serving": {"rollout", "envs", "policy", "search"},
-    "inspection": {"serving", "training", "evaluation", "rollout", "envs", "credit", "policy", "data", "search"},
+    "training": {"rollout", "envs", "credit", "learn", "devices", "data", "search"},
+    "inspection": {"training", "evaluation", "rollout", "envs", "credit", "learn", "devices", "data", "search"},
 }
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {
-    "agent_r1.serving": {"flows.serve_agent", "flows.chat", "agent_r1.inspection.chat"},
-    "agent_r1.inspection": {"flows.chat", "flows.compare", "flows.view", "flows.replay"},
+    "agent_r1.inspection": {"flows.chat", "flows.compare", "flows.replay", "flows.serve_agent", "flows.view"},
     "flows.operation": {
         "flows.commands.graph",
         "flows.commands.look",
@@ -67,10 +65,10 @@ PLACES = {
     "prefect": ("flows",),
     "dvc": (),
     "faiss": ("agent_r1.search.dense",),
-    "mcp": ("agent_r1.tools.mcp",),
-    "pydantic_monty": ("agent_r1.tools.python",),
-    "gymnasium": ("agent_r1.envs.gym_env",),
-    "websockets": ("agent_r1.envs.openenv",),
+    "mcp": ("agent_r1.outside.mcp",),
+    "pydantic_monty": ("agent_r1.outside.sandbox",),
+    "gymnasium": ("agent_r1.outside.gym_env",),
+    "websockets": ("agent_r1.outside.openenv",),
 }
 
 

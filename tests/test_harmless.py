@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agent_r1.client import Answer
 from agent_r1.evaluation.comparison import Comparison, Pair
 from agent_r1.evaluation.report import _table
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
+from agent_r1.http.client import Answer
 from agent_r1.inspection.side_by_side import rendered
 from agent_r1.records import Prediction, Question
 from flows.terminal import HarmlessFormatter

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agent_r1.envs.base import Attempt, Env, opened
-from agent_r1.envs.gym_env import GymEnv, require_gymnasium
-from agent_r1.envs.openenv import OpenEnv, require_openenv
 from agent_r1.envs.scripts import SCRIPTS, Script, any_move, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
-from agent_r1.envs.toolbox_env import ToolboxEnv, require_toolbox
 from agent_r1.envs.turns import GAMES, Turns
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
@@ -40,12 +39,21 @@ def _require_boards(questions: Sequence[Question], limits: EnvParams) -> None:
             raise ValueError(f"question {question.question_id!r}: {fault}") from None
 
 
+def _outside(module: str, env: str, require: str, scripts: Mapping[str, Script] = MappingProxyType({})) -> Kind:
+    """A world that others wrote: its module is imported when the first question asks for it."""
+    return Kind(
+        lambda question, shared, seed: vars(import_module(module))[env](question, shared, seed),
+        lambda questions, limits: vars(import_module(module))[require](questions, limits),
+        scripts,
+    )
+
+
 KINDS: dict[str, Kind] = {
     QA: Kind(with_tools),
     **{name: Kind(_game, _require_boards, SCRIPTS[name]) for name in GAMES},
-    "gymnasium": Kind(GymEnv, require_gymnasium, {"random": any_move}),
-    "openenv": Kind(OpenEnv, require_openenv),
-    "toolbox": Kind(ToolboxEnv, require_toolbox),
+    "gymnasium": _outside("agent_r1.outside.gym_env", "GymEnv", "require_gymnasium", {"random": any_move}),
+    "openenv": _outside("agent_r1.outside.openenv", "OpenEnv", "require_openenv"),
+    "toolbox": _outside("agent_r1.outside.toolbox_env", "ToolboxEnv", "require_toolbox"),
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from agent_r1.envs.base import Attempt, Env
-from agent_r1.envs.outside import TextEnv
+from agent_r1.envs.text_env import TextEnv
 from agent_r1.envs.turns import SEPARATOR, Turns
 from agent_r1.envs.views import Arms, G, Ice, Room, View, game_of
 from agent_r1.games import bandit, lake, sokoban

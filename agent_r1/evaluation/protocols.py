@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import closing
 from typing import Any
 
-from agent_r1.endpoint import Endpoint
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
@@ -14,6 +13,7 @@ from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts,
 from agent_r1.envs.turns import GAMES
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
+from agent_r1.http.endpoint import Endpoint
 from agent_r1.params import Params
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import Protocol

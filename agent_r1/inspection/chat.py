@@ -19,15 +19,15 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from agent_r1.endpoint import Endpoint
 from agent_r1.envs.base import parse_action
 from agent_r1.evaluation.transcript import shown_arguments
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
+from agent_r1.http.endpoint import Endpoint
+from agent_r1.inspection.agent import Agent
+from agent_r1.inspection.wire import Card, Cards, Event, Limits
 from agent_r1.records import CallStatus, Outcome, StopReason
 from agent_r1.rollout.episode import StepView
-from agent_r1.serving.agent import Agent
-from agent_r1.serving.wire import Card, Cards, Event, Limits
 
 LABEL = 8  # columns
 CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "dim", "yellow"
@@ -84,7 +84,7 @@ class Session:
 
 
 class Remote:
-    """Questions to an agent that somebody serves; see `agent_r1.serving`."""
+    """Questions to an agent that somebody serves; see `agent_r1.inspection.served`."""
 
     def __init__(self, endpoint: Endpoint, card: Card) -> None:
         self.limits = card.limits

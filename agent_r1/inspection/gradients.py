@@ -14,10 +14,8 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params.credit import CreditParams
-from agent_r1.params.update import UpdateParams
-from agent_r1.policy.batching import Compute
-from agent_r1.policy.losses import (
+from agent_r1.learn.batching import Compute
+from agent_r1.learn.losses import (
     LossTokens,
     Metrics,
     concatenate,
@@ -26,7 +24,9 @@ from agent_r1.policy.losses import (
     policy_metrics,
     token_losses,
 )
-from agent_r1.policy.rows import join_credit, policy_pass
+from agent_r1.learn.rows import join_credit, policy_pass
+from agent_r1.params.credit import CreditParams
+from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
 
 Floats = NDArray[np.float64]

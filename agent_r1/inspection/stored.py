@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.files import sha256
+from agent_r1.learn import checkpoint
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import policy_in
-from agent_r1.policy import checkpoint
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows

@@ -20,9 +20,9 @@ from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
 from agent_r1.inspection.payload import Payload
 from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry

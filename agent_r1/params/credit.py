@@ -29,7 +29,7 @@ def _reference(function: str) -> str:
 
 
 class RewardFunction(Section):
-    """A reward of one's own; see `agent_r1.training.own_rewards`."""
+    """A reward of one's own; see `agent_r1.credit.own`."""
 
     function: Annotated[str, AfterValidator(_reference)]
     weight: Weight

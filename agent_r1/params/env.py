@@ -24,7 +24,7 @@ class ReadParams(Section):
 
 
 class PythonParams(Section):
-    """The sandbox of `agent_r1.tools.python`."""
+    """The sandbox of `agent_r1.outside.sandbox`."""
 
     timeout_s: Positive
     memory_mib: Annotated[int, Field(ge=16)]

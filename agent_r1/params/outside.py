@@ -25,7 +25,7 @@ class _WorldParams(Section):
 
 
 class GymnasiumParams(_WorldParams):
-    """An environment of gymnasium's, or one that is registered with it; see `agent_r1.envs.gym_env`."""
+    """An environment of gymnasium's, or one that is registered with it; see `agent_r1.outside.gym_env`."""
 
     id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
     kwargs: dict[str, Any] = Field(default={})
@@ -42,7 +42,7 @@ class GymnasiumParams(_WorldParams):
 
 
 class OpenEnvParams(_WorldParams):
-    """A server of OpenEnv's; see `agent_r1.envs.openenv`."""
+    """A server of OpenEnv's; see `agent_r1.outside.openenv`."""
 
     url: Annotated[str, AfterValidator(_web)]
     observation: str  # the field of its observation that the policy reads
@@ -52,7 +52,7 @@ class OpenEnvParams(_WorldParams):
 
 
 class ToolboxParams(_WorldParams):
-    """A class whose public methods are tools, as TRL's environments are; see `agent_r1.envs.toolbox_env`."""
+    """A class whose public methods are tools, as TRL's environments are; see `agent_r1.outside.toolbox_env`."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 

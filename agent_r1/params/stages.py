@@ -69,7 +69,7 @@ class SearchParams(Section):
 
 
 class LoraParams(Section):
-    """Adapters of policy and critic; see `agent_r1.policy.adapter`."""
+    """Adapters of policy and critic; see `agent_r1.learn.adapter`."""
 
     rank: Natural
     alpha: Count

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agent_r1.endpoint import Endpoint
+from agent_r1.http.endpoint import Endpoint
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.sampling import Action, Request
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from starlette.types import ASGIApp
 
-from agent_r1 import server
+from agent_r1.http import guard as server
 from agent_r1.params import Params
 from agent_r1.rollout.vllm_engine import SERVER_KEY, claim_scratch
 from agent_r1.rollout.vllm_process import model_options

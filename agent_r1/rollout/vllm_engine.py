@@ -18,7 +18,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from agent_r1.devices import visible_gpus
+from agent_r1.devices.gpus import visible_gpus
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.vllm_process import ARRIVED, FAILED

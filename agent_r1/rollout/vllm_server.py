@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, FailFast, Field
 
-from agent_r1.client import Answer, BadAnswerError, Client, Shape, read_key
 from agent_r1.harmless import harmless
+from agent_r1.http.client import Answer, BadAnswerError, Client, Shape, read_key
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import EngineError, EngineRestarted, EngineUnavailable
 from agent_r1.rollout.vllm_engine import SERVER_KEY

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, FailFast, Field
 
-from agent_r1.client import BadAnswerError, Client, Shape, read_key
+from agent_r1.http.client import BadAnswerError, Client, Shape, read_key
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import Passage
 from agent_r1.search.base import Search, SearchTimeout, SearchUnavailable

@@ -13,11 +13,11 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Request
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from agent_r1.client import LOOPBACK, Answer, BadAnswerError
+from agent_r1.http.client import LOOPBACK, Answer, BadAnswerError
+from agent_r1.http.guard import configured, read_body
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
 from agent_r1.search.remote import Health, SearchReply, SearchRequest
-from agent_r1.server import configured, read_body
 
 MAX_BODY_BYTES = 1 << 21  # more than `BATCH` of the longest queries take
 

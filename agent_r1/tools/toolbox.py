@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
 from agent_r1.params.env import EnvParams
 from agent_r1.search.base import Search
@@ -22,11 +23,20 @@ from agent_r1.tools.schema import Schema
 from agent_r1.tools.search import search_tool
 from agent_r1.tools.use import UnderWay
 
-if TYPE_CHECKING:
-    from agent_r1.tools.mcp import Server
-
 _HALF = re.compile("[\ud800-\udfff]")  # of a character
 _THREADS = 64  # searches that wait for a server at once
+
+
+class Server(Protocol):
+    """A server whose tools an episode may call; see `agent_r1.outside.mcp`."""
+
+    async def verify(self) -> None:
+        """Raises ValueError if it has other tools now than at first, and WorldFault if it is silent."""
+        ...
+
+    def for_episode(self, fits: Callable[[ToolResult, ToolResult], bool]) -> Sequence[Tool]:
+        """The tools of one episode; `fits` compares a result with one that a journal kept."""
+        ...
 
 
 class Toolbox:
@@ -78,9 +88,8 @@ class Toolbox:
 
     async def _connect(self, opening: AsyncExitStack) -> None:
         if self._params.tools.mcp:
-            from agent_r1.tools.mcp import Server
-
-            servers = [Server(name, params) for name, params in self._params.tools.mcp.items()]
+            server = import_module("agent_r1.outside.mcp").Server
+            servers = [server(name, params) for name, params in self._params.tools.mcp.items()]
             self._servers = [await opening.enter_async_context(server) for server in servers]
 
     def _offered(self, opening: AsyncExitStack) -> Iterator[Callable[[int], Sequence[Tool]]]:
@@ -95,10 +104,9 @@ class Toolbox:
             characters = offered.read.part_characters
             yield _shared(read_tool(self._index, part_characters=characters, threads=threads))
         if offered.python:
-            from agent_r1.tools.python import PythonTool, Sandbox
-
-            sandbox = opening.enter_context(Sandbox(offered.python))
-            yield lambda seed: [PythonTool(sandbox, seed)]
+            python = import_module("agent_r1.outside.sandbox")
+            sandbox = opening.enter_context(python.Sandbox(offered.python))
+            yield lambda seed: [python.PythonTool(sandbox, seed)]
         yield _shared(*own_tools(offered))
         for server in self._servers:
             yield partial(self._of_server, server)

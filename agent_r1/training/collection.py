@@ -11,16 +11,17 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.credit import own as own_rewards
 from agent_r1.credit.assign import groups_to_refill
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.losses import Metrics
+from agent_r1.learn.peak import release
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams
-from agent_r1.policy.learner import Learner
-from agent_r1.policy.losses import Metrics
-from agent_r1.policy.peak import release
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
@@ -28,7 +29,6 @@ from agent_r1.rollout.episodes import collect, prove_order
 from agent_r1.rollout.sampling import Actor, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training import own_rewards
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import draw, draw_further
 from agent_r1.training.watch import StaleWeightsError, prove_sampled, require_own, with_action

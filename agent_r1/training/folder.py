@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from agent_r1.files import locked, move_aside, remove_unfinished, write_text
+from agent_r1.learn import checkpoint
+from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.train import KeepParams
-from agent_r1.policy import checkpoint
-from agent_r1.policy.checkpoint import Progress
 from agent_r1.training.identity import Identity, some, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
-    from agent_r1.policy.learner import Learner
+    from agent_r1.learn.learner import Learner
 
 logger = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from rich.progress import track
 from transformers import PreTrainedModel
 
+from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.learn.batching import Compute, pad
+from agent_r1.learn.model import precision
+from agent_r1.learn.optimizers import adamw, set_rate
+from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.packing import is_packed
 from agent_r1.params.stages import WarmStartParams
-from agent_r1.policy.batching import Compute, pad
-from agent_r1.policy.model import precision
-from agent_r1.policy.optimizers import adamw, set_rate
-from agent_r1.policy.output import token_logprobs
-from agent_r1.policy.packing import is_packed
-from agent_r1.policy.ranks import ALONE, Ranks
 from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.training.unfinished import Unfinished

@@ -11,12 +11,13 @@ from typing import Self
 from torch import nn
 from torch.optim import Optimizer
 
+from agent_r1.devices import shards
+from agent_r1.devices.ranks import Ranks
 from agent_r1.files import move_aside
-from agent_r1.policy import checkpoint, shards
-from agent_r1.policy.adapter import trained_state
-from agent_r1.policy.checkpoint import LEARNER, Progress
-from agent_r1.policy.optimizers import blank_state, flat, take_state
-from agent_r1.policy.ranks import Ranks
+from agent_r1.learn import checkpoint
+from agent_r1.learn.adapter import trained_state
+from agent_r1.learn.checkpoint import LEARNER, Progress
+from agent_r1.learn.optimizers import blank_state, flat, take_state
 from agent_r1.training.identity import Identity, some, write_start
 
 OPTIMIZER = "optimizer"  # what the names of its states begin with

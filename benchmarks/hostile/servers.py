@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from agent_r1.client import LOOPBACK, Answer, Client
+from agent_r1.http.client import LOOPBACK, Answer, Client
 from agent_r1.params.stages import RemoteParams, ServerParams
 from agent_r1.rollout.sampling import Action, EngineError
 from agent_r1.rollout.serve import Guard

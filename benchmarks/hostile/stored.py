@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1.policy import checkpoint, shards
-from agent_r1.policy.checkpoint import Progress
-from agent_r1.policy.learner import Learner
+from agent_r1.devices import shards
+from agent_r1.learn import checkpoint
+from agent_r1.learn.checkpoint import Progress
+from agent_r1.learn.learner import Learner
 from agent_r1.records import (
     Call,
     CallStatus,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agent_r1.envs.base import parse_action, split_action
 from agent_r1.envs.tool_env import ToolEnv, canonical
-from agent_r1.policy.builtin import train_tokenizer
+from agent_r1.learn.builtin import train_tokenizer
 from agent_r1.records import CallStatus, Passage, Question
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.template import SAMPLE_TOOL

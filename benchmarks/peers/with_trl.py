@@ -21,8 +21,8 @@ from trl.chat_template_utils import qwen3_template
 
 from agent_r1.answers import exact_match
 from agent_r1.envs.tool_env import SYSTEM
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, RunId
-from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import Question
 from agent_r1.search.index import Cached, open_index
 from agent_r1.tables import read_rows

@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from agent_r1 import params
-from agent_r1.client import BadAnswerError, Client
 from agent_r1.harmless import without_password
+from agent_r1.http.client import BadAnswerError, Client
 from agent_r1.params.places import SWEEP, RunId, tracking_folder
 from agent_r1.tracking import registry
 from agent_r1.tracking.store import require_store, store_file

@@ -14,8 +14,8 @@ from agent_r1.evaluation.comparison import latest_folder, read_scores
 from agent_r1.evaluation.scores import BASELINES, SUCCESS, in_words
 from agent_r1.files import model_hash, replaced_folder
 from agent_r1.harmless import in_markdown
+from agent_r1.learn import checkpoint
 from agent_r1.params import Params
-from agent_r1.policy import checkpoint
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from flows.policies import Policy

@@ -28,8 +28,8 @@ def room() -> Finding:
     """Compares free disk and free memory of the device that trains with what the runs of repro_runs take."""
     from transformers import AutoConfig
 
-    from agent_r1.policy import memory
-    from agent_r1.policy.model import default_device
+    from agent_r1.devices.gpus import default_device
+    from agent_r1.learn import memory
 
     settings = params.load()
     made = settings.places.warm_start.is_dir()  # before that nothing is known of the model
@@ -59,7 +59,7 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
 
 def ranks() -> Finding:
     """Compares the ranks of params.yaml with what this machine has, and with what a launcher gave this process."""
-    from agent_r1.policy.group import require_meeting_place
+    from agent_r1.devices.group import require_meeting_place
     from flows.ranks import given_place, require_devices
 
     learner = params.load().learner
@@ -103,7 +103,7 @@ def engine() -> Finding:
 
 def try_engine(settings: EngineParams) -> None:
     """Samples an action of a model with random weights, small enough for any machine."""
-    from agent_r1.policy.builtin import new_model, train_tokenizer
+    from agent_r1.learn.builtin import new_model, train_tokenizer
     from agent_r1.rollout.engines import open_engine
     from agent_r1.rollout.sampling import Actor, EngineError, Request
 

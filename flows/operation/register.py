@@ -18,9 +18,9 @@ from pathlib import Path
 
 from agent_r1 import params, tracking
 from agent_r1.files import sha256, write_text
+from agent_r1.learn import checkpoint
 from agent_r1.params import Params
 from agent_r1.params.places import RunId, policy_in, registered_policy, registered_training
-from agent_r1.policy import checkpoint
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Descriptor, Version
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG

@@ -24,6 +24,7 @@ from typer.main import get_command
 
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
+from agent_r1.inspection.agent import Agent
 from agent_r1.inspection.chat import Screen, Session, converse
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
@@ -31,7 +32,6 @@ from agent_r1.records import Passage, Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
-from agent_r1.serving.agent import Agent
 from agent_r1.tables import read_rows
 from flows.chat import ask
 from flows.commands import app

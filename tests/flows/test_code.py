@@ -54,7 +54,7 @@ def test_a_stages_code_needs_the_graph(root: Path) -> None:
 
 def test_trainings_code_is_its_flow_and_not_the_viewer() -> None:
     found = code_of("train")
-    assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/policy/learner.py"} <= found.keys()
+    assert {"flows/train.py", "agent_r1/training/watch.py", "agent_r1/learn/learner.py"} <= found.keys()
     assert not [
         name
         for name in found

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
-from agent_r1.endpoint import ENDPOINT_KEY
 from agent_r1.evaluation.scores import asked_questions
 from agent_r1.faults import TooManyAborted
+from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.inspection.side_by_side import compared
 from agent_r1.params import load
 from agent_r1.records import Outcome, Question, Trajectory

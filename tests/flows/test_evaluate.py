@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
 from agent_r1.evaluation.protocols import attempts_under, conditions, open_shared
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.stages import Protocol
-from agent_r1.policy.model import load_tokenizer
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows

@@ -177,7 +177,7 @@ def test_a_stage_depends_on_exactly_the_code_that_it_can_execute(stage: str) -> 
 @pytest.mark.parametrize(
     ("edited", "stale"),
     [
-        ("agent_r1/policy/losses.py", {"train"}),
+        ("agent_r1/learn/losses.py", {"train"}),
         ("agent_r1/evaluation/plots.py", {"report"}),
         ("agent_r1/inspection/viewer.py", set[str]()),
     ],

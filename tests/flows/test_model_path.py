@@ -131,7 +131,7 @@ def test_a_foreign_model_is_trained_with_adapters(
         train("ppo")
         policy = policy_in(PLACES.training(RunId("ppo")))
         merged = sha256(policy)
-        for name in ("policy/model.safetensors", "SHA256SUMS"):
+        for name in ("learn/model.safetensors", "SHA256SUMS"):
             (policy.parent / name).unlink()
         train("ppo")
         assert sha256(policy) == merged

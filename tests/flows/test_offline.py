@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.learn.builtin import new_model
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.policy.builtin import new_model
 
 ROOT = Path(__file__).parents[2]
 # What keeps tools quiet from outside; the stages have to be quiet by themselves.

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from agent_r1.learn import adapter
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.model import load_policy
 from agent_r1.params import Params, load
 from agent_r1.params.places import adapter_in
-from agent_r1.policy import adapter
-from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import load_policy
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request
 from flows.policies import Policy

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agent_r1.devices.ranks import Ranks
+from agent_r1.learn import memory
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import load
-from agent_r1.policy import memory
-from agent_r1.policy.model import load_tokenizer
-from agent_r1.policy.ranks import Ranks
 from agent_r1.training.unfinished import Unfinished
 from flows.index import index
 from flows.prepare import prepare

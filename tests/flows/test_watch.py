@@ -16,10 +16,10 @@ from mlflow.entities import Run
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.inspection.replay import replay
+from agent_r1.learn.builtin import new_model
+from agent_r1.learn.learner import Learner
 from agent_r1.params import load
 from agent_r1.params.places import RunId
-from agent_r1.policy.builtin import new_model
-from agent_r1.policy.learner import Learner
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder

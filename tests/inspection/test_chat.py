@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from agent_r1.inspection.chat import Screen, passage
+from agent_r1.inspection.wire import Limits
 from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason
 from agent_r1.rollout.episode import StepView
-from agent_r1.serving.wire import Limits
 
 LIMITS = Limits(max_steps=5, max_tokens=512, parallel_calls=1)
 THOUGHT = "The director first."

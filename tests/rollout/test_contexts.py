@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.credit.assign import assign
 from agent_r1.envs.base import Attempt, Env, Restart, Transition
 from agent_r1.envs.shared import Shared
+from agent_r1.learn.learner import Learner
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.credit import Estimator
 from agent_r1.params.env import ContextParams
-from agent_r1.policy.learner import Learner
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.episodes import ScriptedSampler, collect

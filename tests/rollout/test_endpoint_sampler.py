@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_r1.endpoint import Endpoint, Reply
+from agent_r1.http.endpoint import Endpoint, Reply
 from agent_r1.rollout.chat import Chat, Dialogue
 from agent_r1.rollout.endpoint_sampler import EndpointSampler
 from agent_r1.rollout.sampling import Request

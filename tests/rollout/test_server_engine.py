@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from transformers import AutoConfig
 
-from agent_r1.client import Answer, Client
+from agent_r1.http.client import Answer, Client
 from agent_r1.params import Params, load
 from agent_r1.rollout import vllm_server
 from agent_r1.rollout.sampling import Engine, EngineError, EngineRestarted, EngineUnavailable, Request

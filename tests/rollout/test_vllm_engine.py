@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from agent_r1.envs.shared import Shared
+from agent_r1.learn import checkpoint
+from agent_r1.learn.adapter import trained_state
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.output import token_logprobs
 from agent_r1.params import load
 from agent_r1.params.stages import LoraParams
-from agent_r1.policy import checkpoint
-from agent_r1.policy.adapter import trained_state
-from agent_r1.policy.learner import Learner
-from agent_r1.policy.output import token_logprobs
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.order import compare

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1 import client as client_module
 from agent_r1.envs.tool_env import ToolEnv
+from agent_r1.http import client as client_module
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Outcome, Passage
 from agent_r1.search import remote as remote_module

@@ -19,12 +19,12 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from agent_r1.files import sha256
+from agent_r1.http.guard import Bounded
 from agent_r1.params.stages import SearchParams
 from agent_r1.records import Passage
 from agent_r1.search.index import build, describe, open_index, open_local
 from agent_r1.search.remote import Health
 from agent_r1.search.server import create_app, own_names
-from agent_r1.server import Bounded
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "flows", "serve_search"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.policy.learner import Learner
+from agent_r1.learn.learner import Learner
 from agent_r1.records import Passage, Question
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Engine

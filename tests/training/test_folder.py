@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.model import load_policy
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.train import CheckpointParams, KeepParams
-from agent_r1.policy.learner import Learner
-from agent_r1.policy.model import load_policy
 from agent_r1.tables import replacing
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import Identity, read_start

@@ -25,9 +25,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from rich.console import Console
 
 from agent_r1.files import sha256
+from agent_r1.learn import checkpoint
 from agent_r1.params import load, variant_of
 from agent_r1.params.places import RunId
-from agent_r1.policy import checkpoint
 from flows.operation.lineage import lineage
 from flows.operation.pages import scores
 

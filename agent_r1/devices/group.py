@@ -1,0 +1,245 @@
+"""Ranks as processes of torch.distributed: how they find each other, agree, and pass things on."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+from transformers import PreTrainedModel
+
+from agent_r1.devices.ranks import Led, Order, Ranks
+from agent_r1.devices.sharding import Backbone, release, share_out
+
+T = TypeVar("T")
+
+_LOOK_S = 0.1  # between two looks whether all have arrived
+GATHERING_S = 600.0  # that ranks wait for each other at the start; one may have to wait for its machine
+COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a verb
+LEADING = timedelta(days=7)  # that followers wait for the leader's next verb: it samples meanwhile; see `life`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Which of the ranks a process is, and where they meet."""
+
+    rank: int
+    size: int
+    local_rank: int  # on its machine
+    address: str
+    port: int
+
+    @classmethod
+    def given(cls) -> Place | None:
+        """The place that torchrun, SLURM or the like gave this process; None where it was started by itself.
+
+        A ValueError names the variable that is missing or no number in range.
+        """
+        if "RANK" not in os.environ:
+            return None
+        size = _number("WORLD_SIZE", 1, 65536)
+        rank = _number("RANK", 0, size - 1)
+        return cls(
+            rank=rank,
+            size=size,
+            local_rank=_number("LOCAL_RANK", 0, rank),
+            address=_given("MASTER_ADDR"),
+            port=_number("MASTER_PORT", 1, 65535),
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that `given` reads."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+class Group(Ranks):
+    """The ranks of one learner, each of which runs in a process of its own with a device of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Joins what `joined` has set up."""
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._device = device
+        self._mesh = init_device_mesh(device.type, (self.size,))
+        self._host = dist.new_group(backend="gloo", timeout=LEADING)
+        self._backbones: dict[PreTrainedModel, Backbone] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def loads_on(self, device: torch.device) -> torch.device:
+        return torch.device("cpu")
+
+    def tell(self, order: Order) -> None:
+        if self.leads:
+            self._broadcast(order)
+
+    def hear(self) -> Order | None:
+        """The leader's next order; None where there is none to come."""
+        return cast(Order | None, self._broadcast(None))
+
+    def dismiss(self) -> None:
+        """Lets the followers end."""
+        self._broadcast(None)
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        packed = io.BytesIO()
+        torch.save([*mine], packed)
+        everyones: list[bytes] = [b""] * self.size
+        dist.all_gather_object(everyones, packed.getvalue(), group=self._host)
+        # What comes from the other ranks of the same program is as good as one's own.
+        opened = [torch.load(io.BytesIO(each), map_location="cpu", weights_only=False) for each in everyones]
+        return [entry for entries in opened for entry in entries]
+
+    def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *mine]))
+        dist.all_reduce(added, group=self._host)
+        return np.split(added.numpy(), np.cumsum([len(each) for each in mine])[:-1]) if mine else []
+
+    def share_out(self, model: nn.Module) -> None:
+        if isinstance(model, PreTrainedModel):
+            self._backbones[model] = Backbone(model)
+            share_out(self._backbones[model], self._mesh, reshard_after_forward=False)
+        else:
+            share_out(model, self._mesh, reshard_after_forward=True)
+
+    def backbone(self, policy: PreTrainedModel) -> nn.Module:
+        return self._backbones[policy]
+
+    def let_go(self, policy: PreTrainedModel) -> None:
+        release(self._backbones[policy])
+
+    def _broadcast(self, entry: Any) -> Any:
+        entries = [entry]
+        dist.broadcast_object_list(entries, src=0, group=self._host, device=torch.device("cpu"))
+        return entries[0]
+
+
+def follow(learner: Led, group: Group) -> None:
+    """Does on a learner what the leader does on its own, until there is no more to do."""
+    while order := group.hear():
+        learner.params, learner.seed = order.params, order.seed
+        order.verb(learner, *order.arguments, **order.options)
+
+
+def meet(place: Place, waiting_s: float = GATHERING_S) -> Store:
+    """The store of all ranks, once they are all there.
+
+    Raises OSError if they are not in time, or the leader's port is taken.
+    """
+    try:
+        store, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=waiting_s))))
+    except (dist.DistNetworkError, dist.DistStoreError) as fault:
+        raise _not_met(place, waiting_s, str(fault)) from fault
+    store.set(_arrival(place.rank), "")
+    return cast(Store, store)
+
+
+def require_meeting_place(place: Place) -> None:
+    """Checks, before any rank is started, that the ranks of a launcher can meet; raises OSError where they cannot."""
+    try:
+        socket.getaddrinfo(place.address, place.port)
+    except (OSError, UnicodeError) as fault:
+        raise OSError(f"no machine is found by MASTER_ADDR {place.address!r}; correct it: {fault}") from fault
+    if place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # else torchrun listens there
+        try:
+            socket.create_server(("", place.port)).close()
+        except OSError as fault:
+            raise _no_port(place, str(fault)) from fault
+
+
+def host(place: Place, listening: int, waiting_s: float = GATHERING_S) -> Store:
+    """The store of all ranks where the leader has started them, on a socket that it listens at; raises as `meet`."""
+    store = TCPStore(place.address, place.port, None, True, wait_for_workers=False, master_listen_fd=listening)
+    others = [_arrival(rank) for rank in range(1, place.size)]
+    deadline = time.monotonic() + waiting_s
+    while not store.check(others):  # and not in `wait`, which no signal reaches
+        if time.monotonic() > deadline:
+            raise _not_met(place, waiting_s, "some did not arrive")
+        time.sleep(_LOOK_S)
+    return store
+
+
+@contextmanager
+def joined(store: Store, place: Place, computing: timedelta = COMPUTING) -> Iterator[Group]:
+    """The group of all ranks while the block lasts."""
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", place.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        store=PrefixStore("group", store),
+        rank=place.rank,
+        world_size=place.size,
+        timeout=computing,
+    )
+    yield Group(device)
+    dist.destroy_process_group()  # not where a rank has failed: others may be waiting in it
+
+
+def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
+    """Checks that all ranks have the same of what must not differ, by name; all of them raise the same ValueError."""
+    everyones = ranks.gather([dict(mine)])
+    for name, expected in everyones[0].items():
+        others = {rank: each.get(name, "nothing") for rank, each in enumerate(everyones)}
+        differing = [rank for rank, found in others.items() if found != expected]
+        if differing:
+            raise ValueError(
+                f"the ranks do not have the same {name}: that of rank 0 is {expected}, and that of rank {differing[0]} "
+                f"is {others[differing[0]]}; give every machine the same files and the same environment"
+            )
+
+
+def _arrival(rank: int) -> str:
+    """What a rank writes into the store first."""
+    return f"arrived/{rank}"
+
+
+def _not_met(place: Place, waiting_s: float, fault: str) -> OSError:
+    if "EADDRINUSE" in fault or "in use" in fault:
+        return _no_port(place, fault)
+    return OSError(
+        f"not all of {place.size} ranks met at {place.address}:{place.port} within {waiting_s:g} s, and this is rank "
+        f"{place.rank}; look whether the others were started, with the same MASTER_ADDR and MASTER_PORT: {fault}"
+    )
+
+
+def _no_port(place: Place, fault: str) -> OSError:
+    return OSError(
+        f"port {place.port}, where the ranks are to meet, cannot be used here; set MASTER_PORT to another: {fault}"
+    )
+
+
+def _given(name: str) -> str:
+    if not os.environ.get(name):
+        raise ValueError(f"RANK is set and {name} is not; set all that a launcher sets, or none (unset RANK)")
+    return os.environ[name]
+
+
+def _number(name: str, least: int, most: int) -> int:
+    text = _given(name)
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise ValueError(f"{name} is {text!r}, and not a number from {least} to {most}; correct it, or unset RANK")
+    return int(text)

@@ -1,0 +1,103 @@
+"""What protects the project's servers: a key, or loopback alone without pages; limits of size, connections and time."""
+
+from __future__ import annotations
+
+import asyncio
+from hmac import compare_digest
+
+import uvicorn
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from agent_r1.http.client import LOOPBACK, read_key
+
+
+class Guard:
+    """Stands before every route of a server whose clients are trusted with more than reading.
+
+    With a key in the environment variable, only requests that bring it pass. Without, only those of this machine's
+    programs: web pages name where they come from, or another host.
+    """
+
+    def __init__(self, app: ASGIApp, variable: str) -> None:
+        self._variable, self._key = variable, read_key(variable)
+        self._app = app if self._key else TrustedHostMiddleware(app, allowed_hosts=LOOPBACK)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or not (refused := self._refusal(Headers(scope=scope))):
+            await self._app(scope, receive, send)
+        else:
+            await refused(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> JSONResponse | None:
+        if not self._key:
+            return refusal(403, "not for web pages", "forbidden") if "origin" in headers else None
+        given = headers.get("authorization", "").encode()
+        if compare_digest(given, f"Bearer {self._key}".encode()):
+            return None
+        return refusal(401, f"not the key in {self._variable} of this server", "invalid_api_key")
+
+
+class Bounded(H11Protocol):
+    """A connection that ends after `seconds`, however slowly it is used; one beyond `most` ends at once."""
+
+    seconds = 60.0  # that a request with its answer may take
+    most = 512  # connections
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        spare = len(self.connections) <= self.most
+        self._end = self.loop.call_later(self.seconds if spare else 0, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
+        super().connection_lost(exc)
+
+
+def refusal(status: int, message: str, code: str) -> JSONResponse:
+    """A refusal in the form that OpenAI's clients read, and vLLM's server gives."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+
+
+async def read_body(request: Request, most: int, remedy: str) -> bytes:
+    """The body of a request; an HTTPException refuses one of more than `most` bytes with 413, as soon as it is."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise HTTPException(413, f"a request has {most} bytes at most; {remedy}")
+    return bytes(body)
+
+
+def open_to_all(variable: str, host: str, risk: str) -> str:
+    """What to tell who starts a server without a key, "" where there is one.
+
+    Raises ValueError where it would listen beyond this machine.
+    """
+    if read_key(variable):
+        return ""
+    risk = f"without {variable} whoever reaches this server may {risk}"
+    if host not in LOOPBACK:
+        raise ValueError(f"--host {host}: {risk}; set it to a key, here and for its clients, or leave --host out")
+    return f"{risk}; it listens on {host} alone"
+
+
+def configured(app: ASGIApp, host: str, port: int, connection: type[Bounded] = Bounded) -> uvicorn.Config:
+    """A server of an app whose connections are bounded and carry one request each."""
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=connection,
+        ws="none",
+        lifespan="off",
+        headers=[("connection", "close")],
+        log_level="warning",
+        timeout_graceful_shutdown=5,
+    )

@@ -1,0 +1,60 @@
+"""A policy with all that it acts with: engine, renderer, tools and limits, as a stage opens them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
+from itertools import count
+
+from agent_r1.envs.shared import Shared
+from agent_r1.envs.tool_env import asked_attempt
+from agent_r1.learn.model import load_tokenizer
+from agent_r1.params import Params
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episode import StepView
+from agent_r1.rollout.episodes import attend, follow
+from agent_r1.rollout.order import at_once
+from agent_r1.rollout.sampling import Actor, Beneath, Sampler
+from agent_r1.search.index import open_index
+
+
+class Agent:
+    """Who is asked. Every question is an episode of its own, token for token as in training, whoever else asks."""
+
+    def __init__(self, sampler: Sampler, chat: Chat, shared: Shared) -> None:
+        self.shared = shared
+        self._sampler, self._act, self._chat = sampler, at_once(sampler), chat
+        self._episodes = count()
+
+    def ask(self, text: str, *, seed: int, sample: int = 0) -> Iterator[StepView]:
+        """The steps of an episode; `sample` tells apart the times that a question is asked."""
+        attempt = asked_attempt(text, self.shared, sample=sample)
+        return follow(self._sampler, self._chat, attempt, self.shared, seed=seed)
+
+    def attend(self, text: str, *, seed: int) -> AsyncGenerator[StepView]:
+        """The same in the loop of `shared`, where other episodes go on meanwhile."""
+        attempt, episode = asked_attempt(text, self.shared), next(self._episodes)
+        return attend(self._act, self._chat, attempt, self.shared, seed=seed, episode=episode)
+
+
+@contextlib.contextmanager
+def open_agent(
+    settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
+) -> Iterator[Agent]:
+    """The agent of a policy's folder or hub id, which had so many updates since the warm start.
+
+    It acts as the adapters in its folder where there is a model `beneath` them.
+    """
+    chat = Chat(load_tokenizer(path))
+    index = open_index(settings.search, settings.places.passages, settings.places.index)
+    actor = Actor(
+        model=path,
+        end_id=chat.end_id,
+        max_tokens=settings.env.max_tokens,
+        temperature=temperature,
+        dtype=settings.model.dtype,
+        version=updates,
+    )
+    with open_engine(settings.engine, actor.beside(beneath)) as engine, Shared(settings.env, index) as shared:
+        yield Agent(engine, chat, shared)

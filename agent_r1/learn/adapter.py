@@ -1,0 +1,271 @@
+"""LoRA adapters: small trainable matrices beside weights that stay as they were loaded.
+
+Source: Hu et al. 2021 (arXiv 2106.09685), as peft has it. There is no dropout: sampler and learner would disagree.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharding import gathered, is_shared_out, parts, whole
+from agent_r1.files import load_pretrained, model_hash
+from agent_r1.learn.model import compute_dtype, load_policy
+from agent_r1.params import Params
+from agent_r1.params.places import adapter_in
+from agent_r1.params.stages import LoraParams
+
+ADAPTER = "default"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BENEATH = "beneath"  # what the weights' file calls the hash of the model that they were trained beside
+REMEDY = "bring the policy back (`dvc checkout`, a backup), or train it again"
+
+Shapes = Mapping[str, tuple[str, list[int]]]  # peft's name of a tensor -> its type and shape
+
+logger = logging.getLogger(__name__)
+
+
+class AdapterConfig(BaseModel):
+    """The adapters in peft's words; more of them, which peft and vLLM would obey, are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    peft_type: Literal["LORA"] = "LORA"
+    task_type: Literal["CAUSAL_LM"] = "CAUSAL_LM"
+    r: Annotated[int, Field(ge=1)]
+    lora_alpha: Annotated[int, Field(ge=1)]
+    target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)]
+    lora_dropout: Annotated[float, Field(ge=0.0, le=0.0)] = 0.0
+
+    @classmethod
+    def of(cls, params: LoraParams) -> Self:
+        every = params.targets == ["all-linear"]
+        return cls(r=params.rank, lora_alpha=params.alpha, target_modules="all-linear" if every else params.targets)
+
+    @property
+    def params(self) -> LoraParams:
+        targets = self.target_modules
+        named: list[str] = [targets] if isinstance(targets, str) else targets
+        return LoraParams(rank=self.r, alpha=self.lora_alpha, targets=named)
+
+
+class Stored(NamedTuple):
+    """Adapters in the folder of a policy."""
+
+    params: LoraParams
+    beneath: str  # `model_hash` of the model that they were trained beside; "" of an older version of the project
+    shapes: Shapes
+
+
+def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
+    """Freezes a model and puts adapters beside its linear layers, in place; they change nothing at first.
+
+    What trains is float32, whatever the model's weights are in. A ValueError refuses targets that no layer is named by.
+    """
+    from peft import LoraConfig, inject_adapter_in_model  # take a while, and only adapters need them
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            inject_adapter_in_model(LoraConfig(**AdapterConfig.of(params).model_dump()), model, ADAPTER)
+        except ValueError as error:
+            raise ValueError(f"model.lora.targets {params.targets} does not fit the model: {error}") from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights of the same model without adapters that computes the same, rounded to the weights' own type.
+
+    Merged ones are on the CPU: beside what trains, a GPU may have no room for them. The model's own weights are left
+    alone: adding an update and taking it away again would change their last bits.
+    """
+    state = {
+        name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
+    }
+    for name, layer in _adapted(model).items():
+        weight = state[f"{name}.weight"]
+        update = whole(layer.get_delta_weight(ADAPTER).detach())
+        state[f"{name}.weight"] = (whole(weight).float() + update).to("cpu", weight.dtype)
+    return state
+
+
+@contextmanager
+def detached(model: nn.Module) -> Iterator[None]:
+    """The model as it was before its adapters were trained; without adapters, as it is."""
+    layers = _adapted(model).values()
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def trained_state(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by name: with adapters, what differs from the model that was loaded."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Takes over the `trained_state` of another model of the same shape, which started from the same weights.
+
+    Raises ValueError if the names of the weights that train are not those of this model.
+    """
+    require_same_weights(state, trained_state(model))
+    model.load_state_dict(parts(state, model), strict=False)
+
+
+def require_same_weights(stored: Iterable[str], own: Iterable[str]) -> None:
+    """A ValueError names a weight that trains in one of two models alone."""
+    if differing := sorted({*stored} ^ {*own}):
+        raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
+
+
+def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) -> None:
+    """Writes a model as an ordinary Hugging Face folder, its adapters, where it has any, merged into its weights.
+
+    One of the ranks that share the model `writes`; the others hand over what they have.
+    """
+    state = merged_state(model) if _adapted(model) else None
+    if is_shared_out(model):  # where transformers does not see which weights are tied, the same ones
+        own = (state or model.state_dict()).items()
+        state = gathered({name: weight for name, weight in own if name not in model.all_tied_weights_keys}, keep=writes)
+    if writes:
+        model.save_pretrained(folder, state_dict=state)
+
+
+def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str, *, writes: bool = True) -> None:
+    """Writes the adapters of a model alone into the folder of its policy, as peft and vLLM read them.
+
+    `writes` is as for `save_merged`; `beneath` is the `model_hash` of the model that they were attached to, which is in
+    no such file.
+    """
+    own, trained = adapter_in(folder), gathered(trained_state(model), keep=writes)
+    if not writes:
+        return
+    own.mkdir(parents=True)
+    (own / CONFIG).write_text(AdapterConfig.of(params).model_dump_json(indent=2) + "\n")
+    weights = {_peft_name(name): weight.contiguous() for name, weight in trained.items()}
+    save_file(weights, own / WEIGHTS, metadata={BENEATH: beneath})
+
+
+def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str) -> None:
+    """Takes over what `save_adapter` wrote of another model with the same adapters.
+
+    Raises ValueError if the folder of a policy holds other ones, or none.
+    """
+    stored = read_stored(folder)
+    if stored is None:
+        raise ValueError(f"{folder} holds no adapters, and model.lora.rank is {params.rank}; set it back to 0")
+    if stored.params != params:
+        raise ValueError(f"{folder} holds adapters of {stored.params}, and model.lora is {params}; set it back")
+    _require_fit(stored, folder, _shapes_of(model), beneath)
+    weights = load_file(adapter_in(folder) / WEIGHTS)
+    load_trained_state(model, {name: weights[_peft_name(name)] for name in trained_state(model)})
+
+
+def read_stored(folder: Path) -> Stored | None:
+    """What is said of the adapters in the folder of a policy; None where there are none.
+
+    Raises ValueError if it is not what `save_adapter` writes.
+    """
+    own = adapter_in(folder)
+    if not own.is_dir():
+        return None
+    try:
+        config = AdapterConfig.model_validate_json((own / CONFIG).read_bytes())
+        with safe_open(own / WEIGHTS, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            shapes = {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
+            beneath = (file.metadata() or {}).get(BENEATH, "")
+    except (OSError, SafetensorError, ValidationError) as fault:
+        raise ValueError(f"{own} holds no adapters that were written here: {_reason(fault)}; {REMEDY}") from None
+    return Stored(config.params, beneath, shapes)
+
+
+def require_fit(stored: Stored, folder: Path, model: str | Path) -> None:
+    """Checks adapters of a policy's folder against the model that they are to run beside.
+
+    Raises ValueError if that is another one than they were trained beside, or a tensor is missing, unknown, or of
+    another type or shape than the model's layers ask for.
+    """
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(load_pretrained(AutoConfig, model), trust_remote_code=False)
+        attach(empty, stored.params, seed=0)
+    _require_fit(stored, folder, _shapes_of(empty), model_hash(str(model)))
+
+
+def _require_fit(stored: Stored, folder: Path, expected: Shapes, beneath: str) -> None:
+    if stored.beneath not in ("", beneath):
+        raise ValueError(
+            f"the adapters in {folder} were trained beside another model ({stored.beneath[:8]}..., not "
+            f"{beneath[:8]}...); bring that back (`dvc checkout`)"
+        )
+    names = expected.keys() | stored.shapes
+    wrong = sorted(name for name in names if expected.get(name) != stored.shapes.get(name))
+    if wrong:
+        found, asked = stored.shapes.get(wrong[0], "missing"), expected.get(wrong[0], "unknown to the model")
+        raise ValueError(f"the adapters in {folder} do not fit: {wrong[0]!r} is {found}, not {asked}; {REMEDY}")
+
+
+def merge(folder: Path, model: str | Path, dtype: torch.dtype) -> None:
+    """Writes the merged weights into the folder of a policy that is there as adapters alone.
+
+    `model` is the one that they were trained beside, with weights in `dtype`. Raises as `load_adapter`.
+    """
+    stored = read_stored(folder)
+    if stored is None:
+        raise ValueError(f"{folder} holds no adapters to merge; {REMEDY}")
+    policy = load_policy(model, dtype, torch.device("cpu"))
+    attach(policy, stored.params, seed=0)
+    load_adapter(policy, stored.params, folder, model_hash(str(model)))
+    save_merged(policy, folder)
+
+
+def warn_of_rounding(settings: Params) -> None:
+    """Engines of this machine run adapters as they are; servers get them merged into the weights."""
+    merged = settings.model.adapter is not None and settings.engine.kind == "server"
+    if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
+        logger.warning(
+            "engine.kind %s samples with adapters merged into bfloat16 weights: changes below half a unit in the last "
+            "place vanish, and at small learning rates those are most; set another engine.kind, raise "
+            "train.update.learning_rate, set model.lora.rank: 0, or model.dtype: float32",
+            settings.engine.kind,
+        )
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """The layers that have adapters, as peft puts them there, by name."""
+    names = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    return {name: model.get_submodule(name) for name in sorted(names)}
+
+
+def _peft_name(name: str) -> str:
+    return "base_model.model." + ".".join(part for part in name.split(".") if part != ADAPTER)
+
+
+def _shapes_of(model: nn.Module) -> Shapes:
+    """What `save_adapter` would write of a model."""
+    return {_peft_name(name): ("F32", list(weight.shape)) for name, weight in trained_state(model).items()}
+
+
+def _reason(fault: Exception) -> str:
+    """One line of why a file is not what it should be."""
+    if isinstance(fault, ValidationError):
+        [first, *_] = fault.errors()
+        return f"{CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(fault).splitlines()[0]

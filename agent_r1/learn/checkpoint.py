@@ -1,0 +1,199 @@
+"""Checkpoints: everything a killed training run needs to go on with the same bits.
+
+A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner/`, the critic, both optimisers and the
+random states, as `agent_r1.devices.shards` writes them; `progress.json`; and `SHA256SUMS`, the hashes of all of these
+as `sha256sum -c` takes them. Adapters that train are in `policy/adapter/`, and the weights that they are merged into
+may be missing until the training ends. One learner at a time may write it. When nothing is left to train, `learner/`
+may go.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+
+from agent_r1.files import finish_swap, replaced_folder, sha256
+from agent_r1.params.places import adapter_in
+
+if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
+    from agent_r1.learn.learner import Learner
+
+POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner", "progress.json", "SHA256SUMS"
+FORMER_LEARNER = "learner.pt"  # in its place in checkpoints of older versions of the project
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a checkpoint is."""
+
+    iterations: int  # finished ones, which is the index of the next
+    policy_version: int  # updates of the policy's weights since the warm start
+    rollbacks: int = 0  # times the run went back to an earlier checkpoint
+    stopped: bool = False  # whether the run was ended here, before its last iteration
+    code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
+
+
+def save(folder: Path, learner: Learner, record: Progress) -> None:
+    """Writes the checkpoint, whole or not at all.
+
+    An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
+    """
+    with written(folder) as fresh:
+        learner.save_policy(fresh / POLICY)
+        learner.save_state(fresh / LEARNER)
+        seal(fresh, record)
+
+
+def save_policy(folder: Path, learner: Learner) -> None:
+    """Writes the policy alone, whole or not at all; raises as `save`."""
+    with written(folder) as fresh:
+        learner.save_policy(fresh)
+
+
+def complete(folder: Path, merge: Callable[[Path], None]) -> None:
+    """Has `merge` write the weights of the policy's folder where adapters alone are in it; raises as `save`."""
+    found = progress(folder)
+    if found is None or not is_adapters_alone(folder / POLICY):
+        return
+    require_whole(folder, POLICY)
+    with written(folder) as fresh:
+        shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(POLICY, PROGRESS, SUMS))
+        shutil.copytree(folder / POLICY, fresh / POLICY)  # no links: files of the old one would be written into
+        merge(fresh / POLICY)
+        seal(fresh, found)
+
+
+def is_adapters_alone(policy: Path) -> bool:
+    """Whether the folder of a policy lacks the weights that its adapters are to be merged into."""
+    return adapter_in(policy).is_dir() and not any(policy.glob("*.safetensors"))
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[Path]:
+    """`replaced_folder` for a checkpoint, whose errors of a full disk say what to do."""
+    import torch  # whose import who only reads a checkpoint does not wait for
+
+    try:
+        with replaced_folder(folder) as fresh:
+            yield fresh
+    except (torch.OutOfMemoryError, ChildProcessError):  # of the device, and of a rank that was lost meanwhile
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
+        raise OSError(
+            f"{folder} could not be written, the checkpoint before it is whole; "
+            f"free some disk space and start again: {error}"
+        ) from error
+
+
+def set_aside(folder: Path, aside: Path) -> None:
+    """Keeps the checkpoint in `aside` too, in place of the one that is there; another `save` leaves it alone.
+
+    Its files are shared until the next `save`, which replaces them: both folders lie on one file system. An OSError
+    says that it has no hard links.
+    """
+    with replaced_folder(aside) as fresh:
+        shutil.copytree(folder, fresh, copy_function=os.link)
+
+
+def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
+    """Keeps a policy's folder in `aside` too, as `set_aside` does, as a checkpoint without what trains on."""
+    with replaced_folder(aside) as fresh:
+        shutil.copytree(policy, fresh / POLICY, copy_function=os.link)
+        seal(fresh, record)
+
+
+def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
+    """Gives the checkpoint another record, and the policy of another checkpoint where one is named.
+
+    No other file is read: their hashes are those that were written with them.
+    """
+    known = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
+    with replaced_folder(folder) as fresh:
+        shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(PROGRESS, SUMS))
+        if policy_of:
+            shutil.rmtree(fresh / POLICY)
+            shutil.copytree(policy_of / POLICY, fresh / POLICY, copy_function=os.link)
+            known |= {name: digest for name, digest in _sums(policy_of) if name != PROGRESS}
+        seal(fresh, record, known)
+
+
+def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) -> None:
+    """Completes a checkpoint's folder: how far it is, and the hashes of all files, some of which may be `known`."""
+    (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
+    names = [str(path.relative_to(fresh)) for path in sorted(fresh.rglob("*")) if path.is_file()]
+    hashes = {name: (known or {}).get(name) or sha256(fresh / name) for name in names}
+    (fresh / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in hashes.items()))
+
+
+def progress(folder: Path) -> Progress | None:
+    """How far the checkpoint in `folder` is; None where there is none."""
+    finish_swap(folder)
+    return peek(folder)
+
+
+def peek(folder: Path) -> Progress | None:
+    """How far a checkpoint is that a training may be writing: cleans nothing up; None where there is none.
+
+    Raises ValueError if the file that says so is not as it was written.
+    """
+    record = folder / PROGRESS
+    if not record.exists():
+        return None
+    require_whole(folder, PROGRESS)
+    try:
+        return TypeAdapter(Progress).validate_json(record.read_bytes())  # an older version wrote further fields
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise ValueError(f"{record} does not say how far a checkpoint is ({problem}); bring it back") from None
+
+
+def load(folder: Path, learner: Learner) -> Progress:
+    """Puts the checkpoint into a learner that was built with the same parameters; also sets the random states.
+
+    A FileNotFoundError says that there is none, a ValueError that it is not as it was written.
+    """
+    found = progress(folder)
+    if found is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint; train first")
+    if (folder / FORMER_LEARNER).exists():
+        raise ValueError(
+            f"{folder} is of an older version of the project, whose {FORMER_LEARNER} is not read any more; finish the "
+            "run with that version, or train it again with --fresh"
+        )
+    require_whole(folder)
+    learner.restore(folder / POLICY, folder / LEARNER)
+    return found
+
+
+def require_whole(folder: Path, part: str = "") -> None:
+    """Compares a checkpoint, or the files of it whose names begin with `part`, with the hashes beside them.
+
+    Raises ValueError, which names the first file that is not as it was written. A checkpoint of an older version of the
+    project has no hashes to compare with.
+    """
+    sums = _sums(folder)
+    pairs = [(folder / name, expected) for name, expected in sums if name.startswith(part)]
+    changed = next((file for file, expected in pairs if not file.is_file() or sha256(file) != expected), None)
+    if changed and sums != _sums(folder):  # a training has just put a newer checkpoint in its place
+        require_whole(folder, part)
+    elif changed:
+        raise ValueError(
+            f"{changed} is missing or not as it was written, by {SUMS}; bring the checkpoint back (`dvc checkout`, a "
+            "backup), or train it again with --fresh"
+        )
+
+
+def _sums(folder: Path) -> list[tuple[str, str]]:
+    """Name and hash of each file of a checkpoint; none where the hashes are missing."""
+    file = folder / SUMS
+    lines = file.read_bytes().decode(errors="replace").removesuffix("\n").split("\n") if file.exists() else []
+    return [(name, expected) for expected, _, name in (line.partition("  ") for line in lines)]

@@ -1,0 +1,243 @@
+"""What a training run needs of a device's memory, from the model's configuration alone, and whether it fits.
+
+An estimate, made before anything is loaded; on a GPU `agent_r1.learn.peak` measures afterwards. Units are bytes
+unless a name says GiB.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from agent_r1.devices.gpus import default_device
+from agent_r1.learn.adapter import attach
+from agent_r1.learn.model import compute_dtype
+from agent_r1.learn.output import CHUNK
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
+from agent_r1.params.stages import LoraParams
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+FLOAT32 = 4
+ADAM_STATES = 2
+LOGIT_COPIES = 3  # of a chunk at the peak, in float32: logits, log-probabilities, gradient
+LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the allocator holds back
+REMEDIES = (
+    "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
+    "model.gradient_checkpointing: true, train adapters (model.lora.rank), choose an estimator without a critic, give "
+    "the sampler less, set engine.vllm.sleep: true and learner.optimizer_offload: true on a GPU, share the learner "
+    "among more of them (learner.processes), or take a smaller model"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What a run keeps and computes on one device; the defaults are those of supervised training of all weights."""
+
+    model: PretrainedConfig
+    tokens: int  # of a micro-batch, padding included, at most; short episodes are almost all action, so all have logits
+    dtype: torch.dtype = torch.float32  # of the matrix products
+    adapter: LoraParams | None = None
+    critic: bool = False
+    reference: bool = False
+    gradient_checkpointing: bool = False
+    optimizer_offload: bool = False
+    ranks: int = 1  # that share out the weights, each with a device
+    sampler_gib: float = 0.0  # weights and cache
+    sampler_sleeps: bool = False  # while activations and logits are there
+
+
+def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: torch.device) -> Demand:
+    """What a run of params.yaml asks of a device; a micro-batch holds at least one whole context."""
+    run, settings = settings.run(meant), settings.of(meant)
+    dtype = compute_dtype(settings.model.dtype, device)
+    cuda = device.type == "cuda"
+    return Demand(
+        model=config,
+        dtype=dtype,
+        adapter=settings.model.adapter,
+        critic=run.credit.needs_critic,
+        reference=run.needs_reference,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+        optimizer_offload=settings.learner.optimizer_offload and cuda,
+        ranks=settings.learner.ranks,
+        tokens=max(run.update.max_tokens_per_microbatch, settings.env.max_tokens),
+        sampler_gib=_sampler_gib(config, settings, dtype, device),
+        sampler_sleeps=settings.engine.kind == "vllm" and settings.engine.vllm.sleep and cuda,
+    )
+
+
+def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
+    """Says what the largest of some runs needs of this machine's device; a ValueError refuses what cannot fit."""
+    device = default_device()
+    if device.type == "cpu":
+        for name, asked in (
+            ("learner.optimizer_offload", settings.learner.optimizer_offload),
+            ("engine.vllm.sleep", settings.engine.vllm.sleep),
+        ):
+            if asked:
+                logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
+    demands = [demand_of(config, settings, run, device) for run in runs]
+    parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
+    parts, available = on_machine(parts, settings.learner.processes, device), available_gib(device)
+    shown = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
+    logger.info("memory at the peak, estimated: %.2f of %.2f GiB (%s)", sum(parts.values()), available, shown)
+    require_fit(parts, available)
+
+
+def on_machine(parts: Mapping[str, float], processes: int, device: torch.device) -> dict[str, float]:
+    """One rank's estimate with that of the others that share its device: a machine's `processes` share its memory."""
+    if device.type != "cpu":
+        return dict(parts)
+    return {**parts, "other ranks": (processes - 1) * (sum(parts.values()) - parts["sampler"])}
+
+
+def require_fit(parts: Mapping[str, float], available: float) -> None:
+    """Checks an estimate against a device; raises as `check`."""
+    if sum(parts.values()) > available:
+        raise ValueError(
+            f"this run needs about {sum(parts.values()):.1f} GiB and the device has {available:.1f}:\n"
+            f"{table(parts, available)}\n{REMEDIES}"
+        )
+
+
+def table(parts: Mapping[str, float], available: float) -> str:
+    """The estimate as lines of text."""
+    rows = [*parts.items(), ("all", sum(parts.values())), ("available", available)]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}} {size:8.2f} GiB" for name, size in rows)
+
+
+def available_gib(device: torch.device) -> float:
+    """The memory a run may fill: what is free of a GPU's, or of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] / GIB
+    return float(psutil.virtual_memory().available / GIB)
+
+
+def estimate(demand: Demand) -> dict[str, float]:
+    """GiB by what they are for, at the peak of an update.
+
+    Weights that train are float32, with a gradient and two Adam states of the same size; those beneath adapters and
+    those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
+    count once. Of ranks it is one's share, with what it gathers to compute: a layer, and all that is outside of them.
+    A sampler that sleeps meanwhile counts with what it takes beyond gradients, activations and logits.
+    """
+    count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
+    frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
+    learners = {"policy": count.policy}
+    if demand.critic:
+        learners["critic"] = count.backbone + shape.hidden_size + 1
+    parts: dict[str, float] = {
+        name: _trained_bytes(weights, count.adapters, frozen, states) for name, weights in learners.items()
+    }
+    if demand.reference and not demand.adapter:
+        parts["reference"] = count.policy * frozen
+    if frozen < FLOAT32 and not demand.adapter:
+        parts["weights cast for matrix products"] = count.policy * frozen
+    parts = {name: size / demand.ranks for name, size in parts.items()}
+    if demand.ranks > 1:
+        layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
+        gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # of the layers one, and the next beside it
+        parts["weights gathered"] = gathered * (frozen if demand.adapter else 2 * FLOAT32)  # and their gradients
+    parts["activations"] = activation_bytes(demand)
+    parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
+    gib = {name: size / GIB for name, size in parts.items()}
+    sampler = demand.sampler_gib
+    if demand.sampler_sleeps:
+        trained = sum(count.adapters or weights for weights in learners.values())
+        gradients = trained * FLOAT32 / demand.ranks / GIB
+        sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
+    return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
+
+
+def checkpoint_gib(demand: Demand) -> float:
+    """GiB of a run's checkpoint on disk: the policy, adapters merged, and all that goes on learning."""
+    count, states = count_parameters(demand.model, demand.adapter), FLOAT32 * ADAM_STATES
+    if demand.adapter:
+        learners = 2 if demand.critic else 1
+        return (count.policy * demand.dtype.itemsize + learners * count.adapters * (FLOAT32 + states)) / GIB
+    return (count.policy + demand.critic * count.backbone) * (FLOAT32 + states) / GIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameters:
+    """How many weights there are. Tied ones count once."""
+
+    policy: int  # without adapters
+    backbone: int  # without the output layer; the critic's
+    adapters: int  # of one backbone
+
+
+def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
+    """Builds the model without its weights, on the meta device, and counts."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        policy = sum(weight.numel() for weight in model.parameters())
+        backbone = sum(weight.numel() for weight in model.base_model.parameters())
+        if adapter:
+            attach(model, adapter, seed=0)
+    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    return Parameters(policy=policy, backbone=backbone, adapters=trained if adapter else 0)
+
+
+def activation_bytes(demand: Demand) -> int:
+    """What a micro-batch keeps for its backward pass, the logits aside.
+
+    Per token and layer: the input, the normalised input and the output of two norms, in the residual stream's
+    precision and once more for the matrix products (6 h, the hidden size); queries, keys and values as attention reads
+    them, repeated to as many heads, and its result twice (5 q); four of the MLP's width (4 i). With gradient
+    checkpointing every layer keeps its input alone, and one at a time is computed again.
+    """
+    config: Any = demand.model.get_text_config()  # its fields are those of the architecture
+    compute, hidden, mlp = demand.dtype.itemsize, config.hidden_size, _mlp_size(config)
+    stream = compute if demand.adapter else FLOAT32
+    queries = config.num_attention_heads * _head_size(config)
+    layer = 4 * stream * hidden + compute * (2 * hidden + 5 * queries + 4 * mlp)
+    if demand.adapter and compute < FLOAT32:  # adapted layers keep their inputs in the adapters' precision too
+        layer += FLOAT32 * (2 * hidden + queries + mlp)
+    kept = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
+    return int(demand.tokens * (kept + layer * demand.gradient_checkpointing))
+
+
+def _trained_bytes(weights: int, adapters: int, frozen: int, states: int) -> int:
+    """Bytes of a model that is trained, or that only its adapters are; `frozen` are those of a weight beneath."""
+    with_states = FLOAT32 * (2 + states)
+    return weights * frozen + adapters * with_states if adapters else weights * with_states
+
+
+def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype, device: torch.device) -> float:
+    """What an engine reserves on a GPU, or its weights with the keys and values of what is sampled at the same time."""
+    engine = settings.engine
+    if engine.kind == "server":
+        return 0.0
+    if engine.kind == "vllm" and device.type == "cuda":
+        return engine.vllm.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory / GIB
+    weights = count_parameters(config, None).policy * dtype.itemsize / GIB
+    if engine.kind == "vllm":
+        processes = engine.vllm.processes(gpus=0, cores=len(os.sched_getaffinity(0)))
+        return processes * (weights + engine.vllm.tensor_parallel_size * engine.vllm.cpu_cache_gib)
+    shape: Any = config.get_text_config()
+    heads = shape.to_dict().get("num_key_value_heads") or shape.num_attention_heads
+    per_token = 2 * shape.num_hidden_layers * heads * _head_size(shape) * dtype.itemsize
+    return float(weights + engine.transformers.batch_size * settings.env.max_tokens * per_token / GIB)
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    default = config.hidden_size // config.num_attention_heads
+    return int(config.to_dict().get("head_dim") or default)
+
+
+def _mlp_size(config: PretrainedConfig) -> int:
+    """Under the name that the architecture has for it; some have none where it is four times the hidden size."""
+    names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+    return next((int(size) for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)

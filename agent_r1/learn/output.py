@@ -1,0 +1,180 @@
+"""A policy's output layer: what it says of the tokens that are asked for, without their logits all at once.
+
+Legend for shapes: B = contexts, T = the longest of them, N = selected tokens of all contexts, n = those of a chunk,
+V = the words of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from agent_r1.learn.packing import see
+
+CHUNK = 2**25  # logits that exist at a time: 128 MiB
+BLOCK = 2**20  # of those that are made into logprobs at a time
+
+
+class Float32Output(nn.Linear):
+    """An output layer that computes in float32, whatever the precision of what goes into it and of its weights.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), where sampler and learner came to agree by it.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def compute_output_in_float32(model: PreTrainedModel) -> None:
+    """Puts a `Float32Output` in place of a model's output layer, with the weights of that."""
+    layer = model.get_output_embeddings()
+    output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    output.weight, output.bias = layer.weight, layer.bias
+    model.set_output_embeddings(output)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Selected tokens whose contexts a model's backbone has seen, and what its output layer says of them.
+
+    The layer is the costly part of a small model with a large vocabulary, so it runs on the selected tokens only, and
+    on so many at a time that their logits keep to `CHUNK`. What a model does to its logits afterwards (scales of
+    Granite and Cohere, the soft cap of Gemma) stays the model's own.
+    """
+
+    model: PreTrainedModel
+    seen: Any  # the backbone's answer
+    hidden: Tensor  # [N, hidden size] the states that predict the tokens
+    chosen: Tensor  # [N] the tokens
+
+    def logprobs(self) -> Tensor:
+        """The tokens' logprobs [N] in nats."""
+        return self._scores(entropy=False)[0]
+
+    def logprobs_and_entropy(self) -> tuple[Tensor, Tensor]:
+        """The tokens' logprobs [N], and the entropy [N] of the distributions that predict them, in nats."""
+        return self._scores(entropy=True)
+
+    def cut(self) -> list[Output]:
+        """In parts of a chunk each, so that nothing is computed twice; a single chunk stays whole.
+
+        Parts are cut off from the backbone: take each part's loss through backward, then all of them to `join`.
+        """
+        if self._chunks == 1:
+            return [self]
+        learn = self.hidden.requires_grad
+        return [
+            replace(self, hidden=hidden.detach().requires_grad_(learn), chosen=chosen)
+            for hidden, chosen in self._split()
+        ]
+
+    def join(self, parts: Sequence[Output]) -> None:
+        """Takes the gradients of the parts through the backbone."""
+        if parts[0] is not self:
+            self.hidden.backward(torch.cat([cast(Tensor, part.hidden.grad) for part in parts]))
+
+    @property
+    def _chunks(self) -> int:
+        words = int(self.model.get_output_embeddings().weight.shape[0])
+        return max(1, -(-len(self.chosen) * words // CHUNK))
+
+    def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The states and tokens of one chunk after the other."""
+        return zip(*(each.tensor_split(self._chunks) for each in (self.hidden, self.chosen)), strict=True)
+
+    def _scores(self, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Logprobs [N] and entropy [N]; of several chunks backward computes each one's logits a second time."""
+        if self._chunks == 1:
+            return self._scores_of(self.hidden, self.chosen, entropy)
+        scores = [checkpoint(self._scores_of, *chunk, entropy, use_reentrant=False) for chunk in self._split()]
+        logprobs, entropies = zip(*scores, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _scores_of(self, hidden: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        with _answering(self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))):
+            # Not called as a module: what ranks do before and after that is for all chunks at once.
+            logits: Tensor = self.model.forward(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
+        if len(logits) != len(chosen):
+            raise ValueError(
+                f"{type(self.model).__name__} does not go on from what its get_decoder() says; take another"
+            )
+        scores: tuple[Tensor, Tensor] = Scores.apply(logits.float(), chosen, entropy)  # type: ignore[no-untyped-call]
+        return scores
+
+
+def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Output:
+    """Has the backbone see right-padded ids [B, T], of whose tokens the mask [B, T] selects those that are asked for.
+
+    It is the model's own, or what is to be called in its place. A ValueError refuses a mask that selects the first
+    token of a row, which nothing predicts.
+    """
+    if mask[:, 0].any():
+        raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
+    seen = see(backbone or model.get_decoder(), ids, mask, model.config)
+    return Output(model, seen, seen.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
+
+
+def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:
+    """The logprobs [N] in nats of the selected tokens; arguments as in `output_of`."""
+    return output_of(model, ids, mask, backbone).logprobs()
+
+
+class Scores(torch.autograd.Function):
+    """Of logits [n, V] and tokens [n], their logprobs [n], and with `entropy` that [n] of the distributions, in nats.
+
+    They and their gradients are log_softmax's, to the bit, made a few rows at a time, so that what lies between, some
+    tensors [n, V], is small and near. All logprobs are put where the logits are, which nobody may need any more.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        entropies = logits.new_zeros(len(logits))
+        for block, rows, logprobs, part in _blocks(logits):
+            torch.log_softmax(block, -1, out=logprobs)
+            if entropy:
+                entropies[rows] = -torch.exp(logprobs, out=part).mul_(logprobs).sum(-1)
+            block.copy_(logprobs)
+        ctx.save_for_backward(logits, chosen)
+        return logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropies
+
+    @staticmethod
+    def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor, None, None]:
+        logprobs, chosen = ctx.saved_tensors
+        result, entropy = torch.empty_like(logprobs), bool(of_entropies.any())
+        for block, rows, given, part in _blocks(logprobs):
+            if entropy:
+                torch.exp(block, out=given).mul_(torch.add(block, 1, out=part)).mul_(-of_entropies[rows, None])
+            else:
+                given.zero_()
+            given.scatter_add_(-1, chosen[rows, None], of_logprobs[rows, None])
+            torch.ops.aten._log_softmax_backward_data.out(given, block, -1, block.dtype, out=result[rows])
+        return result, None, None
+
+
+def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
+    """Some rows after the others, which these are, and twice the room that they take, the same for all."""
+    size = max(1, BLOCK // logits.shape[-1])
+    room, another = (torch.empty_like(logits[:size]) for _ in range(2))
+    for start in range(0, len(logits), size):
+        block = logits[start : start + size]
+        yield block, slice(start, start + size), room[: len(block)], another[: len(block)]
+
+
+@contextmanager
+def _answering(backbone: nn.Module, answer: Any) -> Iterator[None]:
+    """Has a backbone answer what is given, whatever it is asked, so that its model computes the rest alone."""
+    backbone.forward = lambda *_args, **_kwargs: answer
+    try:
+        yield
+    finally:
+        del backbone.forward

@@ -1,0 +1,146 @@
+"""Environments of gymnasium (Towers et al., arXiv 2407.17032), and those that are registered with it, played in text.
+
+They are made and stepped on the spot, in the stage's own process; one that is slow is better served by OpenEnv.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from agent_r1.envs.shared import Shared
+from agent_r1.envs.text_env import Reply, Seed, Setup, TextEnv, meant, number
+from agent_r1.params.env import EnvParams
+from agent_r1.params.outside import GymnasiumParams
+from agent_r1.records import Outcome, Question
+from agent_r1.tools.base import ToolError
+
+_COLOURED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0?m", re.DOTALL)
+_CONTROL = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+World = gymnasium.Env[Any, Any]
+
+
+class GymSetup(Setup):
+    """The seed decides how the world begins; what chance does later is the episode's own, and differs in a group."""
+
+    seed: Seed
+
+
+class GymEnv(TextEnv):
+    """One episode of an environment; its `info["success"]` is what counts, else an end with a positive reward."""
+
+    def __init__(self, question: Question, shared: Shared, seed: int) -> None:
+        """`seed` is of the chance after the beginning."""
+        self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
+        super().__init__(self._params.task or question.text, shared.limits)
+        self.moves = self._params.actions or ()
+        self._seed = seed
+        self._world: World | None = None
+
+    async def begin(self) -> str:
+        self._world = _make(self._setup.name, self._params)
+        observed, _ = self._world.reset(seed=self._setup.seed)
+        self._world.unwrapped.np_random = np.random.Generator(np.random.PCG64(self._seed))
+        actions = f"Actions: {', '.join(self.moves)}.\n\n" if self.moves else ""
+        return actions + _seen(self._world, observed)
+
+    async def move(self, text: str) -> Reply:
+        if self._world is None:
+            raise RuntimeError("the environment was not opened")
+        action = _action(text, self.moves, self._world.action_space)
+        observed, reward, terminated, truncated, info = self._world.step(action)
+        earned = number(reward, f"env.gymnasium.{self._setup.name}")
+        success = bool(info["success"]) if "success" in info else bool(terminated) and earned > 0
+        if terminated or truncated:
+            return Reply("", earned, success, Outcome.ENDED if terminated else Outcome.TURN_LIMIT)
+        return Reply(_seen(self._world, observed), earned, success)
+
+    async def close(self) -> None:
+        if self._world:
+            self._world.close()
+
+
+def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
+    """Raises ValueError for a question whose world is not declared, and for one that cannot be made or played."""
+    used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
+    for name, params in {setup.name: params for setup, params in used}.items():
+        begun = [_begun(name, params) for _ in range(2)]
+        if begun[0] != begun[1]:
+            raise ValueError(
+                f"env.gymnasium.{name}: {params.id} begins in two ways with the same seed, so that nothing could be "
+                "repeated; choose kwargs with which its seed decides"
+            )
+
+
+def _begun(name: str, params: GymnasiumParams) -> str:
+    world = _make(name, params)
+    try:
+        observed, _ = world.reset(seed=0)
+        return _seen(world, observed)
+    finally:
+        world.close()
+
+
+def _make(name: str, params: GymnasiumParams) -> World:
+    try:
+        world: World = gymnasium.make(params.id, disable_env_checker=True, **params.kwargs)
+        _require_playable(world.action_space, params.actions)
+    except Exception as fault:
+        raise ValueError(
+            f"env.gymnasium.{name}: {params.id} cannot be used ({type(fault).__name__}: {fault})"
+        ) from fault
+    return world
+
+
+def _require_playable(space: spaces.Space[Any], actions: list[str] | None) -> None:
+    if isinstance(space, spaces.Discrete):
+        if len(actions or []) != space.n:
+            raise ValueError(f"it has {space.n} actions, and not {len(actions or [])}; name all of them under actions")
+    elif not isinstance(space, spaces.Text):
+        raise ValueError(f"its actions are {space}; only those of Discrete and Text can be written")
+    elif actions:
+        raise ValueError("it takes text, and actions has no effect; leave it out")
+
+
+def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | str:
+    """What the environment takes for a text; raises ToolError."""
+    if isinstance(space, spaces.Discrete):
+        names = [move.casefold() for move in moves]
+        if text.casefold() not in names:
+            raise ToolError(f"there is no action {text!r}, only {', '.join(moves)}")
+        return int(space.start) + names.index(text.casefold())
+    if not space.contains(text):
+        raise ToolError(f"it takes no such text as {text!r}, only {space}")
+    return text
+
+
+def _seen(world: World, observed: Any) -> str:
+    """What it draws as text, if it does; else what is observed."""
+    if world.render_mode != "ansi":
+        return str(observed)
+    drawn = world.render()
+    if not isinstance(drawn, str):
+        raise ValueError(f"{world} draws {type(drawn).__name__} under render_mode ansi, and not text")
+    return plain(drawn).strip("\n")
+
+
+def plain(drawn: str) -> str:
+    """A drawing without its colours: what stands on one as `[S]`, and what has one as `(blue R)`."""
+    return _CONTROL.sub("", _COLOURED.sub(_bracketed, drawn))
+
+
+def _bracketed(found: re.Match[str]) -> str:
+    codes = [int(code) for code in found[1].split(";") if code]
+    if any(40 <= code < 50 or code == 7 for code in codes):
+        return f"[{found[2]}]"
+    for code in codes:
+        if 30 <= code < 30 + len(_COLOURS):
+            return f"({_COLOURS[code - 30]} {found[2]})"
+    return found[2]

@@ -1,0 +1,300 @@
+"""Tools of other programs, over the Model Context Protocol: a command that is started, or an address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TextIO
+
+import anyio
+import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+)
+from mcp_types import Tool as Listed
+from pydantic import ValidationError
+
+from agent_r1.faults import WorldFault
+from agent_r1.harmless import harmless, without_password
+from agent_r1.http.client import BadAnswerError, read_key
+from agent_r1.outside.mcp_wire import EXCERPT, Bounded, as_result, handed_on, log_file, said
+from agent_r1.params.env import McpParams
+from agent_r1.records import CallStatus
+from agent_r1.tools.base import Tool, ToolResult
+from agent_r1.tools.schema import Schema, function_schema
+
+KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: what it is sent as a bearer token
+START_S = 60.0  # until a server has listed its tools
+STOP_S = 15.0
+MAX_TOOLS = 64
+_FAULTS = (  # what a session with a server that is ill can raise
+    OSError,
+    MCPError,
+    ValidationError,
+    RuntimeError,  # of a session that has ended, or of a result that is not of its tool's shape
+    httpx2.HTTPError,
+    BadAnswerError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    ExceptionGroup,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class McpTimeout(WorldFault, TimeoutError):
+    """A call that a server did not answer in time."""
+
+
+class Session(Protocol):
+    """Where a tool's calls go."""
+
+    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult: ...
+
+    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Server:
+    """A session with one server. A task of its own opens and closes it, so that anybody may, and its end ends no other.
+
+    Its tools are those that it had when it was opened. A session that was lost is opened again by the next call.
+    """
+
+    def __init__(self, name: str, params: McpParams, known: Sequence[Tool] = ()) -> None:
+        """Nothing is started yet; a ValueError names an environment variable that cannot be handed on.
+
+        `known` are the tools that it is to have, if that is known.
+        """
+        self.tools = [*known]
+        self._name, self._params = name, params
+        self._key = read_key(KEY + name.upper().replace("-", "_"))
+        self._environment = handed_on(params.environment)
+        self._opening = asyncio.Lock()
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what a server says out of turn, line by line
+
+    async def __aenter__(self) -> Self:
+        """Raises WorldFault if the server cannot be reached, and ValueError if it cannot be used as it is."""
+        await self._start()
+        self.tools = [_McpTool(self, schema) for schema in self._schemas]
+        return self
+
+    def for_episode(self, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> Sequence[Tool]:
+        """What one episode is offered: the tools of the stage's session, or those of a session of its own.
+
+        `is_as_kept` says whether a result is that which was kept of the same call.
+        """
+        if self._params.scope == "stage":
+            return self.tools
+        own = _OfEpisode(Server(self._name, self._params, known=self.tools), is_as_kept)
+        return [_McpTool(own, tool.schema) for tool in self.tools]
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def verify(self) -> None:
+        """Raises ValueError if the server has other tools now, and WorldFault if it does not say."""
+        try:
+            async with asyncio.timeout(self._params.timeout_s):
+                self._require_same(await self._list())
+        except TimeoutError:
+            raise McpTimeout(f"{self.who} did not list its tools within {self._params.timeout_s:g} s") from None
+        except _FAULTS as fault:
+            raise WorldFault(f"{self.who} does not list its tools: {said(fault)}") from fault
+
+    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call; raises WorldFault if there is none."""
+        await self._open_again()
+        client, limit = self._client, asyncio.timeout(self._params.timeout_s)
+        try:
+            async with limit:
+                return as_result(await client.call_tool(tool, arguments))
+        except _FAULTS as fault:
+            code = fault.code if isinstance(fault, MCPError) else None
+            if code == INVALID_PARAMS:
+                return ToolResult(text=str(fault), call_status=CallStatus.BAD_ARGUMENTS)
+            if code == CONNECTION_CLOSED and client is self._client:
+                self._lost = True
+            if limit.expired():
+                raise McpTimeout(f"{self.who} took longer than {self._params.timeout_s:g} s for {tool}") from None
+            raise WorldFault(f"{self.who} failed in {tool}: {said(fault)}") from fault
+
+    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
+        """Nothing: the session is not of one episode."""
+
+    async def close(self) -> None:
+        """Nothing: the session is not of one episode."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the session has ended, by the server's doing."""
+        return self._lost or self._task.done()
+
+    async def _open_again(self) -> None:
+        """If the session was lost."""
+        async with self._opening:
+            if self.lost:
+                logger.warning("%s is opened again", self.who)
+                await self._stop()
+                await self._start()
+
+    async def _start(self) -> None:
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._end, self._lost = asyncio.Event(), False
+        self._task = asyncio.create_task(self._live(), name=f"mcp {self._name}")
+        try:
+            await self._opened
+        except BaseException:
+            if self._opened.cancelled():
+                self._task.cancel()
+            await self._stop()
+            raise
+
+    async def _stop(self) -> None:
+        self._end.set()
+        _, running = await asyncio.wait([self._task], timeout=STOP_S)
+        for task in running:
+            task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (fault := self._task.exception()):
+            logger.info("%s did not end in peace: %s", self.who, said(fault))
+
+    async def _live(self) -> None:
+        """Opens the session, says so, and closes it at the end."""
+        async with contextlib.AsyncExitStack() as stack:
+            log = stack.enter_context(log_file())
+            try:
+                async with asyncio.timeout(START_S):
+                    self._client = await stack.enter_async_context(self._connected(log))
+                    self._require_same(await self._list())
+            except FileNotFoundError as fault:
+                self._opened.set_exception(ValueError(f"{self.who} has no command {fault.filename!r}"))
+            except (ValueError, *_FAULTS) as fault:
+                self._opened.set_exception(self._refusal(fault, log))
+            else:
+                self._opened.set_result(None)
+                await self._end.wait()
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, log: TextIO) -> AsyncIterator[Client]:
+        if self._params.command:
+            command, *arguments = self._params.command
+            started = StdioServerParameters(command=command, args=arguments, env=self._environment)
+            async with Client(stdio_client(started, log), cache=None) as client:
+                yield client
+            return
+        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {self._key}"} if self._key else {})
+        limits = httpx2.Timeout(self._params.timeout_s, read=None)  # a call has one of its own
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=limits, transport=Bounded()) as http,
+            Client(streamable_http_client(self._params.url or "", http_client=http), cache=None) as client,
+        ):
+            yield client
+
+    async def _list(self) -> list[Schema]:
+        listed: list[Listed] = []
+        cursor = None
+        while page := await self._client.list_tools(cursor=cursor):
+            listed += page.tools
+            cursor = page.next_cursor
+            if cursor is None or len(listed) > MAX_TOOLS or not page.tools:
+                break
+        return [function_schema(each.name, each.description or "", each.input_schema) for each in self._chosen(listed)]
+
+    def _chosen(self, listed: Sequence[Listed]) -> list[Listed]:
+        names = [tool.name for tool in listed]
+        if missing := [name for name in self._params.tools or () if name not in names]:
+            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(names)[:EXCERPT]}")
+        chosen = [tool for tool in listed if self._params.tools is None or tool.name in self._params.tools]
+        if not 0 < len(chosen) <= MAX_TOOLS:
+            raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
+        return chosen
+
+    def _require_same(self, schemas: list[Schema]) -> None:
+        known = [tool.schema for tool in self.tools] or schemas
+        if schemas != known:
+            changed = [schema for schema in (*schemas, *known) if schema not in schemas or schema not in known]
+            names = ", ".join(dict.fromkeys(schema["function"]["name"] for schema in changed)) or "their order"
+            raise ValueError(f"{self.who} has other tools than when this began ({names}); begin again")
+        self._schemas = schemas
+
+    def _refusal(self, fault: Exception, log: TextIO) -> Exception:
+        log.seek(0)
+        words = harmless(log.read()[-EXCERPT:]).strip()
+        end = f"; its last words: {words}" if words else ""
+        if isinstance(fault, TimeoutError):
+            return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
+        if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
+            return ValueError(f"{self.who}: {fault}")
+        return WorldFault(f"{self.who} cannot be used: {said(fault)}{end}")
+
+    @property
+    def who(self) -> str:
+        where = self._params.url or " ".join((self._params.command or [])[:2])
+        return f"the MCP server {self._name} ({harmless(without_password(where))[:200]})"
+
+
+class _OfEpisode:
+    """A session of one episode, opened by its first call and ended with it: what the server remembers is the episode's.
+
+    Of calls that a journal answered the server knows nothing. Before the first that it does not answer they are made
+    again, so that the session is where it was; an episode whose session answers them in another way is cut short.
+    """
+
+    def __init__(self, server: Server, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> None:
+        self._server, self._is_as_kept, self._opening = server, is_as_kept, asyncio.Lock()
+        self._is_open = False
+        self._recalled: list[tuple[str, dict[str, Any], ToolResult]] = []
+
+    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call; raises WorldFault if there is none, or the session was lost."""
+        async with self._opening:
+            if not self._is_open:
+                await self._server.__aenter__()
+                self._is_open = True
+            for name, given, result in self._recalled:
+                if not self._is_as_kept(await self._server.ask(name, given), result):
+                    raise WorldFault(
+                        f"{self._server.who} answers {name} in another way than before the stage was ended"
+                    )
+            self._recalled.clear()
+        if self._server.lost:
+            raise WorldFault(f"{self._server.who} ended the session of an episode")
+        return await self._server.ask(tool, arguments)
+
+    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
+        self._recalled.append((tool, arguments, result))
+
+    async def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            await self._server.__aexit__()
+
+
+@dataclass
+class _McpTool(Tool):
+    """A tool of a server, which checks the arguments itself."""
+
+    session: Session
+    schema: Schema
+
+    def __post_init__(self) -> None:
+        self.name: str = self.schema["function"]["name"]
+        self.waits = True
+
+    async def call(self, arguments: dict[str, Any]) -> ToolResult:
+        return await self.session.ask(self.name, arguments)
+
+    async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
+        await self.session.recall(self.name, arguments, result)
+
+    async def close(self) -> None:
+        await self.session.close()

@@ -1,0 +1,201 @@
+"""A learner shared by two ranks against one that a process has for itself: gradients, metrics, weights, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from agent_r1.learn import checkpoint
+from agent_r1.learn.batching import deal, pack_by_length
+from agent_r1.params import load
+from agent_r1.params.sections import override
+from agent_r1.params.stages import LoraParams, ModelParams
+from agent_r1.params.update import UpdateParams
+from agent_r1.records import Source
+from tests.devices.ranked import Case, Found, in_ranks, learned, learner_of
+
+TOLERANCE = 4e-6  # of the largest gradient
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+LORA = LoraParams(rank=4, alpha=8, targets=["all-linear"])
+HALVED = ("plain", "adapters")
+LENGTHS = (9, 5, 12, 9, 30, 7, 21, 26)
+
+# What each case changes: of the update, of the model, and whether there is a critic.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "plain": ({}, {}, True),
+    "sequence_mean": ({"aggregation": "sequence_mean", "ratio": "sequence"}, {}, False),
+    "constant_length": ({"aggregation": "constant_length", "constant_length": 8, "ratio": "step"}, {}, False),
+    "regularised": ({"kl_loss": 0.1, "entropy_bonus": 0.05, "importance_cap": 2.0}, {}, True),
+    "cispo": ({"loss": "cispo", "dual_clip": 0.0, "clip_low": 1.0}, {}, False),
+    "adapters": ({"kl_loss": 0.1}, {"lora": LORA}, True),
+    "idle": ({"max_tokens_per_microbatch": 4, "entropy_bonus": 0.05}, {}, True),  # seven that are kept, each alone
+    "recomputed and packed": ({}, {"gradient_checkpointing": True, "packing": True}, True),
+}
+
+
+def sources(length: int) -> list[int]:
+    """Of an episode of two steps, or of one where it is short."""
+    acting = length // 3
+    prompt, action, observation = (int(each) for each in (Source.PROMPT, Source.ACTION, Source.OBSERVATION))
+    first = [prompt] * 2 + [action] * acting
+    return first + [observation] * (length - len(first) - acting) + [action] * acting
+
+
+@pytest.fixture(scope="module")
+def cases(tiny_model: Path, make_trajectory: Callable[..., Any], make_credit: Callable[..., Any]) -> dict[str, Case]:
+    """Eight trajectories, one of which is not kept."""
+    update, model = load(PARAMS).train.update, load(PARAMS).model
+    small = {"minibatches": 1, "max_tokens_per_microbatch": 32, "learning_rate_decay": "none", "learning_rate": 1e-3}
+    own = {"critic": {"epochs": 1, "minibatches": 1, "warmup": {"iterations": 0, "explained_variance": 0, "limit": 0}}}
+    drafts = [make_trajectory(index, sources(length)) for index, length in enumerate(LENGTHS)]
+    sampled = [
+        replace(
+            each,
+            token_ids=each.token_ids % 380,  # the words of the tiny model
+            logprobs=np.where(each.action_mask, np.float32(-6.2), np.float32(0)),
+        )
+        for each in drafts
+    ]
+    credits_ = [make_credit(each, kept=index != 1) for index, each in enumerate(sampled)]
+    return {
+        name: Case(
+            path=tiny_model,
+            params=UpdateParams.model_validate(override(update.model_dump(), {**small, **own, **changes})),
+            model=ModelParams.model_validate(model.model_copy(update={"dtype": "float32", **of_model}).model_dump()),
+            with_critic=with_critic,
+            trajectories=sampled,
+            credits=credits_,
+        )
+        for name, (changes, of_model, with_critic) in CASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def by_rank(cases: dict[str, Case], folder: Path, free_port: Callable[[], int]) -> list[dict[str, Found]]:
+    """All cases, learned by two ranks; two updates of some in one go and with a checkpoint between; and a fault."""
+    further = {}
+    for name in HALVED:
+        case, half = cases[name], folder / name
+        further[f"{name} twice"] = replace(case, updates=2)
+        further[f"{name} begun"] = replace(case, end=half, largest=load(PARAMS).env)
+        further[f"{name} gone on with"] = replace(case, start=half)
+    plain = cases["plain"]
+    broken = plain.trajectories[4]
+    logprobs = np.where(np.arange(len(broken.token_ids)) == 5, np.float32(np.nan), broken.logprobs)
+    trajectories = [replace(each, logprobs=logprobs) if each is broken else each for each in plain.trajectories]
+    return in_ranks({**cases, **further, "broken": replace(plain, trajectories=trajectories)}, 2, free_port(), folder)
+
+
+@pytest.fixture(scope="module")
+def shared(by_rank: list[dict[str, Found]]) -> dict[str, Found]:
+    return by_rank[0]
+
+
+def largest_difference(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    assert left.keys() == right.keys()
+    largest = max(tensor.abs().max().item() for tensor in right.values())
+    return max((left[name] - right[name]).abs().max().item() for name in right) / largest
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_learn_as_one_does(name: str, cases: dict[str, Case], shared: dict[str, Found]) -> None:
+    alone, together = learned(cases[name]), shared[name]
+    assert len(together.gradients) == len(alone.gradients) == 1 + cases[name].with_critic
+    for left, right in zip(together.gradients, alone.gradients, strict=True):
+        assert max(gradient.abs().max() for gradient in right.values()) > 1e-3
+        assert largest_difference(left, right) < TOLERANCE
+    assert together.metrics == [pytest.approx(each, rel=1e-5, abs=1e-6) for each in alone.metrics]
+    for left, right in zip(together.scores, alone.scores, strict=True):
+        for ours, theirs in zip(left, right, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    assert largest_difference(together.weights, alone.weights) < 1e-5
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_two_ranks_go_on_with_the_same_bits(name: str, shared: dict[str, Found]) -> None:
+    """From their checkpoint as without it; and the first update is the same bits, where one was measured before too."""
+    straight, later = shared[f"{name} twice"].weights, shared[f"{name} gone on with"].weights
+    assert straight.keys() == later.keys()
+    assert all(torch.equal(straight[each], later[each]) for each in straight)
+    once, again = shared[name].weights, shared[f"{name} begun"].weights
+    assert all(torch.equal(once[each], again[each]) for each in once)
+    assert not all(torch.equal(once[each], straight[each]) for each in once)
+
+
+def test_any_number_of_ranks_goes_on_from_a_checkpoint(
+    cases: dict[str, Case], shared: dict[str, Found], folder: Path, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """One by itself, and three, who come to what the two that wrote it do."""
+    later = {name: replace(cases[name], start=folder / name) for name in HALVED}
+    three = in_ranks(later, 3, free_port(), tmp_path)[0]
+    for name, case in later.items():
+        for found in (learned(case), three[name]):
+            assert largest_difference(found.weights, shared[f"{name} twice"].weights) < 1e-5
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_ranks_write_the_policy_that_one_writes(
+    name: str, cases: dict[str, Case], shared: dict[str, Found], folder: Path, tmp_path: Path
+) -> None:
+    """The same files, tied weights once; what is merged of adapters may be rounded differently."""
+    learner = learner_of(cases[name])
+    checkpoint.load(folder / name, learner)
+    learner.save_policy(tmp_path / "policy")
+    ours, theirs = (
+        {path.relative_to(root): path for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "policy", folder / name / "policy")
+    )
+    assert ours.keys() == theirs.keys()
+    for each in ours:
+        if name == "adapters" and each == Path("model.safetensors"):
+            left, right = load_file(ours[each]), load_file(theirs[each])
+            assert left.keys() == right.keys()
+            assert all(torch.allclose(left[key], right[key], atol=1e-6) for key in left)
+        else:
+            assert ours[each].read_bytes() == theirs[each].read_bytes(), each
+
+
+def test_all_ranks_raise_what_one_finds(cases: dict[str, Case], by_rank: list[dict[str, Found]]) -> None:
+    [culprit] = {each["broken"].fault for each in by_rank}
+    assert cases["plain"].trajectories[4].trajectory_id in culprit
+    assert "not finite" in culprit
+
+
+LENGTHS_OF_TRAJECTORIES = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=3), max_size=30)
+
+
+@given(lengths=LENGTHS_OF_TRAJECTORIES, max_tokens=st.integers(1, 200), ranks=st.integers(1, 6))
+def test_dealing(lengths: list[list[int]], max_tokens: int, ranks: int) -> None:
+    """Every trajectory once, as many turns for all as they need at least, and no budget is exceeded by what fits it."""
+    hands = [deal(lengths, max_tokens, rank=rank, ranks=ranks) for rank in range(ranks)]
+    dealt = [pack for hand in hands for pack, idle in hand if not idle]
+    assert sorted(index for pack in dealt for index in pack) == list(range(len(lengths)))
+    [turns] = {len(hand) for hand in hands}
+    assert turns == -(-len(pack_by_length(lengths, max_tokens)) // ranks)
+    for pack in dealt:
+        padded = max(max(lengths[index]) for index in pack) * sum(len(lengths[index]) for index in pack)
+        assert len(pack) == 1 or padded <= max_tokens
+    assert all(len(pack) == 1 for hand in hands for pack, idle in hand if idle)
+
+
+def test_what_is_dealt_is_even() -> None:
+    """Eight trajectories of 10 and a budget of 50: two packs of 5 and 3 for one, of 4 and 4 for two ranks."""
+    lengths = [[10]] * 8
+    assert [len(pack) for pack, _ in deal(lengths, 50)] == [5, 3]
+    assert [len(pack) for rank in range(2) for pack, _ in deal(lengths, 50, rank=rank, ranks=2)] == [4, 4]
+    assert [deal([[10]], 50, rank=rank, ranks=2) for rank in range(2)] == [[([0], False)], [([0], True)]]

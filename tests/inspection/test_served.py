@@ -1,0 +1,327 @@
+"""An agent behind its endpoint, over real HTTP on loopback: as OpenAI's own client asks it, and as nobody should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from uvicorn import Server
+
+from agent_r1.envs.shared import Shared
+from agent_r1.faults import WorldFault
+from agent_r1.http.endpoint import ENDPOINT_KEY
+from agent_r1.http.guard import configured
+from agent_r1.inspection import served as app
+from agent_r1.inspection.agent import Agent
+from agent_r1.inspection.served import MAX_BODY_BYTES, Lasting, Service, serve
+from agent_r1.params import SHIPPED, load
+from agent_r1.records import Passage
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.sampling import Action, EngineError, Request
+from agent_r1.search.base import Search
+from agent_r1.seeds import derive
+
+LIMITS = load(SHIPPED).env.model_copy(update={"max_tokens": 400, "max_action_tokens": 100, "max_steps": 3})
+CALL = '<think>First.</think><tool_call>{"name": "search", "arguments": {"query": "it"}}</tool_call>'
+ASKED = {"model": "ppo", "messages": [{"role": "user", "content": "Who?"}]}
+PATIENCE_S = 60.0
+
+Bits = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Film(Search):
+    """Finds the same for everything."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        return [[Passage(passage_id="0", title="Low Tide", text="by Mara Quill")]] * len(queries)
+
+
+class Down(Search):
+    """Finds nothing, because it is down."""
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        raise WorldFault("the index is down")
+
+
+class Policy:
+    """Searches, and then answers with what only this very context gives; notes the tokens of each action."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self.sampled: set[Bits] = set()
+        self.ended = threading.Event()  # somebody who waited for an action is gone
+        self.go_on = threading.Event()  # to a second action
+        self.go_on.set()
+
+    def sample(self, requests: Sequence[Request]) -> list[Action]:
+        return [self._answer(request) for request in requests]
+
+    async def act(self, request: Request) -> Action:
+        try:
+            await asyncio.sleep(0)
+            while request.step and not self.go_on.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.ended.set()
+            raise
+        return self._answer(request)
+
+    def _answer(self, request: Request) -> Action:
+        text = f"<answer>{derive(*request.context)}</answer>" if request.step else CALL
+        ids = self._chat.encode_action(text, request.context)[: request.max_tokens]
+        self.sampled.add((tuple(request.context), tuple(ids)))
+        return Action.of(ids, [-0.5] * len(ids), self._chat.end_id)
+
+
+@contextmanager
+def serving(agent: Agent, port: int) -> Iterator[str]:
+    """The address of an agent's server in a thread of this process."""
+    server = Server(configured(Service(agent, "ppo", 0.0).app(), "127.0.0.1", port, Lasting))
+    agent.shared.tools(0)
+    thread = threading.Thread(target=agent.shared.run, args=(server.serve(),))
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def policy(chat: Chat) -> Policy:
+    return Policy(chat)
+
+
+@pytest.fixture
+def agent(chat: Chat, policy: Policy) -> Iterator[Agent]:
+    with Shared(LIMITS, Film()) as shared:  # type: ignore[arg-type]
+        yield Agent(policy, chat, shared)
+
+
+@pytest.fixture
+def url(agent: Agent, free_port: Callable[[], int]) -> Iterator[str]:
+    with serving(agent, free_port()) as found:
+        yield found
+
+
+@pytest.fixture
+def openai() -> ModuleType:
+    """Its client. To import it takes a second, for which no other process of the suite is to wait."""
+    import openai
+
+    return openai
+
+
+def client(url: str) -> Any:
+    from openai import OpenAI
+
+    return OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+
+def test_many_who_ask_at_once_get_what_one_alone_gets_token_for_token(
+    url: str, chat: Chat, policy: Policy, openai: ModuleType
+) -> None:
+    questions = [f"Who is number {number}?" for number in range(64)]
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as asking:
+            asked = [
+                asking.chat.completions.create(model="ppo", messages=[{"role": "user", "content": text}])
+                for text in questions
+            ]
+            return [str(found.choices[0].message.content) for found in await asyncio.gather(*asked)]
+
+    answers = asyncio.run(ask_all())
+    alone = Policy(chat)
+    with Shared(LIMITS, Film()) as shared:  # type: ignore[arg-type]
+        expected = [[*Agent(alone, chat, shared).ask(text, seed=0)][-1].answer for text in questions]
+    assert answers == expected
+    assert len(set(answers)) == 64
+    assert policy.sampled == alone.sampled
+    assert len(alone.sampled) == 128
+
+
+def test_an_answer_as_openais_client_reads_it(url: str) -> None:
+    [model] = client(url).models.list().data
+    found = client(url).chat.completions.create(model=model.id, messages=[{"role": "user", "content": "Who?"}])
+    [choice] = found.choices
+    assert (choice.finish_reason, choice.message.role) == ("stop", "assistant")
+    assert str(choice.message.content).isdigit()
+    thought = choice.message.model_extra["reasoning_content"]  # type: ignore[index]
+    assert thought == f"{CALL}\nLow Tide: by Mara Quill\n\n"
+    assert found.usage
+    assert found.usage.prompt_tokens + found.usage.completion_tokens == found.usage.total_tokens
+    steps = found.model_extra["agent_r1"]["steps"]  # type: ignore[index]
+    assert (len(steps), steps[0]["action"]) == (2, CALL)
+
+
+def test_steps_come_as_they_are_taken(url: str, policy: Policy) -> None:
+    """The first is here before the second action is sampled, which would wait for ever."""
+    policy.go_on.clear()
+    stream = client(url).chat.completions.create(
+        model="ppo",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Who?"}]}],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    first = next(stream)
+    assert first.model_extra["agent_r1"]["observations"] == ["Low Tide: by Mara Quill"]  # type: ignore[index]
+    assert first.choices[0].delta.content is None
+    policy.go_on.set()
+    last, used = stream
+    assert str(last.choices[0].delta.content).isdigit()
+    assert last.choices[0].finish_reason == "stop"
+    assert used.usage
+    assert used.usage.total_tokens == last.model_extra["agent_r1"]["tokens"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_ends_the_episode(url: str, policy: Policy, stream: bool) -> None:
+    policy.go_on.clear()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/chat/completions", json=ASKED | {"stream": stream}, timeout=httpx.Timeout(60, read=1))
+    assert policy.ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"model": "ppp"}, 404, "there is no model 'ppp' here, only 'ppo'"),
+        ({"max_tokens": 9}, 400, "max_tokens is not the request's to say, because the agent acts as it was trained"),
+        ({"tools": []}, 400, "tools is not the request's to say"),
+        ({"temperature": 0.7}, 400, "the agent is served at temperature 0, and asked for 0.7; leave it out"),
+        ({"n": 2}, 400, "n: Input should be 1"),
+        ({"seed": -1}, 400, "seed: Input should be greater than or equal to 0"),
+        ({"messages": []}, 400, "messages: List should have at least 1 item"),
+        (
+            {"messages": [{"role": "system", "content": "Be brief."}, *ASKED["messages"]]},
+            400,
+            "the agent was trained to answer one question, with a system message of its own, and was sent 2 messages "
+            "(system, user); send one of role user",
+        ),
+        ({"messages": [{"role": "user", "content": " "}]}, 400, "the question is empty"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "word " * 1000}]}, 400, "tokens and max_tokens is 400: no room"),
+        ({"messages": [{"role": "user", "content": "w" * MAX_BODY_BYTES}]}, 413, "262144 bytes at most"),
+    ],
+)
+def test_what_the_protocol_of_training_cannot_say_is_refused(
+    url: str, changes: dict[str, Any], status: int, message: str
+) -> None:
+    for stream in (False, True):
+        found = httpx.post(f"{url}/chat/completions", json=ASKED | changes | {"stream": stream}, timeout=PATIENCE_S)
+        assert (found.status_code, message in found.json()["error"]["message"]) == (status, True), found.text
+
+
+def test_a_question_longer_than_the_context_has_openais_code(url: str, openai: ModuleType) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"has \d+ tokens and max_tokens is 400") as refused:
+        client(url).chat.completions.create(model="ppo", messages=[{"role": "user", "content": "word " * 1000}])
+    assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"origin": "http://evil.example"}, json.dumps(ASKED), 403),
+        ({"host": "evil.example"}, json.dumps(ASKED), 400),
+        ({"content-type": "text/plain"}, json.dumps(ASKED), 415),
+        ({}, "{", 400),
+        ({}, '{"model": "ppo", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+    ],
+)
+def test_who_is_no_client_is_refused(url: str, headers: dict[str, str], body: str, status: int) -> None:
+    sent = {"content-type": "application/json", **headers}
+    assert httpx.post(f"{url}/chat/completions", content=body, headers=sent).status_code == status
+
+
+def test_with_a_key_only_those_who_have_it_are_answered(
+    agent: Agent, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, openai: ModuleType
+) -> None:
+    monkeypatch.setenv(ENDPOINT_KEY, "s3cret")
+    with serving(agent, free_port()) as url:
+        with pytest.raises(openai.AuthenticationError, match=f"not the key in {ENDPOINT_KEY}"):
+            client(url).models.list()
+        assert client(url).with_options(api_key="s3cret").models.list().data
+
+
+def test_what_the_world_and_the_engine_do_wrong_is_said(
+    chat: Chat,
+    policy: Policy,
+    free_port: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    openai: ModuleType,
+) -> None:
+    with Shared(LIMITS, Down()) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
+        asked: dict[str, Any] = {"model": "ppo", "messages": ASKED["messages"]}
+        with pytest.raises(openai.InternalServerError, match="cut short: the index is down"):
+            client(url).chat.completions.create(**asked)
+        policy._answer = broken  # type: ignore[method-assign]
+        with pytest.raises(openai.InternalServerError, match="the engine failed; the server's log"):
+            client(url).chat.completions.create(**asked, stream=True)
+        monkeypatch.setattr(app, "MAX_EPISODES", 0)
+        with pytest.raises(openai.RateLimitError, match="come again"):
+            client(url).chat.completions.create(**asked)
+
+
+def test_an_engine_that_fails_for_good_ends_the_server(
+    agent: Agent, policy: Policy, free_port: Callable[[], int]
+) -> None:
+    policy._answer = broken  # type: ignore[method-assign]
+    url = f"http://127.0.0.1:{(port := free_port())}/v1/chat/completions"
+
+    def ask() -> int:
+        while True:
+            try:
+                return httpx.post(url, json=ASKED, timeout=PATIENCE_S).status_code
+            except httpx.ConnectError:
+                time.sleep(0.05)
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask)
+        with pytest.raises(EngineError, match="secret words"):
+            serve(agent, "ppo", host="127.0.0.1", port=port, temperature=0.0)
+        assert asked.result() == 503
+
+
+def broken(_: Request) -> Action:
+    raise EngineError("secret words")
+
+
+def test_a_fault_in_the_middle_of_a_stream_is_told(
+    chat: Chat, policy: Policy, free_port: Callable[[], int], openai: ModuleType
+) -> None:
+    class Later(Film):
+        asked = 0
+
+        def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+            self.asked += 1
+            if self.asked > 1:
+                raise WorldFault("the index went down")
+            return super().search(queries, k)
+
+    policy._answer = calling(chat)  # type: ignore[method-assign]
+    with Shared(LIMITS, Later()) as shared, serving(Agent(policy, chat, shared), free_port()) as url:  # type: ignore[arg-type]
+        stream = client(url).chat.completions.create(
+            model="ppo", messages=[{"role": "user", "content": "Who?"}], stream=True
+        )
+        assert next(stream).model_extra["agent_r1"]["observations"]  # type: ignore[index]
+        with pytest.raises(openai.APIError, match="cut short: the index went down"):
+            next(stream)
+
+
+def calling(chat: Chat) -> Callable[[Request], Action]:
+    """A policy that searches, whatever it found."""
+    ids = chat.encode_action(CALL)
+    return lambda _: Action.of(ids, [-0.5] * len(ids), chat.end_id)

@@ -1,0 +1,313 @@
+"""LoRA adapters: what trains, and what the merged model computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from agent_r1.devices import shards
+from agent_r1.files import model_hash
+from agent_r1.learn.adapter import (
+    attach,
+    detached,
+    load_adapter,
+    load_trained_state,
+    merge,
+    merged_state,
+    read_stored,
+    require_fit,
+    trained_state,
+)
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.model import load_policy
+from agent_r1.learn.output import token_logprobs
+from agent_r1.params.stages import LoraParams
+from agent_r1.records import Trajectory
+
+Make = Callable[..., Any]
+LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
+CPU = torch.device("cpu")
+
+
+def trained_names(model: nn.Module) -> set[str]:
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def bits(learner: Learner) -> dict[str, bytes]:
+    assert learner.critic is not None
+    return {
+        f"{part}.{name}": parameter.detach().numpy().tobytes()
+        for part, module in (("policy", learner.policy), ("critic", learner.critic))
+        for name, parameter in module.named_parameters()
+    }
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def move(learner: Learner) -> None:
+    """Far enough to change what the policy says."""
+    for name, weight in trained_state(learner.policy).items():
+        weight += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
+
+
+@pytest.fixture
+def changed_model(tiny_model: Path, tmp_path: Path) -> Path:
+    """The tiny model with other weights."""
+    model = load_policy(tiny_model, device=CPU)
+    model.get_input_embeddings().weight.data += 0.1
+    model.save_pretrained(tmp_path / "changed")
+    return tmp_path / "changed"
+
+
+def test_one_layer_by_hand() -> None:
+    """y = W x + alpha / rank B A x; nothing but A and B trains, and the merged weight is W + alpha / rank B A."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    attach(model, LoraParams(rank=1, alpha=3.0, targets=["0"]), seed=0)
+    x = torch.tensor([[1.0, 1.0]])
+    assert model(x).tolist() == [[3.0, 7.0]]  # B starts at zero
+    with torch.no_grad():
+        model[0].lora_A["default"].weight.copy_(torch.tensor([[1.0, 0.0]]))
+        model[0].lora_B["default"].weight.copy_(torch.tensor([[1.0], [2.0]]))
+    assert model(x).tolist() == [[6.0, 13.0]]
+    assert merged_state(model)["0.weight"].tolist() == [[4.0, 2.0], [9.0, 4.0]]
+    assert trained_names(model) == {"0.lora_A.default.weight", "0.lora_B.default.weight"}
+    with detached(model):
+        assert model(x).tolist() == [[3.0, 7.0]]
+    assert model(x).tolist() == [[6.0, 13.0]]
+
+
+def test_the_same_seed_gives_the_same_adapters_and_leaves_torchs_alone() -> None:
+    def first_matrix(seed: int) -> list[float]:
+        model = nn.Sequential(nn.Linear(8, 8))
+        attach(model, LoraParams(rank=2, alpha=2.0, targets=["0"]), seed=seed)
+        found: list[float] = model[0].lora_A["default"].weight.flatten().tolist()
+        return found
+
+    before = torch.get_rng_state()
+    model = nn.Sequential(nn.Linear(8, 8))
+    after_layer = torch.get_rng_state()
+    attach(model, LoraParams(rank=2, alpha=2.0, targets=["0"]), seed=1)
+    assert torch.equal(torch.get_rng_state(), after_layer)
+    assert not torch.equal(before, after_layer)
+    assert first_matrix(1) == first_matrix(1) != first_matrix(2)
+
+
+def test_layers_that_the_model_lacks_are_refused(make_learner: Make) -> None:
+    with pytest.raises(ValueError, match=r"model\.lora\.targets \['nowhere'\] does not fit the model"):
+        make_learner(adapter=LoraParams(rank=4, alpha=8.0, targets=["nowhere"]))
+
+
+def test_only_adapters_and_the_critics_head_train(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make
+) -> None:
+    learner = make_learner(adapter=LORA, learning_rate=0.01, critic={"learning_rate": 0.01})
+    nn.init.normal_(learner.critic.head.weight, std=0.02)  # at zero, no gradient passes it
+    before = bits(learner)
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    changed = {name for name, value in bits(learner).items() if value != before[name]}
+    adapters = {f"policy.{name}" for name in trained_names(learner.policy)}
+    assert changed & {name for name in before if name.startswith("policy.")} <= adapters
+    assert all("lora_" in name or name.startswith("critic.head.") for name in changed)
+    assert {"critic.head.weight", "critic.head.bias"} <= changed
+    assert sum("lora_B" in name for name in changed) == 2 * 2 * 7  # two models of two layers with seven matrices
+
+
+def test_the_merged_policy_computes_what_the_learner_does(
+    make_learner: Make, trajectories: list[Trajectory], make_credit: Make, tmp_path: Path
+) -> None:
+    """As the sampler and plain transformers load it, in float32 within the canary's tolerance."""
+    learner = make_learner(adapter=LORA, learning_rate=0.03)
+    start = learner.logprobs(trajectories)
+    learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+    learner.save_policy(tmp_path)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert merged.get_output_embeddings().weight is merged.get_input_embeddings().weight
+    for each, old, own in zip(trajectories, start, learner.logprobs(trajectories), strict=True):
+        ids = torch.from_numpy(each.token_ids.astype(np.int64))[None]
+        predicted = torch.arange(len(each.token_ids))[None] > 0
+        with torch.no_grad():
+            found = token_logprobs(merged, ids, predicted).numpy()
+        np.testing.assert_allclose(found, own[1:], atol=1e-4)
+        assert np.abs(own - old).max() > 1e-2, "an update that changes nothing would prove nothing"
+
+
+@pytest.mark.parametrize("targets", [["all-linear"], ["q_proj", "down_proj"]])
+def test_peft_puts_the_saved_adapters_beside_the_model_they_were_trained_on(
+    make_learner: Make, trajectories: list[Trajectory], tiny_model: Path, tmp_path: Path, targets: list[str]
+) -> None:
+    learner = make_learner(adapter=LORA.model_copy(update={"targets": targets}))
+    move(learner)
+    learner.save_policy(tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    found = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    ids = torch.from_numpy(trajectories[0].token_ids.astype(np.int64))[None]
+    with torch.no_grad():
+        assert torch.equal(found(ids).logits, learner.policy(ids).logits)
+
+
+def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    assert len(load_file(tmp_path / "adapter/adapter_model.safetensors")) == len(trained_names(learner.policy))
+    learner.save_state(tmp_path / "learner")
+    saved = {name.removeprefix("critic.") for name in shards.names(tmp_path / "learner") if name.startswith("critic.")}
+    assert saved == trained_names(learner.critic)
+
+
+def test_the_state_of_other_adapters_is_refused(make_learner: Make) -> None:
+    wide, narrow = make_learner(adapter=LORA), make_learner(adapter=LORA.model_copy(update={"targets": ["q_proj"]}))
+    with pytest.raises(ValueError, match=r"trains other weights, .*lora_A"):
+        load_trained_state(narrow.policy, trained_state(wide.policy))
+
+
+def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(adapter=LORA, dtype="bfloat16")
+    kinds = {parameter.requires_grad: parameter.dtype for parameter in learner.policy.parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    learner.save_policy(tmp_path)
+    assert {weight.dtype for weight in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    adapters = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert {weight.dtype for weight in adapters.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_alone_are_merged_later_to_the_same_bits(
+    make_learner: Make, tiny_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    learner = make_learner(adapter=LORA, dtype=dtype)
+    move(learner)
+    learner.save_policy(tmp_path / "merged")
+    learner.merges = False
+    learner.save_policy(tmp_path / "alone")
+    names = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in (tmp_path / "merged").iterdir()} - names == {
+        "model.safetensors",
+        "generation_config.json",
+    }
+    merge(tmp_path / "alone", tiny_model, learner.compute.dtype)
+    assert contents(tmp_path / "alone") == contents(tmp_path / "merged")
+
+
+def test_what_is_stored_says_what_it_belongs_to(make_learner: Make, tiny_model: Path, tmp_path: Path) -> None:
+    params = LORA.model_copy(update={"targets": ["q_proj", "down_proj"]})
+    make_learner(adapter=params).save_policy(tmp_path)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    assert (stored.params, stored.beneath) == (params, model_hash(str(tiny_model)))
+    require_fit(stored, tmp_path, tiny_model)
+    assert read_stored(tiny_model) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: Extra inputs are not permitted"),
+        ({"use_dora": True}, "use_dora: Extra inputs"),
+        ({"target_modules": ".*"}, "target_modules"),
+        ({"r": 0}, "r: Input should be greater"),
+        ({"r": "4"}, "r: Input should be a valid integer"),
+        ({"lora_dropout": 0.1}, "lora_dropout"),
+        ({"peft_type": "XLORA"}, "peft_type"),
+    ],
+)
+def test_what_peft_would_obey_and_nobody_wrote_here_is_refused(
+    make_learner: Make, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    make_learner(adapter=LORA).save_policy(tmp_path)
+    file = tmp_path / "adapter/adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=f"holds no adapters that were written here: .*{message}"):
+        read_stored(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff" * 100])
+def test_files_that_are_none_are_refused(make_learner: Make, tmp_path: Path, name: str, content: bytes | None) -> None:
+    make_learner(adapter=LORA).save_policy(tmp_path)
+    (tmp_path / "adapter" / name).unlink()
+    if content is not None:
+        (tmp_path / "adapter" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"holds no adapters that were written here: .*`dvc checkout`"):
+        read_stored(tmp_path)
+
+
+NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors[NAME]
+
+
+def further(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.zeros(2, 2)
+
+
+def narrower(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[NAME] = tensors[NAME][:, :-1].contiguous()
+
+
+def halved(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[NAME] = tensors[NAME].bfloat16()
+
+
+@pytest.mark.parametrize("change", [without, further, narrower, halved])
+def test_tensors_that_do_not_fit_the_model_are_refused(
+    make_learner: Make, tiny_model: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    """Before an evaluation runs them beside the model, and before a training goes on from them."""
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    for check in (
+        lambda: require_fit(stored, tmp_path, tiny_model),
+        lambda: load_adapter(learner.policy, LORA, tmp_path, learner.beneath),
+    ):
+        with pytest.raises(ValueError, match=r"do not fit: '.*lora_A\.weight' is .*, not .*`dvc checkout`"):
+            check()
+
+
+def test_adapters_of_another_model_are_refused(make_learner: Make, tmp_path: Path, changed_model: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    stored = read_stored(tmp_path)
+    assert stored is not None
+    with pytest.raises(ValueError, match=r"were trained beside another model \(.*\); bring that back"):
+        require_fit(stored, tmp_path, changed_model)
+    with pytest.raises(ValueError, match="beside another model"):
+        merge(tmp_path, changed_model, torch.float32)
+
+
+def test_other_adapters_than_params_yaml_asks_for_are_refused(make_learner: Make, tmp_path: Path) -> None:
+    learner = make_learner(adapter=LORA)
+    learner.save_policy(tmp_path)
+    other = LORA.model_copy(update={"alpha": 16})
+    with pytest.raises(ValueError, match=r"holds adapters of rank=4 alpha=8 .*model\.lora is rank=4 alpha=16"):
+        load_adapter(learner.policy, other, tmp_path, learner.beneath)
+    with pytest.raises(ValueError, match=r"holds no adapters, and model\.lora\.rank is 4; set it back to 0"):
+        load_adapter(learner.policy, LORA, tmp_path / "elsewhere", learner.beneath)
+
+
+def test_a_plain_model_is_untouched_by_detaching(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    with detached(model):
+        assert all(parameter.requires_grad for parameter in model.parameters())

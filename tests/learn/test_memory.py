@@ -1,0 +1,379 @@
+"""The memory estimate against counts by hand and real allocations, the measurement, and their refusals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import (
+    FalconConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from agent_r1.learn import checkpoint
+from agent_r1.learn.adapter import attach
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.memory import (
+    GIB,
+    Demand,
+    activation_bytes,
+    available_gib,
+    check,
+    checkpoint_gib,
+    count_parameters,
+    demand_of,
+    estimate,
+    require_fit,
+    table,
+)
+from agent_r1.learn.model import DtypeName, load_policy, precision
+from agent_r1.learn.peak import measure
+from agent_r1.params import Params, load
+from agent_r1.params.places import RunId
+from agent_r1.params.sections import override
+from agent_r1.params.stages import LoraParams
+from agent_r1.records import Credit, Trajectory
+
+CPU = torch.device("cpu")
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+LIMITS = load(PARAMS).env.model_copy(update={"max_tokens": 30})
+LORA = LoraParams(rank=4, alpha=8.0, targets=["all-linear"])
+QWEN_3B = Qwen2Config(
+    vocab_size=151936,
+    hidden_size=2048,
+    intermediate_size=11008,
+    num_hidden_layers=36,
+    num_attention_heads=16,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
+SMALL = LlamaConfig(
+    vocab_size=100,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=False,
+)
+DEMAND = Demand(
+    model=SMALL,
+    dtype=torch.float32,
+    adapter=None,
+    critic=True,
+    reference=True,
+    gradient_checkpointing=False,
+    tokens=10,
+    sampler_gib=3.0,
+)
+# By hand: embeddings 100 * 32 = 3200; a layer: q and o 32 * 32 each, k and v 32 * 16 each, three MLP matrices of
+# 32 * 48, two norms of 32: 2048 + 1024 + 4608 + 64 = 7744; the last norm 32; an output layer of its own, 3200.
+BACKBONE = 3200 + 2 * 7744 + 32
+POLICY = BACKBONE + 3200
+
+
+def test_parameters_by_hand() -> None:
+    count = count_parameters(SMALL, None)
+    assert (count.policy, count.backbone, count.adapters) == (POLICY, BACKBONE, 0)
+    # rank times the sum of both sides of each matrix: q, o 64; k, v 48; MLP 80 each
+    assert count_parameters(SMALL, LORA).adapters == 2 * 4 * (64 + 64 + 48 + 48 + 3 * 80)
+    assert count_parameters(SMALL, LORA).policy == POLICY
+
+
+def test_qwen_3b_has_the_published_number() -> None:
+    """3.09 billion, 2.77 billion without the tied embeddings (Qwen2.5 technical report, arXiv 2412.15115)."""
+    count = count_parameters(QWEN_3B, None)
+    assert count.policy == count.backbone
+    assert round(count.policy / 1e9, 2) == 3.09
+    assert round((count.policy - 151936 * 2048) / 1e9, 2) == 2.77
+
+
+def test_counts_are_the_bytes_that_are_allocated(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    allocated = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
+    assert count_parameters(model.config, None).policy * 4 == allocated
+    attach(model, LORA, seed=0)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert count_parameters(model.config, LORA).adapters * 4 == sum(each.untyped_storage().nbytes() for each in trained)
+
+
+def test_the_parts_by_hand() -> None:
+    """float32: sixteen bytes for a weight that trains, four for one of the reference."""
+    parts = {name: round(size * GIB) for name, size in estimate(DEMAND).items()}
+    assert parts["policy"] == 16 * POLICY
+    assert parts["critic"] == 16 * (BACKBONE + 33)
+    assert parts["reference"] == 4 * POLICY
+    assert parts["logits"] == 10 * 100 * 4 * 3
+    assert parts["sampler"] == 3 * GIB
+    assert "weights cast for matrix products" not in parts
+
+
+def test_what_saves_memory_of_a_shared_gpu_by_hand() -> None:
+    """Offloaded, a weight takes eight bytes; a sampler that sleeps wants what gradients and activations leave."""
+    demand = replace(DEMAND, optimizer_offload=True)
+    parts = {name: round(size * GIB) for name, size in estimate(demand).items()}
+    assert parts["policy"] == 8 * POLICY
+    assert parts["critic"] == 8 * (BACKBONE + 33)
+    freed = 4 * (POLICY + BACKBONE + 33) + parts["activations"] + parts["logits"]
+    assert estimate(replace(demand, sampler_sleeps=True))["sampler"] * GIB == pytest.approx(3 * GIB - freed)
+    assert estimate(replace(demand, sampler_sleeps=True, sampler_gib=freed / GIB / 2))["sampler"] == 0
+
+
+def test_on_a_cpu_it_is_said_that_nothing_is_saved(caplog: pytest.LogCaptureFixture) -> None:
+    settings = load(PARAMS)
+    learner = settings.learner.model_copy(update={"optimizer_offload": True})
+    check(SMALL, settings.model_copy(update={"learner": learner}), [RunId("ppo")])
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "learner.optimizer_offload: true has no effect on a CPU, whose memory is all that there is"
+    ]
+
+
+def test_adapters_in_bfloat16_by_hand() -> None:
+    adapters = count_parameters(SMALL, LORA).adapters
+    demand = replace(DEMAND, adapter=LORA, dtype=torch.bfloat16)
+    parts = {name: round(size * GIB) for name, size in estimate(demand).items()}
+    assert parts["policy"] == 2 * POLICY + 16 * adapters
+    assert parts["critic"] == 2 * (BACKBONE + 33) + 16 * adapters
+    assert "reference" not in parts, "it is the policy without the adapters"
+    assert "weights cast for matrix products" not in parts
+
+
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["weights", "adapters"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_activations_are_near_what_autograd_keeps(
+    tiny_model: Path, dtype: torch.dtype, adapter: LoraParams | None
+) -> None:
+    model = load_policy(tiny_model, dtype if adapter else torch.float32, CPU)
+    if adapter:
+        attach(model, adapter, seed=0)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    tokens, kept = 4 * 64, dict[int, int]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.numel() >= tokens * model.config.hidden_size and storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    ids = torch.randint(20, 300, (4, 64), generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), precision(CPU, dtype):
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    expected = activation_bytes(replace(DEMAND, model=model.config, dtype=dtype, adapter=adapter, tokens=tokens))
+    assert hidden.shape == (4, 64, 64)
+    assert 0.7 < expected / sum(kept.values()) < 1.4, (expected, sum(kept.values()))
+
+
+def test_gradient_checkpointing_keeps_one_layer_and_the_inputs_of_all() -> None:
+    whole, kept = (activation_bytes(replace(DEMAND, gradient_checkpointing=recompute)) for recompute in (False, True))
+    assert kept == whole // 2 + 10 * 2 * 4 * 32  # of two layers; ten tokens, float32, hidden size 32
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
+    parts = estimate(DEMAND)
+    require_fit(parts, 6.0)
+    with pytest.raises(ValueError, match=r"needs about 5\.5 GiB and the device has 5\.0:") as refusal:
+        require_fit(parts, 5.0)
+    assert all(part in str(refusal.value) for part in (*parts, "gradient_checkpointing", "model.lora.rank"))
+
+
+def test_the_table_adds_up() -> None:
+    assert table({"policy": 1.0, "sampler": 0.25}, 2.0).splitlines() == [
+        "policy        1.00 GiB",
+        "sampler       0.25 GiB",
+        "all           1.25 GiB",
+        "available     2.00 GiB",
+    ]
+
+
+def test_the_demand_of_the_projects_own_params() -> None:
+    settings = load(PARAMS)
+    demand = demand_of(SMALL, settings, RunId("ppo"), CPU)
+    assert (demand.critic, demand.reference, demand.adapter, demand.tokens) == (True, False, None, 2048)
+    weights, cache = 4 * POLICY / GIB, settings.engine.vllm.cpu_cache_gib
+    assert demand.sampler_gib == pytest.approx(weights + cache)
+    more = settings.engine.vllm.model_copy(update={"replicas": 2, "tensor_parallel_size": 3})
+    settings = settings.model_copy(update={"engine": settings.engine.model_copy(update={"vllm": more})})
+    assert demand_of(SMALL, settings, RunId("ppo"), CPU).sampler_gib == pytest.approx(2 * (weights + 3 * cache))
+
+
+def test_a_sampler_in_this_process_keeps_keys_and_values_of_a_batch() -> None:
+    """By hand: 2 layers with keys and values of 2 heads of 8 in float32, 256 bytes a token; 64 contexts of 512."""
+    settings = load(PARAMS)
+    engine = settings.engine.model_copy(update={"kind": "transformers"})
+    demand = demand_of(SMALL, settings.model_copy(update={"engine": engine}), RunId("ppo"), CPU)
+    assert engine.transformers.batch_size == 64
+    assert estimate(demand)["sampler"] * GIB == pytest.approx(4 * POLICY + 64 * 512 * 2 * 2 * 2 * 8 * 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "width"),
+    [
+        (GPT2Config(n_embd=32, n_layer=2, n_head=2), "n_inner", 4 * 32),
+        (OPTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=48), "ffn_dim", 48),
+        (FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2), "ffn_hidden_size", 4 * 32),
+        (Gemma3Config(text_config=Gemma3TextConfig(hidden_size=32, num_hidden_layers=2)), "intermediate_size", 9216),
+    ],
+    ids=["gpt2", "opt", "falcon", "gemma3"],
+)
+def test_other_architectures_have_an_mlp_too(config: PreTrainedConfig, name: str, width: int) -> None:
+    """One that is wider by one adds four numbers of float32 per token and layer."""
+    before = activation_bytes(replace(DEMAND, model=config))
+    setattr(config.get_text_config(), name, width + 1)
+    assert activation_bytes(replace(DEMAND, model=config)) - before == 10 * 2 * 4 * 4
+
+
+def test_fitting_all_weights_takes_sixteen_bytes_each_and_a_batch() -> None:
+    parts = estimate(Demand(model=SMALL, tokens=30))
+    assert parts["policy"] * GIB == pytest.approx(16 * POLICY)
+    assert parts["logits"] * GIB == pytest.approx(30 * 100 * 4 * 3)
+    assert parts["sampler"] == 0
+    assert {"critic", "reference"}.isdisjoint(parts)
+
+
+def test_a_machine_has_memory() -> None:
+    assert 0.1 < available_gib(CPU) < 1e5
+
+
+def test_the_full_configuration_fits_one_80_gb_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adapters with a critic fit, all weights with a critic do not."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=79 * GIB))
+    base, changes = (yaml.safe_load(path.read_text()) for path in (PARAMS, PARAMS.parent / "overlays/qwen2.5-3b.yaml"))
+    settings = Params.model_validate(override(base, changes))
+    demand = demand_of(QWEN_3B, settings, RunId("ppo"), torch.device("cuda"))
+    assert (demand.dtype, demand.critic, demand.reference, demand.tokens) == (torch.bfloat16, True, True, 8192)
+    parts = estimate(demand)
+    assert sum(parts.values()) == pytest.approx(52, abs=1)  # as docs/data_and_models.md says
+    require_fit(parts, 79.0)
+    whole = estimate(replace(demand, adapter=None))
+    assert sum(whole.values()) == pytest.approx(141, abs=1)
+    with pytest.raises(ValueError, match=r"the device has 79\.0"):
+        require_fit(whole, 79.0)
+
+
+@pytest.mark.parametrize("critic", [True, False])
+@pytest.mark.parametrize(("adapter", "dtype"), [(None, "float32"), (LORA, "float32"), (LORA, "bfloat16")])
+def test_a_checkpoint_takes_the_disk_space_that_is_expected(
+    tmp_path: Path, make_learner: Callable[..., Learner], critic: bool, adapter: LoraParams | None, dtype: DtypeName
+) -> None:
+    """After an update of policy and critic, whose optimisers keep states from then on."""
+    learner = make_learner(with_critic=critic, adapter=adapter, dtype=dtype)
+    for module, optimizer in ((learner.policy, learner.policy_optimizer), (learner.critic, learner.critic_optimizer)):
+        if module and optimizer:
+            for weight in module.parameters():
+                weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+            optimizer.step()
+    checkpoint.save(tmp_path / "checkpoint", learner, checkpoint.Progress(iterations=1, policy_version=0))
+    files = ["learner/shard-00001-model-00001-of-00001.safetensors", "learn/model.safetensors"]
+    files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
+    demand = replace(DEMAND, model=learner.policy.config, dtype=getattr(torch, dtype), adapter=adapter, critic=critic)
+    on_disk = sum((tmp_path / "checkpoint" / name).stat().st_size for name in files) / GIB
+    assert on_disk == pytest.approx(checkpoint_gib(demand), rel=0.2)  # names and shapes weigh something at this size
+
+
+def contents(learner: Learner) -> list[Any]:
+    """All that an update changes, as bytes: weights, gradients, states of the optimisers, torch's random state."""
+    optimizers = [each for each in (learner.policy_optimizer, learner.critic_optimizer) if each]
+    modules = [each for each in (learner.policy, learner.critic) if each]
+    weights = [weight for module in modules for weight in module.parameters()]
+    return [
+        [weight.detach().view(torch.uint8).numpy().tobytes() for weight in weights],
+        [None if weight.grad is None else weight.grad.numpy().tobytes() for weight in weights],
+        [
+            (index, name, entry.numpy().tobytes())
+            for optimizer in optimizers
+            for index, entries in optimizer.state_dict()["state"].items()
+            for name, entry in entries.items()
+        ],
+        [optimizer.state_dict()["param_groups"] for optimizer in optimizers],
+        torch.get_rng_state().tolist(),
+        learner.policy_version,
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"adapter": LORA, "dtype": "bfloat16"}, {"with_critic": False}], ids=str)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_measurement_leaves_no_trace(
+    make_learner: Callable[..., Learner],
+    trajectories: list[Trajectory],
+    make_credit: Callable[..., Credit],
+    changes: dict[str, Any],
+    trained: bool,
+) -> None:
+    """In a fresh learner, and in one whose optimisers have states and whose weights have gradients."""
+    learner = make_learner(**changes)
+    if trained:
+        learner.update(trajectories, [make_credit(each) for each in trajectories], 0)
+        for weight in learner.policy.parameters():
+            weight.grad = torch.ones_like(weight) if weight.requires_grad else None
+    before = contents(learner)
+    assert measure(learner, LIMITS) > 0.05
+    assert contents(learner) == before
+
+
+@pytest.mark.parametrize(("budget", "shape"), [(64, (3, 21)), (60, (2, 30)), (10, (1, 30))])
+def test_the_largest_micro_batch_is_measured(
+    make_learner: Callable[..., Learner],
+    caplog: pytest.LogCaptureFixture,
+    budget: int,
+    shape: tuple[int, int],
+) -> None:
+    """Contexts of at most 30 tokens, as many as the budget allows, at least one; two of them in each of two steps."""
+    learner, seen = make_learner(max_tokens_per_microbatch=budget, kl_loss=0.1), list[Any]()
+
+    def see(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        seen.append(tuple(inputs[0].shape[:2]))
+
+    learner.policy.base_model.layers[0].register_forward_pre_hook(see)
+    with caplog.at_level(logging.INFO, logger="agent_r1"):
+        measure(learner, LIMITS)
+    assert seen == [shape] * 4
+    assert f"GiB for micro-batches of {shape[0] * shape[1]} tokens" in caplog.text
+
+
+def test_too_little_memory_is_refused_and_leaves_no_trace(
+    make_learner: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs out where policy and critic have been stepped and the second step has gradients."""
+    learner = make_learner()
+    before, steps = contents(learner), list[int]()
+    real = learner.critic_optimizer.step
+
+    def run_out() -> None:
+        steps.append(1)
+        if len(steps) == 2:
+            raise torch.OutOfMemoryError("tried to allocate 9 GiB")
+        real()
+
+    monkeypatch.setattr(learner.critic_optimizer, "step", run_out)
+    with pytest.raises(
+        ValueError, match=r"micro-batches of 63 tokens does not fit .* 9 GiB\nlower train\.update"
+    ) as refused:
+        measure(learner, LIMITS)
+    assert refused.value.__context__ is None, "which would hold on to the activations"
+    assert contents(learner) == before
+
+
+def test_ranks_share_out_what_stays_and_gather_what_is_computed() -> None:
+    """Four of a model with 36 layers: a quarter of weights and states, and two layers and the embeddings besides."""
+    one, each = (estimate(replace(DEMAND, model=QWEN_3B, critic=True, ranks=ranks)) for ranks in (1, 4))
+    for part in ("policy", "critic"):
+        assert each[part] == pytest.approx(one[part] / 4)
+    for part in ("activations", "logits", "libraries"):
+        assert each[part] == one[part]
+    words = QWEN_3B.vocab_size * QWEN_3B.hidden_size
+    layers = count_parameters(QWEN_3B, None).policy - words
+    assert each["weights gathered"] == pytest.approx(8 * (words + layers / 18) / GIB, rel=0.01)
+    assert "weights gathered" not in one

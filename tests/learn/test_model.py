@@ -1,0 +1,174 @@
+import io
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from agent_r1.files import load_pretrained
+from agent_r1.learn.model import (
+    Critic,
+    compute_dtype,
+    load_policy,
+    load_tokenizer,
+    recompute_activations,
+)
+from agent_r1.learn.output import token_logprobs
+
+CPU = torch.device("cpu")
+
+
+def test_weights_do_not_change_with_the_file_they_came_from(tiny_model: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    model = load_policy(folder, device=CPU)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.write(b"\0" * (folder / "model.safetensors").stat().st_size)
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_tied_embeddings_stay_tied(tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_dtype_follows_the_device() -> None:
+    assert compute_dtype("auto", CPU) is torch.float32
+    assert compute_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    assert compute_dtype("bfloat16", CPU) is torch.bfloat16
+    assert compute_dtype("float32", torch.device("cuda")) is torch.float32
+
+
+def test_a_folder_without_model_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> None:
+    tiny_tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no model"):
+        load_policy(tmp_path)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    with pytest.raises(ValueError, match="no model can be loaded"):
+        load_policy(tmp_path)
+
+
+def test_a_folder_that_lacks_some_weights_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    state = {name: weight for name, weight in model.state_dict().items() if "layers.1.mlp.down_proj" not in name}
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ValueError, match=r"lacks the weights of 1 tensors of its Qwen2.*layers\.1\.mlp\.down_proj"):
+        load_policy(tmp_path, device=CPU)
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    load_policy(tiny_model, device=CPU).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="no chat template"):
+        load_tokenizer(folder)
+
+
+def test_a_missing_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"correct model\.path"):
+        load_policy("outputs/nowhere")
+    with pytest.raises(ValueError, match=r"correct the folder or hub id"):
+        load_tokenizer("outputs/nowhere")
+
+
+def test_a_folder_that_is_not_there_is_no_hub_id() -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no model at outputs/nowhere; make it"):
+        load_pretrained(AutoConfig, Path("outputs/nowhere"))
+
+
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedConfig as Config, PreTrainedTokenizerFast as Tokenizer, Qwen2ForCausalLM as Model
+Path("ran").touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "load",
+    [load_policy, load_tokenizer, lambda path: Critic(path, torch.float32, CPU), partial(load_pretrained, AutoConfig)],
+)
+def test_no_code_of_a_models_folder_is_run_whoever_answers_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Callable[[Path], object]
+) -> None:
+    brought = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForCausalLM": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": brought}))
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Tokenizer"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "own.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    with pytest.raises(ValueError, match=f"'{tmp_path}' brings code of its own"):
+        load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    rows = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(rows - 3)
+    model.save_pretrained(tmp_path)
+    load_tokenizer(tiny_model).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"a vocabulary of {rows - 3} tokens and its tokenizer has {rows};"):
+        load_tokenizer(tmp_path)
+
+
+def test_gradient_checkpointing_changes_no_bit_of_a_gradient(tiny_model: Path) -> None:
+    ids = torch.randint(20, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 0] = False
+    gradients, kept = [], []
+    for recompute in (False, True):
+        model = load_policy(tiny_model, device=CPU)
+        if recompute:
+            recompute_activations(model)
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x.numel()) or x, lambda x: x):
+            loss = -token_logprobs(model, ids, mask).sum()
+        loss.backward()
+        gradients.append([parameter.grad.numpy().tobytes() for parameter in model.parameters()])
+        kept.append(sum(saved))
+        assert not any(module.training for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    assert gradients[0] == gradients[1]
+    assert kept[1] < 0.6 * kept[0], "something must have been computed again"
+
+
+def test_gradient_checkpointing_drops_nothing_where_layers_drop_out_themselves() -> None:
+    shape = OPTConfig(
+        vocab_size=64,
+        hidden_size=16,
+        num_hidden_layers=2,
+        ffn_dim=16,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        word_embed_proj_dim=16,
+        dropout=0.5,
+    )
+    model, ids = OPTForCausalLM(shape).eval(), torch.arange(8, 24)[None]
+    plain = model(ids).logits
+    recompute_activations(model)
+    assert torch.equal(model(ids).logits, plain)
+
+
+def test_a_model_without_checkpointing_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_policy(tiny_model, device=CPU)
+    monkeypatch.setattr(model, "supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM does not support gradient checkpointing"):
+        recompute_activations(model)

@@ -1,0 +1,235 @@
+"""Contexts packed into one row: what a model says of them, and its gradients, are those of contexts apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
+
+from agent_r1.learn.batching import deal, pack_by_length, pack_tightly
+from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient
+from agent_r1.learn.learner import Learner
+from agent_r1.learn.model import load_policy, recompute_activations
+from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.packing import attend, pack, see
+from agent_r1.learn.rows import join_credit
+from agent_r1.records import Credit, Trajectory
+from tests.learn.learning import gradients
+
+CPU = torch.device("cpu")
+SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+OTHERS = {"num_key_value_heads": 2, "intermediate_size": 64}
+CONFIGS = {
+    "plain": Qwen2Config(**SHAPE, **OTHERS),
+    "normed": Qwen3Config(**SHAPE, **OTHERS, head_dim=16),
+    "windows": MistralConfig(**SHAPE, **OTHERS, sliding_window=3),
+    "older": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1),
+}
+IDS = torch.tensor([[30, 31, 32, 33, 34, 35], [40, 41, 42, 43, 0, 0], [50, 51, 0, 0, 0, 0]])
+MASK = torch.tensor(
+    [
+        [False, True, False, False, True, False],
+        [False, False, True, True, False, False],
+        [False, False, False, False, False, False],
+    ]
+)
+
+
+def model_of(config: PreTrainedConfig) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 5  # so that what a token attends to is felt
+    return model
+
+
+def test_packed_rows_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three contexts the states before the last token asked for: four, three and none."""
+    model = model_of(CONFIGS["plain"])
+    pack(model)
+    given: list[dict[str, Any]] = []
+    forward = model.base_model.forward
+    monkeypatch.setattr(model.base_model, "forward", lambda **named: (given.append(named), forward(**named))[1])
+    hidden = see(model.base_model, IDS, MASK).last_hidden_state
+    [named] = given
+    assert named["input_ids"].tolist() == [[30, 31, 32, 33, 40, 41, 42]]
+    assert named["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert named["cu_seq_lens_q"].tolist() == named["cu_seq_lens_k"].tolist() == [0, 4, 7, 7]
+    assert named["max_length_q"] == 4
+    assert hidden.shape == (3, 6, 32)
+    assert (hidden != 0).any(-1).sum(1).tolist() == [4, 3, 0]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_packed_logprobs_and_gradients_are_those_of_padded_rows(config: PreTrainedConfig, recomputed: bool) -> None:
+    model, weights = model_of(config), torch.tensor([1.0, -2.0, 0.5, 3.0])
+    if recomputed:
+        recompute_activations(model)
+
+    def learned() -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs = token_logprobs(model, IDS, MASK)
+        (logprobs * weights).sum().backward()
+        return logprobs.detach(), gradients(model)
+
+    expected, apart = learned()
+    pack(model)
+    found, together = learned()
+    assert expected.std() > 0.1
+    assert torch.allclose(found, expected, atol=1e-4)
+    largest = max(float(gradient.abs().max()) for gradient in apart.values())
+    assert together.keys() == apart.keys()
+    for name, gradient in together.items():
+        assert torch.allclose(gradient, apart[name], atol=4e-6 * largest), name
+
+
+PADDED, PACKED = model_of(CONFIGS["windows"]), model_of(CONFIGS["windows"])
+pack(PACKED)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=8), min_size=1, max_size=4))
+def test_whatever_is_asked_is_what_padded_rows_say(rows: list[list[bool]]) -> None:
+    masks = [torch.tensor([False, *row]) for row in rows]
+    mask = nn.utils.rnn.pad_sequence(masks, batch_first=True)
+    if not mask.any():
+        return
+    ids = torch.randint(97, mask.shape, generator=torch.Generator().manual_seed(mask.numel()))
+    assert torch.allclose(token_logprobs(PACKED, ids, mask), token_logprobs(PADDED, ids, mask), atol=1e-4)
+
+
+def test_no_context_sees_another() -> None:
+    """To the bit: what the first one says changes, and what the second one says does not."""
+    changed = IDS.clone()
+    changed[0] += 7
+    before, after = token_logprobs(PACKED, IDS, MASK), token_logprobs(PACKED, changed, MASK)
+    assert (before[:2] != after[:2]).all()
+    assert torch.equal(before[2:], after[2:])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4),
+        Qwen3NextConfig(
+            **SHAPE,
+            **OTHERS,
+            head_dim=16,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        ),
+    ],
+    ids=["state space", "linear attention"],
+)
+def test_a_model_that_mixes_tokens_otherwise_is_refused(config: PreTrainedConfig) -> None:
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(ValueError, match=r"does not keep contexts apart .* set model.packing: false"):
+        pack(model)
+
+
+def test_a_model_that_does_not_hand_on_where_contexts_begin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(CONFIGS["plain"])
+    for layer in model.base_model.layers:
+        attention = layer.self_attn
+        plain = attention.forward
+        monkeypatch.setattr(
+            attention,
+            "forward",
+            lambda plain=plain, cu_seq_lens_q=None, **named: plain(**named),
+        )
+    with pytest.raises(ValueError, match="does not keep contexts apart"):
+        pack(model)
+
+
+def test_long_and_short_share_a_pack_without_padding() -> None:
+    """Twelve tokens: 9 + 3 and 5 + 4 + 2 fit, where rows of 5 would be three; two contexts count with both."""
+    lengths = [[5], [9], [4], [1, 2], [2]]
+    assert pack_by_length(lengths, 12) == [[1], [0, 2], [3, 4]]
+    assert pack_tightly(lengths, 12) == [[1, 3], [0, 2, 4]]
+    assert pack_tightly([[20], [3]], 12) == [[0], [1]]
+
+
+def test_ranks_get_even_shares_where_long_and_short_share_a_pack() -> None:
+    """Two trajectories for each of two ranks: 9 + 1 and 6 + 4, where alike ones make 9 + 6 and 4 + 1."""
+    lengths = [[9], [6], [4], [1]]
+    for packed, shares in ((False, [[0, 1], [2, 3]]), (True, [[0, 3], [1, 2]])):
+        assert [deal(lengths, 20, packed=packed, rank=rank, ranks=2) for rank in range(2)] == [
+            [(each, False)] for each in shares
+        ]
+
+
+def test_the_kernel_is_called_as_it_is_declared() -> None:
+    """On tensors of a GPU that have shapes and no numbers: grouped heads, a window, the ends of three contexts."""
+    with FakeTensorMode():
+        query = torch.empty(1, 4, 7, 16, device="cuda", dtype=torch.bfloat16)
+        key = value = torch.empty(1, 2, 7, 16, device="cuda", dtype=torch.bfloat16)
+        starts = torch.empty(4, device="cuda", dtype=torch.int32)
+        for window in (None, 3):
+            attended, _ = attend(
+                nn.Module(),
+                query,
+                key,
+                value,
+                None,
+                scaling=0.25,
+                sliding_window=window,
+                cu_seq_lens_q=starts,
+                max_length_q=4,
+            )
+            assert attended.shape == (1, 7, 4, 16)
+            assert attended.dtype is torch.bfloat16
+
+
+def test_a_learner_learns_packed_what_it_learns_padded(
+    make_learner: Callable[..., Learner], trajectories: list[Trajectory], make_credit: Callable[..., Credit]
+) -> None:
+    """Values, logprobs, and the gradients of policy and critic, in micro-batches of some trajectories each."""
+    credits_, found = [make_credit(each) for each in trajectories], []
+    for packing in (False, True):
+        learner = make_learner(packing=packing, max_tokens_per_microbatch=24, kl_loss=0.1)
+        assert learner.critic is not None
+        nn.init.normal_(learner.critic.head.weight, generator=torch.Generator().manual_seed(0))
+        scores = [*learner.values(trajectories), *learner.logprobs(trajectories)]
+        rows = join_credit(learner.policy, trajectories, credits_, learner.params, learner.compute)
+        add_policy_gradient(learner.policy, rows, 10, learner.params, learner.compute, learn=True)
+        add_critic_gradient(learner.critic, rows, 10, learner.params.critic, learner.compute)
+        found.append((scores, [gradients(learner.policy), gradients(learner.critic)]))
+    (padded_scores, padded), (packed_scores, packed) = found
+    for ours, theirs in zip(packed_scores, padded_scores, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    for together, apart in zip(packed, padded, strict=True):
+        largest = max(float(gradient.abs().max()) for gradient in apart.values())
+        assert together.keys() == apart.keys()
+        assert all(torch.allclose(together[name], apart[name], atol=4e-6 * largest) for name in apart)
+
+
+def test_what_is_saved_of_a_packed_model_is_an_ordinary_one(tiny_model: Path, tmp_path: Path) -> None:
+    load_policy(tiny_model, device=CPU, packed=True).save_pretrained(tmp_path)
+    assert "agent_r1" not in (tmp_path / "config.json").read_text()

@@ -1,0 +1,245 @@
+"""Environments of gymnasium: some of its own, and some that nobody should have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.envs.kinds import attempts_at, played_by
+from agent_r1.outside.gym_env import GymEnv, plain, require_gymnasium
+from agent_r1.records import CallStatus, Outcome
+from agent_r1.rollout.chat import Chat
+from agent_r1.rollout.episodes import ScriptedSampler, collect
+from tests.outside.worlds import asked, collected, limits, play, shared
+
+ICE = {
+    "id": "FrozenLake-v1",
+    "kwargs": {"render_mode": "ansi", "is_slippery": False},
+    "actions": ["Left", "Down", "Right", "Up"],
+}
+TAXI = {
+    "id": "Taxi-v4",
+    "task": "Take them home.",
+    "kwargs": {"render_mode": "ansi"},
+    "actions": ["South", "North", "East", "West", "Pick up", "Drop off"],
+}
+SOURCE = """
+import itertools
+
+import gymnasium
+from gymnasium import spaces
+
+SECRETS = itertools.count()
+
+class Said(gymnasium.Env):
+    action_space = spaces.Text(20, charset="abc! ")
+    observation_space = spaces.Text(20)
+
+    def __init__(self, render_mode=None, **drawn):
+        self.render_mode, self.drawn = render_mode, drawn
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.secret = self.np_random.integers(1000)
+        return f"secret {self.secret}", {}
+
+    def step(self, action):
+        reward = float("nan") if "!" in action else float(len(action))
+        said = f"you said {action}, I draw {self.np_random.integers(1000)}"
+        return said, reward, False, False, {"success": action == "abc"}
+
+    def render(self):
+        return 7
+
+class Drawn(Said):
+    def reset(self, *, seed=None, options=None):
+        return f"secret {next(SECRETS)}", {}
+
+class Counted(Said):
+    action_space = spaces.Discrete(2, start=5)
+
+    def step(self, action):
+        return "", action, False, False, {}
+
+class Boxed(Said):
+    action_space = spaces.Box(0, 1)
+
+gymnasium.register("Said-v0", Said)
+gymnasium.register("Drawn-v0", Drawn)
+gymnasium.register("Boxed-v0", Boxed)
+gymnasium.register("Counted-v0", Counted)
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_worlds.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def made(params: dict[str, Any], seed: int = 0, row: int = 7, **changes: Any) -> GymEnv:
+    known = shared(gymnasium={"w": params}, **{"max_steps": 6, **changes})
+    return GymEnv(asked("gymnasium", {"name": "w", "seed": row}), known, seed)
+
+
+def test_frozen_lake_is_walked_to_its_goal() -> None:
+    env = made(ICE)
+    *before, last = play(env, "down", "Down", "RIGHT", "Right", "<think>near</think><answer>Down</answer>", "Right")
+    assert env.user == "Win.\n\nActions: Left, Down, Right, Up.\n\n[S]FFF\nFHFH\nFFFH\nHFFG"
+    assert before[0].observations == ("  (Down)\nSFFF\n[F]HFH\nFFFH\nHFFG",)
+    assert [step.rewards["think"] for step in before] == [0, 0, 0, 0, 1]
+    assert [(call.tool, call.arguments, call.status) for call in last.calls] == [("move", '"Right"', CallStatus.OK)]
+    assert (last.outcome, last.rewards) == (Outcome.ENDED, {"think": 0.0, "env": 1.0, "success": 1.0})
+
+
+def test_the_loop_plays_it(chat: Chat) -> None:
+    """Two episodes from one row: one walks to the goal, one into a hole."""
+    known = shared(gymnasium={"w": ICE}, max_steps=6, max_tokens=2000)
+    row = asked("gymnasium", {"name": "w", "seed": 7})
+    found = collected(GymEnv, row, known, chat, "Down Down Right Right Down Right", "Right Down")
+    assert [(each.outcome, each.success, len(each.steps)) for each in found] == [
+        (Outcome.ENDED, 1.0, 6),
+        (Outcome.ENDED, 0.0, 2),
+    ]
+    assert [step.rewards["env"] for step in found[0].steps] == [0, 0, 0, 0, 0, 1]
+
+
+def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
+    """Of 40 walks on the ice without slips, drawn by their seeds, none is the same as all others, and most are lost."""
+    known = shared(gymnasium={"w": ICE, "said": {"id": "some_worlds:Said-v0"}}, max_steps=20, max_tokens=4000)
+    row = asked("gymnasium", {"name": "w", "seed": 7})
+    with known:
+        attempts, scripts = played_by("random", attempts_at([row], known, samples=40), [row], seed=0)
+        found = collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
+        moves = {call.arguments for each in found for step in each.steps for call in step.calls}
+        assert moves == {'"Left"', '"Down"', '"Right"', '"Up"'}
+        assert len({len(each.steps) for each in found}) > 5
+        assert sum(each.success for each in found) < 10
+        text = asked("gymnasium", {"name": "said", "seed": 7})
+        attempts, scripts = played_by("random", attempts_at([text], known), [text], seed=0)
+        with pytest.raises(ValueError, match="chance has no move in a world that takes text"):
+            collect(ScriptedSampler(scripts, chat), chat, attempts, known, seed=0)
+
+
+def test_a_hole_is_an_end_without_success() -> None:
+    *_, last = play(made(ICE), "Right", "Down")
+    assert (last.outcome, last.rewards["success"]) == (Outcome.ENDED, 0.0)
+
+
+def test_what_is_no_move_is_told_and_costs_a_step() -> None:
+    call = '<tool_call>{"name": "go", "arguments": {}}</tool_call>'
+    steps = play(made(ICE, max_steps=5), "Jump", call, "", "Left", "")
+    assert [step.call_status.value for step in steps] == ["failed", "unknown_tool", "malformed", "ok", "malformed"]
+    assert steps[0].observations == ("Error: there is no action 'Jump', only Left, Down, Right, Up",)
+    assert steps[1].observations == ("Error: there are no tools. Write one action as <answer>...</answer>.",)
+    assert [step.rewards["env"] for step in steps] == [0.0] * 5
+    assert (steps[4].outcome, steps[4].rewards["success"]) == (Outcome.MALFORMED, 0.0)
+    with pytest.raises(RuntimeError, match="no step is left"):
+        play(made(ICE, max_steps=1), "Left", "Left")
+
+
+def test_its_own_limit_and_ours_are_turn_limits() -> None:
+    cut = made({**ICE, "kwargs": {**ICE["kwargs"], "max_episode_steps": 2}})
+    assert [step.outcome for step in play(cut, "Left", "Left")] == [None, Outcome.TURN_LIMIT]
+    assert [step.outcome for step in play(made(ICE, max_steps=2), "Left", "Left")] == [None, Outcome.TURN_LIMIT]
+
+
+def test_a_row_decides_the_beginning_and_the_episode_the_rest() -> None:
+    said = {"id": "some_worlds:Said-v0"}
+    envs = [made(said, seed=seed, row=row) for seed, row in [(1, 7), (1, 7), (2, 7), (1, 8)]]
+    drawn = [play(env, "a", "b")[1].observations[0] for env in envs]
+    assert envs[0].user == envs[1].user == envs[2].user != envs[3].user
+    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
+    taxis = [made(TAXI, row=row) for row in (1, 2)]
+    assert all("did" not in play(taxi, "South")[0].observations[0] for taxi in taxis)
+    assert taxis[0].user != taxis[1].user
+    assert taxis[0].user.startswith("Take them home.\n\nActions: South, North, ")
+
+
+def test_text_is_taken_as_it_is() -> None:
+    steps = play(made({"id": "some_worlds:Said-v0"}, max_steps=3), "ab", "xyz", "abc")
+    assert steps[0].observations[0].startswith("you said ab, I draw")
+    assert steps[0].rewards["env"] == 2.0
+    assert (steps[1].call_status, steps[1].rewards["env"]) == (CallStatus.FAILED, 0.0)
+    assert (steps[2].outcome, steps[2].rewards["success"]) == (Outcome.TURN_LIMIT, 1.0), "its info says so"
+    with pytest.raises(ValueError, match=r"env\.gymnasium\.w gave the reward nan; a reward is a finite number"):
+        play(made({"id": "some_worlds:Said-v0"}), "a!")
+
+
+def test_moves_are_counted_from_the_first_of_their_space() -> None:
+    world = {"id": "some_worlds:Counted-v0", "actions": ["a", "b"]}
+    assert [step.rewards["env"] for step in play(made(world), "b", "a")] == [6.0, 5.0]
+
+
+def test_what_is_shown_has_a_limit() -> None:
+    env = made(TAXI, max_result_characters=30)
+    play(env)
+    assert "characters left out]" in env.user
+
+
+@pytest.mark.parametrize(
+    ("drawn", "shown"),
+    [
+        ("\x1b[43m \x1b[0m: |\x1b[34;1mR\x1b[0m", "[ ]: |(blue R)"),
+        ("\x1b[31mhole\x1b[m \x1b[48mS\x1b[0m \x1b[1mX\x1b[0m", "(red hole) [S] X"),
+        ("\x1b[2J\x1b[31mnever ends", "never ends"),
+    ],
+)
+def test_colours_become_brackets(drawn: str, shown: str) -> None:
+    assert plain(drawn) == shown
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ("nonsense", "question 'q1': setup is not JSON"),
+        ('{"seed": NaN, "name": "w"}', "setup is not JSON"),
+        ("[" * 100_000, "setup is not JSON"),
+        (" " * 100_001, "setup takes 100,001 characters; at most 100,000 are read"),
+        ([], "setup is no JSON object"),
+        ({"name": "w"}, "setup: key 'seed' is missing"),
+        ({"name": "w", "seed": -1}, "setup: seed"),
+        ({"name": "w", "seed": 1, "id": "os:Env"}, "setup: unknown key 'id'"),
+        ({"name": "w", "seed": 1, "url": "http://a"}, "setup: unknown key 'url'"),
+        ({"name": "os:Env", "seed": 1}, "setup names 'os:Env', which env.gymnasium does not define"),
+        ({"name": "ww", "seed": 1}, "which env.gymnasium does not define; did you mean 'w'"),
+    ],
+)
+def test_rows_that_are_refused(setup: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_gymnasium([asked("gymnasium", setup)], limits(gymnasium={"w": ICE}))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (ICE | {"id": "FrozenLak-v1"}, r"env\.gymnasium\.w: FrozenLak-v1 cannot be used \(NameNotFound.*FrozenLake"),
+        (ICE | {"id": "no_worlds:X-v0"}, r"cannot be used \(ModuleNotFoundError"),
+        (ICE | {"id": "x y"}, r"gymnasium\.w\.id"),
+        (ICE | {"kwargs": {"colour": 1}}, r"cannot be used \(TypeError"),
+        (ICE | {"kwargs": {"render_mode": "human"}}, "render_mode 'human' draws no text; set it to ansi"),
+        (ICE | {"actions": ["Up", "Down"]}, "it has 4 actions, and not 2; name all of them under actions"),
+        (ICE | {"actions": None}, "it has 4 actions, and not 0"),
+        (ICE | {"actions": ["Up", "up", "Left", "Right"]}, "actions names 'up' 2 times, in whatever case"),
+        (ICE | {"timeout_s": 3}, "unknown key 'gymnasium.w.timeout_s'"),
+        ({"id": "some_worlds:Said-v0", "actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
+        ({"id": "some_worlds:Boxed-v0"}, "only those of Discrete and Text can be written"),
+        ({"id": "some_worlds:Drawn-v0"}, "begins in two ways with the same seed"),
+        pytest.param(
+            {"id": "some_worlds:Said-v0", "kwargs": {"render_mode": "ansi"}},
+            "draws int under render_mode ansi, and not text",
+            marks=pytest.mark.filterwarnings("ignore:.*possible render_modes"),
+        ),
+    ],
+)
+def test_worlds_that_are_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_gymnasium([asked("gymnasium", {"name": "w", "seed": 1})], limits(gymnasium={"w": params}))
+
+
+def test_worlds_that_no_row_names_are_not_made() -> None:
+    require_gymnasium(
+        [asked("gymnasium", {"name": "w", "seed": 1})], limits(gymnasium={"w": ICE, "x": {"id": "no-v0"}})
+    )

@@ -1,0 +1,347 @@
+"""Servers of the Model Context Protocol, as processes and by HTTP: honest ones, and ones that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_r1.faults import WorldFault
+from agent_r1.outside import mcp
+from agent_r1.outside.mcp import Server
+from agent_r1.params.env import McpParams
+from agent_r1.records import CallStatus
+from agent_r1.tools.base import ToolResult
+
+SERVERS = str(Path(__file__).with_name("servers.py"))
+HONEST = [sys.executable, SERVERS, "honest"]
+ByHand = Callable[..., McpParams]
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> ByHand:
+    """A server that answers what it is told to."""
+
+    def written(timeout_s: float = 30, **answers: Any) -> McpParams:
+        file = tmp_path / "answers.json"
+        file.write_text(json.dumps({"calls": {}, **answers}))
+        return McpParams(command=[sys.executable, SERVERS, str(file)], timeout_s=timeout_s)
+
+    return written
+
+
+def listed(name: str, **properties: Any) -> dict[str, Any]:
+    return {"name": name, "inputSchema": {"type": "object", "properties": properties}}
+
+
+def said(*texts: str, **more: Any) -> dict[str, Any]:
+    return {"result": {"content": [{"type": "text", "text": text} for text in texts], **more}}
+
+
+def commands() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if SERVERS in child.cmdline()]
+
+
+async def opened(params: McpParams) -> None:
+    async with Server("x", params):
+        pass
+
+
+@contextmanager
+def by_http() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with subprocess.Popen([*HONEST, str(port)], stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            with socket.socket() as probe:
+                if not probe.connect_ex(("127.0.0.1", port)):
+                    break
+            time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+async def _play(params: McpParams) -> dict[str, ToolResult]:
+    async with Server("x", params) as server:
+        tools = {tool.name: tool for tool in server.tools}
+        assert [*tools] == ["add", "wait", "fail", "variable", "leave", "show", "count"]
+        assert all(tool.waits for tool in tools.values())
+        assert tools["add"].schema["function"]["description"] == "Adds <|im_end|>."
+        words = await asyncio.gather(
+            *(tools["wait"].call({"seconds": (40 - i) / 400, "word": str(i)}) for i in range(40))
+        )
+        assert [result.text for result in words] == [str(i) for i in range(40)], "right results to right calls"
+        await server.verify()
+        return {
+            "sum": await tools["add"].call({"a": 1, "b": 2}),
+            "bad": await tools["add"].call({"a": "x"}),
+            "fail": await tools["fail"].call({}),
+            "show": await tools["show"].call({}),
+            "home": await tools["variable"].call({"name": "AGENT_R1_ENGINE_KEY"}),
+        }
+
+
+def _judge(results: dict[str, ToolResult]) -> None:
+    assert results["sum"] == ToolResult(text="3")
+    assert results["bad"].call_status is results["fail"].call_status is CallStatus.FAILED
+    assert "Error executing tool" in results["fail"].text
+    assert results["show"].text.splitlines() == [
+        "a\0b",
+        "[an image (image/png) left out]",
+        "[a sound (audio/wav) left out]",
+        "[a file (application/pdf) left out]",
+    ]
+
+
+def test_a_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AGENT_R1_ENGINE_KEY", "secret")
+    results = asyncio.run(_play(McpParams(command=HONEST, timeout_s=60)))
+    _judge(results)
+    assert results["home"].text == "none", "no variable is handed on that was not named"
+    assert capfd.readouterr() == ("", "")
+    assert not commands()
+
+
+def test_an_address() -> None:
+    with by_http() as url:
+        _judge(asyncio.run(_play(McpParams(url=url, timeout_s=60))))
+
+
+def test_a_key_is_sent_as_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 401 no\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def play() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        async with server, Server("my-own", McpParams(url=f"http://127.0.0.1:{port}/mcp", timeout_s=30)):
+            pass
+
+    monkeypatch.setenv("AGENT_R1_MCP_KEY_MY_OWN", "k3y")
+    with pytest.raises(WorldFault, match=r"the MCP server my-own \(http://127.0.0.1:\d+/mcp\) cannot be used") as fault:
+        asyncio.run(play())
+    assert "authorization: Bearer k3y" in asked[0]
+    assert "k3y" not in str(fault.value)
+
+
+def test_what_takes_too_long_is_cancelled_and_the_session_lives_on() -> None:
+    async def play() -> ToolResult:
+        async with Server("x", McpParams(command=HONEST, timeout_s=3)) as server:
+            with pytest.raises(TimeoutError, match="took longer than 3 s for wait") as fault:
+                await server.ask("wait", {"seconds": 3600, "word": "late"})
+            assert isinstance(fault.value, WorldFault)
+            return await server.ask("wait", {"seconds": 0, "word": "here"})
+
+    assert asyncio.run(play()).text == "here"
+
+
+def test_a_server_that_dies_in_a_call_is_the_worlds_fault_and_is_started_again() -> None:
+    async def play() -> ToolResult:
+        async with Server("x", McpParams(command=HONEST, timeout_s=60)) as server:
+            with pytest.raises(WorldFault, match="failed in leave: MCPError: Connection closed"):
+                await server.ask("leave", {})
+            return await server.ask("add", {"a": 1, "b": 2})
+
+    assert asyncio.run(play()).text == "3"
+    assert not commands()
+
+
+def test_variables_that_are_named_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_TOKEN", "t")
+    params = McpParams(command=HONEST, timeout_s=60, environment=["OWN_TOKEN"], tools=["variable"])
+
+    async def play() -> ToolResult:
+        async with Server("x", params) as server:
+            assert [tool.name for tool in server.tools] == ["variable"]
+            return await server.tools[0].call({"name": "OWN_TOKEN"})
+
+    assert asyncio.run(play()).text == "t"
+    monkeypatch.delenv("OWN_TOKEN")
+    with pytest.raises(ValueError, match="hands on OWN_TOKEN, which is not set"):
+        Server("x", params)
+
+
+PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+SENT_MIB = 300
+
+
+async def _answer_at_length(
+    sent: list[int], head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """A server by HTTP whose answer to a call is of 300 MiB, after a head of its own; notes how many MiB it sent."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while asked := await reader.readuntil(b"\r\n\r\n"):
+            [length] = re.findall(rb"(?i)content-length: (\d+)", asked) or [b"0"]
+            request = json.loads(await reader.readexactly(int(length)) or "{}")
+            if request.get("method") == "tools/call":
+                writer.write(head + b"content-length: %d\r\n\r\n" % (SENT_MIB << 20))
+                for _ in range(SENT_MIB):
+                    writer.write(bytes(1 << 20))
+                    await writer.drain()
+                    sent.append(1)
+                continue
+            about = {"serverInfo": {"name": "long", "version": "1"}, "capabilities": {"tools": {}}}
+            result = {"protocolVersion": "2025-06-18", **about, "tools": [listed("long")]}
+            reply = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode()
+            writer.write(PLAIN + b"content-length: %d\r\n\r\n" % len(reply) + reply)
+            await writer.drain()
+    writer.close()
+
+
+HEADS = {
+    "json": PLAIN,
+    "compressed": PLAIN + b"content-encoding: gzip\r\n",
+    "unknown": PLAIN.replace(b"json", b"octet-stream"),
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_an_answer_without_end_is_cut_while_it_is_read(head: bytes) -> None:
+    sent: list[int] = []
+
+    async def play() -> None:
+        server = await asyncio.start_server(partial(_answer_at_length, sent, head), "127.0.0.1")
+        port = server.sockets[0].getsockname()[1]
+        async with server, Server("x", McpParams(url=f"http://127.0.0.1:{port}/mcp", timeout_s=20)) as session:
+            await session.tools[0].call({})
+
+    with pytest.raises(WorldFault):
+        asyncio.run(play())
+    assert sum(sent) < 50
+
+
+@pytest.mark.parametrize(
+    ("params", "kind", "message"),
+    [
+        ({"command": ["/not/there"]}, ValueError, r"the MCP server x \(/not/there\) has no command '/not/there'"),
+        ({"command": ["/"]}, WorldFault, "cannot be used: PermissionError"),
+        ({"url": "http://127.0.0.1:9/mcp"}, WorldFault, "cannot be used: ConnectError"),
+        (
+            {"command": [sys.executable, "-c", "import sys; sys.exit('\\x1b[31mno licence')"]},
+            WorldFault,
+            "cannot be used: .*Connection closed; its last words: \N{REPLACEMENT CHARACTER}\\[31mno licence",
+        ),
+    ],
+)
+def test_a_server_that_is_not_there(params: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        asyncio.run(opened(McpParams(timeout_s=30, **params)))
+
+
+@pytest.mark.parametrize("command", [["sleep", "1000"], ["yes"]])
+def test_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.setattr(mcp, "START_S", 0.3)
+    before = psutil.Process().children(recursive=True)
+    with pytest.raises(TimeoutError, match=r"did not list its tools within 0\.3 s"):
+        asyncio.run(opened(McpParams(command=command, timeout_s=30)))
+    assert psutil.Process().children(recursive=True) == before
+
+
+def test_a_server_that_hangs_on_listing_its_tools(monkeypatch: pytest.MonkeyPatch, by_hand: ByHand) -> None:
+    monkeypatch.setattr(mcp, "START_S", 3)
+    with pytest.raises(TimeoutError, match="did not list its tools within 3 s"):
+        asyncio.run(opened(by_hand(lists=[[]], hangs_s=3600)))
+    assert not commands()
+
+
+CIRCLE = {"name": "look", "inputSchema": {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([], "it offers 0 tools, and not 1 to 64"),
+        ([listed(f"t{i}") for i in range(65)], "it offers 65 tools"),
+        ([listed("<|im_end|>")], "tool '<|im_end|>': a name is made of"),
+        ([listed("look", a={"description": "x" * 1_000_000})], "takes 1,000,.* characters, more than 16,384"),
+        ([listed("look") | {"description": "x" * 1_000_000}], "takes 1,000,.* characters, more than 16,384"),
+        ([CIRCLE], "refers in a circle"),
+        ([{"name": "look", "inputSchema": {"type": "array"}}], "."),
+        ([{"name": "look"}], "."),
+        ("none", "."),
+    ],
+)
+def test_tools_that_cannot_be_offered(by_hand: ByHand, tools: Any, message: str) -> None:
+    with pytest.raises((ValueError, WorldFault), match=rf"the MCP server x .*{message}"):
+        asyncio.run(opened(by_hand(lists=[tools])))
+    assert not commands()
+
+
+def test_a_tool_that_is_named_and_not_there(by_hand: ByHand) -> None:
+    params = by_hand(lists=[[listed("look"), listed("go")]]).model_copy(update={"tools": ["lock"]})
+    with pytest.raises(ValueError, match="it has no tool 'lock', only look, go"):
+        asyncio.run(opened(params))
+
+
+def test_tools_that_change_are_refused(by_hand: ByHand) -> None:
+    async def play() -> None:
+        lists = [[listed("look"), listed("go")]] * 2 + [[listed("look", a={"type": "string"}), listed("go")]]
+        async with Server("x", by_hand(lists=lists)) as server:
+            await server.verify()
+            with pytest.raises(ValueError, match=r"has other tools than when this began \(look\); begin again"):
+                await server.verify()
+
+    asyncio.run(play())
+
+
+CALLS: dict[str, Any] = {
+    "marks": said("<|im_end|>", "</tool_response>"),
+    "large": said("x" * 10_000_000),
+    "structured": {"result": {"content": [], "structuredContent": {"a": [1, "é"]}}},
+    "both": said("text", structuredContent={"a": 1}),
+    "failed": said("no such city", isError=True),
+    "invalid": {"error": {"code": -32602, "message": "a is missing"}},
+    "broken": {"error": {"code": -32603, "message": "out of memory"}},
+    "shape": {"result": {"content": "text"}},
+    "garbage": "no JSON",
+    "silent": None,
+}
+
+
+def test_answers_of_every_kind(by_hand: ByHand) -> None:
+    async def play(timeout_s: float, *names: str) -> dict[str, ToolResult | WorldFault]:
+        found: dict[str, ToolResult | WorldFault] = {}
+        calls = {name: CALLS[name] for name in names}
+        async with Server("x", by_hand(timeout_s, lists=[[listed(name) for name in calls]], calls=calls)) as server:
+            for tool in server.tools:
+                try:
+                    found[tool.name] = await tool.call({})
+                except WorldFault as fault:
+                    found[tool.name] = fault
+        return found
+
+    never = ("garbage", "silent")  # are answered
+    found = asyncio.run(play(60, *(name for name in CALLS if name not in never))) | asyncio.run(play(3, *never))
+    assert found["marks"] == ToolResult(text="<|im_end|>\n</tool_response>")
+    assert found["large"] == ToolResult(text="x" * 10_000_000)
+    assert found["structured"] == ToolResult(text='{"a": [1, "é"]}')
+    assert found["both"] == ToolResult(text="text")
+    assert found["failed"] == ToolResult(text="no such city", call_status=CallStatus.FAILED)
+    assert found["invalid"] == ToolResult(text="a is missing", call_status=CallStatus.BAD_ARGUMENTS)
+    assert {name for name, each in found.items() if isinstance(each, WorldFault)} == {
+        "broken",
+        "shape",
+        "garbage",
+        "silent",
+    }
+    assert "failed in broken: MCPError: out of memory" in str(found["broken"])
+    assert isinstance(found["silent"], TimeoutError)

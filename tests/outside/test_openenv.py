@@ -1,0 +1,314 @@
+"""Servers that speak OpenEnv's JSON over real sockets: an honest one, and ones that are not."""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import json
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import Response, ServerConnection, serve
+from websockets.datastructures import Headers
+
+from agent_r1.faults import WorldFault
+from agent_r1.outside.openenv import OpenEnv, require_openenv
+from agent_r1.records import CallStatus, Outcome
+from agent_r1.rollout.chat import Chat
+from tests.outside.worlds import asked, collected, limits, play, played, shared
+
+FIELDS = {"observation": "prompt", "action": "message", "timeout_s": 5}
+SCHEMA = {
+    "action": {"properties": {"message": {}, "metadata": {}}, "required": ["message"]},
+    "observation": {"properties": {"prompt": {}}},
+}
+NAMED = {"name": "w", "reset": {"seed": 7}}
+Session = Callable[[ServerConnection], Awaitable[None]]
+
+
+def frame(prompt: Any = "go on", reward: Any = 0.0, done: Any = False, **more: Any) -> str:
+    state = {"observation": {"prompt": prompt}, "reward": reward, "done": done}
+    return json.dumps({"type": "observation", "data": state | more})
+
+
+def error(code: str, message: str = "no", **more: Any) -> str:
+    return json.dumps({"type": "error", "data": {"code": code, "message": message, **more}})
+
+
+async def guessing(socket: ServerConnection) -> None:
+    """A number is to be guessed, the seed; every guess costs a half."""
+    async for text in socket:
+        match json.loads(text):
+            case {"type": "reset", "data": data}:
+                secret = str(data["seed"])
+                await socket.send(frame(f"I think of a number. {socket.request.headers.get('Authorization')}", None))
+            case {"type": "step", "data": {"message": guess}} if not guess.isdecimal():
+                errors = [{"msg": "not a number", "loc": ["message"]}]
+                await socket.send(error("VALIDATION_ERROR", "Invalid message", errors=errors))
+            case {"type": "step", "data": {"message": guess}}:
+                right = guess == secret
+                await socket.send(frame("no", 1.0 if right else -0.5, right))
+
+
+def by_hand(*frames: Any) -> Session:
+    """Sends the next frame whenever it is asked; then it closes, and where a number stands it waits so many seconds."""
+
+    async def answer(socket: ServerConnection) -> None:
+        for each in frames:
+            await socket.recv()
+            await (asyncio.sleep(each) if isinstance(each, int) else socket.send(each))
+
+    return answer
+
+
+@contextmanager
+def serving(session: Session, schema: Any = SCHEMA, status: int = 200) -> Iterator[str]:
+    """The address of a server, which runs in a thread of its own."""
+    ready, loop, address = threading.Event(), asyncio.new_event_loop(), list[str]()
+    body = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
+
+    def page(_: ServerConnection, request: Any) -> Response | None:
+        if request.path != "/schema":
+            return None
+        headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
+        return Response(status, http.HTTPStatus(status).phrase, headers, body)
+
+    async def run() -> None:
+        async with serve(session, "127.0.0.1", 0, process_request=page, close_timeout=0.1) as server:
+            address.append(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+            ready.set()
+            await stop.wait()
+
+    stop = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+
+
+def made(url: str, setup: Any = NAMED, seed: int = 0, max_steps: int = 4, **changes: Any) -> OpenEnv:
+    declared = {"w": FIELDS | {"url": url} | changes}
+    return OpenEnv(asked("openenv", setup), shared(openenv=declared, max_steps=max_steps), seed)
+
+
+def test_an_episode_with_an_honest_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_R1_OPENENV_KEY_W", "k3y")
+    with serving(guessing) as url:
+        env = made(url)
+        wrong, refused, right = play(env, "3", "seven", "7")
+    assert env.user == "Win.\n\nI think of a number. Bearer k3y"
+    assert (wrong.observations, wrong.rewards) == (("no",), {"think": 0.0, "env": -0.5})
+    assert refused.observations == ("Error: Invalid message; not a number",)
+    assert (refused.call_status, refused.rewards["env"]) == (CallStatus.FAILED, 0.0)
+    assert (right.outcome, right.rewards) == (Outcome.ENDED, {"think": 0.0, "env": 1.0, "success": 1.0})
+    assert (right.calls[0].tool, right.calls[0].arguments, right.calls[0].status) == ("move", '"7"', CallStatus.OK)
+
+
+def test_what_counts_as_success_is_a_matter_of_the_reward() -> None:
+    with serving(guessing) as url:
+        assert play(made(url, success_above=1.0), "7")[0].rewards["success"] == 0.0
+        cut = play(made(url, success_above=-1.0, max_steps=1), "3")[0]
+    assert (cut.outcome, cut.rewards["success"]) == (Outcome.TURN_LIMIT, 1.0)
+
+
+def test_a_row_without_a_seed_is_sent_the_episodes_own() -> None:
+    with serving(guessing) as url:
+        own = play(made(url, {"name": "w"}, seed=(1 << 40) + 12), "12")
+    assert own[0].outcome is Outcome.ENDED
+
+
+def test_many_episodes_at_once() -> None:
+    async def together(url: str) -> list[Any]:
+        setups = [{"name": "w", "reset": {"seed": seed}} for seed in range(40)]
+        return await asyncio.gather(*(played(made(url, setup), "0", "1") for setup in setups[2:]))
+
+    with serving(guessing) as url:
+        ends = asyncio.run(together(url))
+    assert [[step.rewards["env"] for step in steps] for steps in ends] == [[-0.5, -0.5]] * 38
+
+
+def test_the_key_is_in_no_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("AGENT_R1_OPENENV_KEY_W", "k3y")
+    caplog.set_level(logging.DEBUG)
+    with serving(guessing) as url:
+        play(made(url), "7")
+    logged = [record for record in caplog.records if record.name != "websockets.server"]  # which is the test's
+    assert not any("k3y" in record.getMessage() for record in logged)
+
+
+BEGUN = frame("begun")
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([], "failed in a reset: ConnectionClosedOK"),
+        ([BEGUN], "failed in a step: ConnectionClosedOK"),
+        (
+            [error("CAPACITY_REACHED", "1/1\x1b[2J")],
+            "failed in a reset: CAPACITY_REACHED: 1/1\N{REPLACEMENT CHARACTER}",
+        ),
+        ([error("VALIDATION_ERROR")], "does not begin: no"),
+        ([BEGUN, error("EXECUTION_ERROR", "division by zero")], "failed in a step: EXECUTION_ERROR: division by zero"),
+        ([BEGUN, error("")], "an error without a code"),
+        ([frame(done=True)], "has ended before it began"),
+        ([BEGUN, frame(reward=None)], "gave no reward for a step"),
+        ([BEGUN, frame(reward=float("nan"))], "data.reward: Input should be a finite number"),
+        ([BEGUN, frame(reward="much")], "data.reward: Input should be a valid number"),
+        ([BEGUN, frame(done="perhaps")], "data.done"),
+        ([BEGUN, frame(observation={})], "sent an observation without 'prompt'"),
+        ([BEGUN, frame(observation=[])], "data.observation"),
+        ([BEGUN, "nonsense"], "failed in a step: BadAnswerError: Invalid JSON"),
+        ([BEGUN, "[" * 100_000], "failed in a step: BadAnswerError"),
+        ([BEGUN, '{"type": "state", "data": {}}'], "failed in a step: BadAnswerError: Input tag 'state'"),
+        ([BEGUN, frame("x" * 5_000_000)], "failed in a step: ConnectionClosedError: .* 1009"),
+        ([1], r"did not answer a reset within 0\.5 s"),
+        ([BEGUN, 1], r"did not answer a step within 0\.5 s"),
+    ],
+)
+def test_what_a_server_does_wrong_is_named_and_the_worlds_fault(frames: list[Any], message: str) -> None:
+    limit = 0.5 if frames[-1:] == [1] else 20
+    with (
+        serving(by_hand(*frames)) as url,
+        pytest.raises(WorldFault, match=rf"the OpenEnv server w \(http://127.*{message}"),
+    ):
+        play(made(url, timeout_s=limit), "7", "7")
+
+
+class Late(OpenEnv):
+    async def _connected(self) -> Any:
+        session = await super()._connected()
+        await asyncio.sleep(0.2)
+        return session
+
+
+def test_a_server_that_says_that_it_is_full_before_it_is_asked_is_heard() -> None:
+    async def full(socket: ServerConnection) -> None:
+        await socket.send(error("CAPACITY_REACHED", "1/1"))
+
+    with serving(full) as url, pytest.raises(WorldFault, match="CAPACITY_REACHED: 1/1"):
+        play(Late(asked("openenv", NAMED), shared(openenv={"w": FIELDS | {"url": url}}), 0))
+
+
+def test_an_episode_that_a_server_leaves_is_aborted(chat: Chat) -> None:
+    """The first session ends after one step, whenever it is begun; the other episode is none the worse."""
+
+    async def leaving(socket: ServerConnection) -> None:
+        await socket.recv()
+        await socket.send(frame("begun"))
+        guess = json.loads(await socket.recv())["data"]["message"]
+        if guess != "leave":
+            await socket.send(frame(reward=1.0, done=True))
+
+    with serving(leaving) as url:
+        known = shared(openenv={"w": FIELDS | {"url": url}}, max_tokens=2000, aborted_share=0.5)
+        found = collected(OpenEnv, asked("openenv", NAMED), known, chat, "leave", "stay")
+    assert [each.outcome for each in found] == [Outcome.ABORTED, Outcome.ENDED]
+    assert [each.success for each in found] == [0.0, 1.0]
+
+
+def test_an_end_needs_no_observation_and_a_text_need_not_be_one() -> None:
+    with serving(by_hand(frame({"a": 1}), frame(reward=True, done=True, observation={}))) as url:
+        env = made(url)
+        [last] = play(env, "7")
+    assert env.user == 'Win.\n\n{"a": 1}'
+    assert last.rewards == {"think": 0.0, "env": 1.0, "success": 1.0}
+
+
+def test_a_server_that_is_not_there_is_the_worlds_fault() -> None:
+    question = asked("openenv", NAMED)
+    with serving(guessing) as url:
+        pass
+    with pytest.raises(WorldFault, match=r"OpenEnv server w .* cannot be reached: ConnectionRefusedError"):
+        play(made(url))
+    with pytest.raises(WorldFault, match=r"OpenEnv server w .* does not say its schema: ConnectionError"):
+        require_openenv([question], limits(openenv={"w": FIELDS | {"url": url}}))
+    with (
+        serving(guessing, status=503) as url,
+        pytest.raises(WorldFault, match="does not say its schema: OSError: status 503"),
+    ):
+        require_openenv([question], limits(openenv={"w": FIELDS | {"url": url}}))
+
+
+async def hanging_up(socket: ServerConnection) -> None:
+    await socket.recv()
+    await socket.wait_closed()
+    closed.set()
+
+
+closed = threading.Event()
+
+
+def test_an_episode_that_fails_leaves_its_session() -> None:
+    with serving(hanging_up) as url:
+        with pytest.raises(WorldFault, match="did not answer a reset"):
+            play(made(url, timeout_s=0.05))
+        assert closed.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("schema", "changes", "message"),
+    [
+        (SCHEMA, {}, ""),
+        (SCHEMA, {"action": "mesage"}, r"its action has no field 'mesage'; did you mean 'message'"),
+        (SCHEMA, {"observation": "text"}, r"its observation has no field 'text'; valid names: prompt|did you mean"),
+        (SCHEMA | {"reset_observation": {"properties": {}}}, {}, "its observation has no field 'prompt'"),
+        (
+            SCHEMA | {"action": {"properties": {"message": {}}, "required": ["board", "message"]}},
+            {},
+            "its action needs 'board' too, and the policy writes one text",
+        ),
+        ({"action": {}}, {}, "observation: Field required"),
+        (b"<html>", {}, "Invalid JSON"),
+        (b"1" * (40 << 20), {}, "larger than 32 MiB"),
+    ],
+)
+def test_a_server_of_another_kind_is_refused(schema: Any, changes: dict[str, Any], message: str) -> None:
+    with serving(guessing, schema) as url:
+        declared = limits(openenv={"w": FIELDS | {"url": url} | changes})
+        if not message:
+            return require_openenv([asked("openenv", NAMED)], declared)
+        with pytest.raises(ValueError, match=rf"the OpenEnv server w \(http://127.*{message}"):
+            require_openenv([asked("openenv", NAMED)], declared)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ({"name": "v"}, "question 'q1': setup names 'v', which env.openenv does not define"),
+        ({"name": "w", "url": "http://a"}, "unknown key 'url'"),
+        ({"name": "w", "reset": 7}, "setup: reset"),
+    ],
+)
+def test_rows_that_are_refused(setup: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_openenv([asked("openenv", setup)], limits(openenv={"w": FIELDS | {"url": "http://127.0.0.1:1"}}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"url": "ftp://a"}, "a server's address starts with http:// or https://"),
+        ({"url": "wss://me:k@a"}, "AGENT_R1_OPENENV_KEY_<NAME> or .*; got 'wss://a'"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"success_above": float("nan")}, "success_above"),
+    ],
+)
+def test_settings_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        limits(openenv={"w": FIELDS | {"url": "http://a"} | changes})
+
+
+@pytest.mark.parametrize("url", ["https://a/b", "https://a/b/", "wss://a/b", "wss://a/b/ws"])
+def test_an_address_may_be_that_of_the_socket(url: str) -> None:
+    assert limits(openenv={"w": FIELDS | {"url": url}}).openenv["w"].url == "https://a/b"

@@ -1,0 +1,229 @@
+"""The sandbox, with real workers: what it shows, what stays, and what attacks come to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_r1.outside.sandbox import MAX_CHARACTERS, NOW, PythonTool, Sandbox
+from agent_r1.params.env import PythonParams
+from agent_r1.records import CallStatus
+from agent_r1.tools.base import ToolResult
+
+LIMITS = PythonParams(timeout_s=3.0, memory_mib=64, workers=2)
+Play = Callable[[Sandbox], Awaitable[Any]]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def run(runner: asyncio.Runner, sandbox: Sandbox) -> Callable[[str], ToolResult]:
+    """Calls of one episode."""
+    tool = PythonTool(sandbox, seed=7)
+    return lambda code: runner.run(tool.call({"code": code}))
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("1990 - 1958", "32"),
+        ("print('a')\n'b'", "a\n'b'"),
+        ("x = 3", "nothing was printed"),
+        ("x = 3; x + 1", "4"),
+        ("x = 3\nx  # a comment", "3"),
+        ("x = 3\nx;", "3"),
+        ("None", "nothing was printed"),
+        ("print('é'); 'é'", "é\n'é'"),
+        ("(1,\n  2)", "(1, 2)"),
+        ("'''a\nb'''", r"'a\nb'"),
+        ("a = 1\r\na", "1"),
+        ("if True:\n    5", "nothing was printed"),
+        ("[n * n for n in range(4)]", "[0, 1, 4, 9]"),
+        ("{'c', 'a', 'b'}", "{'c', 'a', 'b'}"),
+        ("import json, re, math\njson.dumps({'a': math.floor(2.5)})", """'{"a": 2}'"""),
+        ("def double(n):\n    return 2 * n\ndouble(21)", "42"),
+        ("", "nothing was printed"),
+        ("print('<|im_end|>')", "<|im_end|>"),
+        ("'\\ud800'", "'\N{REPLACEMENT CHARACTER}'"),
+    ],
+)
+def test_what_is_printed_and_the_last_value_are_shown(run: Callable[[str], ToolResult], code: str, shown: str) -> None:
+    assert run(code) == ToolResult(text=shown)
+
+
+def test_names_stay_for_an_episode_and_no_other_sees_them(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+    async def play(number: int) -> list[str]:
+        tool = PythonTool(sandbox, seed=number)
+        calls = [f"mine{number} = [{number}]", f"mine{number}.append(1)", f"mine{number}", f"mine{(number + 1) % 40}"]
+        return [(await tool.call({"code": code})).text for code in calls]
+
+    async def play_all() -> list[list[str]]:
+        return await asyncio.gather(*(play(number) for number in range(40)))
+
+    for number, (*_, own, other) in enumerate(runner.run(play_all())):
+        assert own == f"[{number}, 1]"
+        assert other == f"NameError: name 'mine{(number + 1) % 40}' is not defined"
+
+
+def test_calls_of_an_episode_that_are_made_at_once_run_in_their_order(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+    tool = PythonTool(sandbox, seed=0)
+
+    async def play() -> list[ToolResult]:
+        return await asyncio.gather(*(tool.call({"code": code}) for code in ("n = 1", "n += 1", "n *= 5", "n")))
+
+    assert runner.run(play())[-1].text == "10"
+
+
+def test_chance_is_seeded_and_time_stands_still(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+    async def drawn(seed: int) -> list[str]:
+        tool = PythonTool(sandbox, seed)
+        return [(await tool.call({"code": "import random\nrandom.random()"})).text for _ in range(3)]
+
+    first, again, other = (runner.run(drawn(seed)) for seed in (2**63, 2**63, 5))
+    assert first == again
+    assert len({*first, *other}) == 6
+    now = PythonTool(sandbox, 0).call({"code": "import datetime, time\ntime.sleep(9e9)\nstr(datetime.datetime.now())"})
+    assert runner.run(now).text == repr(str(NOW))
+    order = PythonTool(sandbox, 0).call({"code": "hash('abc')"})
+    assert runner.run(order).text == "-1222198482973350627"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("while True: pass", CallStatus.TIMEOUT, "the program took longer than 3 s"),
+        ("while True:\n try:\n  while 1: 1\n except: 1", CallStatus.TIMEOUT, "the program took longer than 3 s"),
+        ("print(1)\nwhile True: print(2)", None, ""),
+        ("def f(): return f()\nf()", CallStatus.FAILED, "RecursionError: maximum recursion depth exceeded"),
+        ("'x' * 10**10", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
+        ("9**9**9", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
+        ("[[] for _ in range(10**9)]", None, ""),
+        ("x = 'a' * 50_000_000", CallStatus.FAILED, "MemoryError: more than 64 MiB"),
+        ("x = 'a' * 2_000_000", CallStatus.FAILED, "the names of the program hold more than 1 MiB"),
+        ("print('a' * 2_000_000)", CallStatus.FAILED, "much too long an output"),
+        ("10**5000", CallStatus.FAILED, "ValueError: Exceeds the limit"),
+        ("1/0", CallStatus.FAILED, "ZeroDivisionError: division by zero"),
+        ("print('so far')\n1/0", CallStatus.FAILED, "by zero\nprinted before that:\nso far"),
+        ("raise TimeoutError('x')", CallStatus.FAILED, "TimeoutError: x"),
+        ("raise SystemExit", CallStatus.FAILED, "SystemExit"),
+        ("import socket", CallStatus.FAILED, "No module named 'socket'"),
+        ("import subprocess", CallStatus.FAILED, "No module named 'subprocess'"),
+        ("open('/etc/passwd')", CallStatus.FAILED, "PermissionError"),
+        ("open('/tmp/x', 'w')", CallStatus.FAILED, "PermissionError"),
+        ("import os\nos.listdir('/')", CallStatus.FAILED, "PermissionError"),
+        ("import os\nos.environ", CallStatus.FAILED, "not supported in this environment"),
+        ("import os\nos.urandom(1)", CallStatus.FAILED, "not supported in this environment"),
+        ("__import__('os').system('x')", CallStatus.FAILED, "NameError"),
+        ("(" * 10_000, CallStatus.FAILED, "SyntaxError"),
+        ("-" * 10_000 + "1", CallStatus.FAILED, "SyntaxError"),
+        ("1" + "+1" * 5000, None, ""),
+        ("no code at all", CallStatus.FAILED, "SyntaxError"),
+        ("\0", CallStatus.FAILED, "SyntaxError"),
+        ("1" * (MAX_CHARACTERS + 1), CallStatus.FAILED, "longer than 20,000 characters"),
+    ],
+)
+def test_attacks_have_a_status_and_leave_nothing_behind(
+    run: Callable[[str], ToolResult], code: str, status: CallStatus | None, said: str
+) -> None:
+    """Where no status is given there is a choice of limits that may end it first."""
+    run("before = 1; x = 2")
+    result = run(code)
+    assert result.call_status in ({status} if status else {CallStatus.OK, CallStatus.FAILED, CallStatus.TIMEOUT})
+    assert said in result.text
+    assert len(result.text) < 25_000
+    assert run("before, x") == ToolResult(text="(1, 2)")
+
+
+def test_a_call_that_fails_changes_no_name(run: Callable[[str], ToolResult]) -> None:
+    run("names = [1]")
+    assert run("names.append(2)\n1/0").call_status is CallStatus.FAILED
+    assert run("names").text == "[1]"
+
+
+def test_a_known_result_is_recalled_without_being_shown_again(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+    called, recalling = PythonTool(sandbox, 3), PythonTool(sandbox, 3)
+
+    async def play() -> tuple[str, str]:
+        for code in ("import random\nx = random.random()", "x = 0\n1/0", "y = 2"):
+            arguments = {"code": code}
+            await recalling.recall(arguments, await called.call(arguments))
+        await recalling.recall({"code": "y = 3"}, ToolResult(text="", call_status=CallStatus.TIMEOUT))
+        last = {"code": "x, y, random.random()"}
+        return (await called.call(last)).text, (await recalling.call(last)).text
+
+    first, second = runner.run(play())
+    assert first == second
+
+
+def test_the_schema_and_bad_arguments(runner: asyncio.Runner, sandbox: Sandbox) -> None:
+    tool = PythonTool(sandbox, 0)
+    assert (tool.name, tool.waits) == ("python", True)
+    assert tool.schema["function"]["parameters"]["required"] == ["code"]
+    assert runner.run(tool.call({"code": 1})).call_status is CallStatus.BAD_ARGUMENTS
+    assert runner.run(tool.call({"code": "'\ud800'"})).call_status is CallStatus.BAD_ARGUMENTS
+
+
+def workers() -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "monty" in child.name():
+                found.append(child)
+    return found
+
+
+def test_workers_end_with_the_sandbox_and_are_replaced_when_they_die() -> None:
+    before = {worker.pid for worker in workers()}
+
+    async def play() -> list[ToolResult]:
+        with Sandbox(LIMITS) as sandbox:
+            tool = PythonTool(sandbox, 0)
+            results = [await tool.call({"code": "x = 5"})]
+            own = [worker for worker in workers() if worker.pid not in before]
+            assert len(own) == LIMITS.workers
+            for worker in own:
+                os.kill(worker.pid, signal.SIGKILL)
+            return [*results, *[await tool.call({"code": "x"}) for _ in range(3)]]
+
+    assert [result.text for result in asyncio.run(play())] == ["nothing was printed", "5", "5", "5"]
+    assert {worker.pid for worker in workers()} == before
+
+
+def test_a_program_that_crashes_its_worker_has_failed() -> None:
+    """As the outside does it, twice: no program is known that can."""
+    before = {worker.pid for worker in workers()}
+
+    async def kill_a_busy_one() -> None:
+        while True:
+            for worker in workers():
+                if worker.pid not in before and worker.cpu_times().user > 0.2:
+                    before.add(worker.pid)
+                    return worker.kill()
+            await asyncio.sleep(0.02)
+
+    async def play() -> ToolResult:
+        with Sandbox(PythonParams(timeout_s=60, memory_mib=64, workers=1)) as sandbox:
+            running = asyncio.create_task(PythonTool(sandbox, 0).call({"code": "while True: pass"}))
+            await kill_a_busy_one()
+            await kill_a_busy_one()
+            return await running
+
+    result = asyncio.run(asyncio.wait_for(play(), 50))
+    assert result == ToolResult(text="the program crashed the interpreter", call_status=CallStatus.FAILED)

@@ -1,0 +1,191 @@
+"""Classes whose methods are tools: one as it would be written for TRL, and ones that nobody should have written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.faults import WorldFault
+from agent_r1.outside.toolbox_env import ToolboxEnv, require_toolbox
+from agent_r1.records import CallStatus, Outcome
+from agent_r1.tools.own import sources
+from tests.outside.worlds import asked, limits, play, shared
+
+SOURCE = '''
+import asyncio
+from agent_r1.faults import WorldFault
+
+class Wordle:
+    def reset(self, word: str, tries: int = 3) -> str | None:
+        self.word, self.left, self.best = word, tries, 0.0
+        return f"{len(word)} letters"
+
+    def guess(self, word: str) -> str:
+        """Guesses the word."""
+        if not self.left:
+            raise ValueError("Game over.")
+        self.left -= 1
+        hits = sum(a == b for a, b in zip(word, self.word))
+        self.best = max(self.best, hits / len(self.word))
+        return str(hits)
+
+    def get_reward(self) -> float:
+        return self.best
+
+class Quiet:
+    def reset(self, **row):
+        return None
+
+    def look(self) -> str:
+        """Looks."""
+        return "x" * 10_000
+
+class Slow(Quiet):
+    async def wait(self, seconds: float) -> str:
+        """Waits."""
+        await asyncio.sleep(seconds)
+        return "waited"
+
+    def fail(self) -> str:
+        """Fails."""
+        raise WorldFault("no dictionary")
+
+    async def get_reward(self):
+        await asyncio.sleep(0)
+        return float("nan")
+
+class Stuck(Slow):
+    async def get_reward(self):
+        await asyncio.sleep(3600)
+
+class Broken(Quiet):
+    def __init__(self):
+        raise OSError("no disk")
+
+class Unready:
+    def look(self) -> str:
+        """Looks."""
+
+class Bare:
+    def reset(self):
+        """Is no tool."""
+
+class Untyped(Quiet):
+    def guess(self, word):
+        """Guesses."""
+'''
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_boxes.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "some_boxes", raising=False)
+
+
+def declared(kind: str, **more: Any) -> dict[str, Any]:
+    return {"w": {"class": f"some_boxes:{kind}", **more}}
+
+
+def made(kind: str, row: dict[str, Any], params: dict[str, Any], answers: list[str] | None = None) -> ToolboxEnv:
+    known = shared(toolbox=declared(kind, **params), max_steps=3, max_result_characters=100)
+    return ToolboxEnv(asked("toolbox", {"name": "w", "row": row}, answers=answers or []), known, 0)
+
+
+def call(tool: str, **arguments: Any) -> str:
+    spelled = str(arguments).replace("'", '"')
+    return f'<tool_call>{{"name": "{tool}", "arguments": {spelled}}}</tool_call>'
+
+
+def test_a_class_of_trl() -> None:
+    env = made("Wordle", {"word": "crane", "tries": 1}, {"success_above": 0.5})
+    first, over, last = play(env, call("guess", word="brine"), call("guess", word="crane"), "done")
+    assert env.user == "Win.\n\n5 letters"
+    assert [tool["function"]["name"] for tool in env.tools] == ["guess"]
+    assert (first.observations, first.call_status) == (("3",), CallStatus.OK)
+    assert (over.observations, over.call_status) == (("Error: Game over.",), CallStatus.FAILED)
+    assert (last.outcome, last.answer) == (Outcome.ANSWERED, "done")
+    assert {name: last.rewards[name] for name in ("env", "success")} == {"env": 0.6, "success": 1.0}
+    assert "env" not in first.rewards | over.rewards
+
+
+def test_it_is_paid_however_it_ends_unless_the_world_ends_it() -> None:
+    env = made("Wordle", {"word": "crane"}, {"success_above": 0.6, "task": "Guess."})
+    last = play(env, "<answer>", "<answer>", call("guess", word="brine"))[-1]
+    assert (last.outcome, last.rewards["env"], last.rewards["success"]) == (Outcome.TURN_LIMIT, 0.6, 0.0)
+    assert env.user == "Guess.\n\n5 letters"
+    assert play(made("Wordle", {"word": "crane"}, {}), *["<answer>"] * 3)[-1].outcome is Outcome.MALFORMED
+    [failed] = play(made("Slow", {}, {"timeout_s": 5}), call("fail"))
+    assert (failed.outcome, failed.fault, failed.rewards) == (Outcome.ABORTED, "no dictionary", {})
+
+
+def test_each_episode_has_an_object_of_its_own() -> None:
+    one, other = (made("Wordle", {"word": word}, {}) for word in ("crane", "brine"))
+    assert [play(env, call("guess", word="brine"))[0].observations for env in (one, other)] == [("3",), ("5",)]
+
+
+def test_without_a_reward_the_answer_decides() -> None:
+    right = made("Quiet", {"any": 1}, {}, ["Tesk"])
+    looked, last = play(right, call("look"), "tesk")
+    assert right.user == "Win."
+    assert looked.observations == ("x" * 100 + " [... 9,900 characters left out]",)
+    assert last.rewards == {"think": 0.0, "em": 1.0, "f1": 1.0, "grounded": 0.0, "success": 1.0}
+    assert play(made("Quiet", {}, {}, ["Tesk"]), "Veld")[0].rewards["success"] == 0.0
+
+
+def test_what_waits_has_a_limit() -> None:
+    waited, late = play(made("Slow", {}, {"timeout_s": 0.2}), call("wait", seconds=0.0), call("wait", seconds=60.0))
+    assert waited.observations == ("waited",)
+    assert late.call_status is CallStatus.TIMEOUT
+    with pytest.raises(WorldFault, match=r"env\.toolbox\.w: get_reward took longer than 0\.2 s"):
+        play(made("Stuck", {}, {"timeout_s": 0.2}), "done")
+    with pytest.raises(ValueError, match=r"env\.toolbox\.w gave the reward nan"):
+        play(made("Slow", {}, {"timeout_s": 0.2}), "done")
+
+
+def test_the_source_is_part_of_what_a_training_is_made_of(tmp_path: Path) -> None:
+    before = sources(limits(toolbox=declared("Quiet")))
+    (tmp_path / "some_boxes.py").write_text(SOURCE + "\n")
+    assert [*before] == ["toolbox w"]
+    assert before != sources(limits(toolbox=declared("Quiet")))
+
+
+@pytest.mark.parametrize(
+    ("params", "setup", "message"),
+    [
+        (declared("Wordle"), {"name": "v"}, "question 'q1': setup names 'v', which env.toolbox does not define"),
+        (declared("Wordle"), {"name": "w", "class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
+        (declared("Wordle"), {"name": "w"}, r"'q1': setup\.row is not what .*\.w\.reset takes: missing .* 'word'"),
+        (declared("Wordle"), {"name": "w", "row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
+        (
+            declared("Quiet"),
+            {"name": "w"},
+            "'q1' has no answers, and Quiet has no get_reward: nobody says",
+        ),
+        (declared("Worlde"), {"name": "w"}, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
+        ({"w": {"class": "no_boxes:X"}}, {"name": "w"}, r"env\.toolbox\.w: module 'no_boxes' cannot be imported"),
+        ({"w": {"class": "some_boxes"}}, {"name": "w"}, r"toolbox\.w\.class"),
+        (declared("Broken"), {"name": "w"}, r"some_boxes:Broken\(\) cannot be made \(OSError: no disk\)"),
+        (declared("Unready"), {"name": "w"}, "some_boxes:Unready has no method reset"),
+        (declared("Bare"), {"name": "w"}, "some_boxes:Bare has no public method that could be a tool"),
+        (declared("Untyped"), {"name": "w"}, "w: tool 'guess': parameter 'word' needs a type annotation"),
+        (declared("Slow"), {"name": "w"}, r"env\.toolbox\.w: a method waits, and for ever; set timeout_s"),
+        (declared("Wordle", timeout_s=1), {"name": "w"}, r"env\.toolbox\.w: no method waits; leave out timeout_s"),
+    ],
+)
+def test_what_is_refused_before_a_model_is_loaded(params: dict[str, Any], setup: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_toolbox([asked("toolbox", setup)], limits(toolbox=params))
+
+
+def test_what_fits_is_let_pass() -> None:
+    require_toolbox([asked("toolbox", {"name": "w", "row": {"word": "crane"}})], limits(toolbox=declared("Wordle")))
+
+
+def test_a_run_may_have_one_of_its_own() -> None:
+    """The settings survive the way through `Params.of`, whose values are named as in params.yaml."""
+    params = limits(toolbox=declared("Wordle"))
+    assert limits(**params.model_dump()).toolbox == params.toolbox
