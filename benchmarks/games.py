@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from statistics import mean
 
 from agent_r1.games import lake, sokoban
-from agent_r1.games.setup import Cell
+from agent_r1.games.rules import Cell
 from benchmarks.stored import Row, show
 
 VALIDATION = range(123, 379)

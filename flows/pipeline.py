@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
@@ -26,15 +29,69 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from agent_r1 import params
-from flows.beside import Beside
+from agent_r1.harmless import harmless
 from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
-from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, server_answers
+from flows.processes import (
+    GRACE_S,
+    PIPELINE,
+    end_group,
+    end_with_parent,
+    ended_after,
+    prefect_server,
+    process_group,
+    server_answers,
+)
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
-from flows.terminal import speak
+from flows.terminal import live_lines, speak
+
+
+class Beside:
+    """Commands that run beside each other. As a context it shows them while it lasts, and ends them with it."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self.over = threading.Event()  # from then on nothing is waited for
+        said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+        self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
+
+    def __enter__(self) -> Self:
+        self._lines.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        """Ends what runs, with all that it started; no other command begins."""
+        self.over.set()
+        for process in [*self._running]:
+            end_group(process, GRACE_S)
+        self._lines.stop()
+
+    @contextmanager
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+        """Runs a command as `process_group` does; one that begins after the others were ended is ended at once."""
+        with process_group(command, environment) as process:
+            self._running.add(process)
+            try:
+                if self.over.is_set():  # looked at after `__exit__` can find the command
+                    end_group(process, GRACE_S)
+                yield process
+            finally:
+                self._running.discard(process)
+
+    @contextmanager
+    def line(self, stage: str) -> Iterator[Callable[[str], None]]:
+        """A live line of a stage: what it said last, which begins with its label, and how long it has run."""
+        shown = self._lines.add_task(stage)
+        try:
+            yield lambda said: self._lines.update(shown, description=harmless(said))
+        finally:
+            self._lines.remove_task(shown)
+
 
 CACHED = "Cached"  # the state of a stage that was up to date
 PUSH = "Use `dvc push`"  # DVC's advice after every stage, to whoever has a remote

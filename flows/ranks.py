@@ -21,8 +21,7 @@ from pathlib import Path
 import yaml
 
 from agent_r1.devices.gpus import visible_gpus
-from agent_r1.devices.group import Group, Place, host, joined, meet, require_alike
-from agent_r1.devices.life import Life
+from agent_r1.devices.group import Group, Life, Place, host, joined, meet, require_alike
 from agent_r1.devices.ranks import ALONE, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint

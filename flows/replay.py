@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent_r1 import params
 from agent_r1.inspection import replay as stored
-from agent_r1.inspection.replay_tables import tables
+from agent_r1.inspection.replay import tables
 from agent_r1.params.places import RunId
 from flows.terminal import output
 

@@ -10,8 +10,7 @@ from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import Evaluation, read_curve, read_evaluation
-from agent_r1.evaluation.report import render
-from agent_r1.evaluation.revisions import write_curves, write_scores
+from agent_r1.evaluation.report import render, write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
 from agent_r1.evaluation.sweep import render_sweep
 from agent_r1.evaluation.transcript import plain_text

@@ -24,7 +24,7 @@ from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
 from agent_r1.training.identity import Identity
-from agent_r1.training.unfinished import Unfinished
+from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
 from flows.accelerator import accelerator
 from flows.ranks import alike, code_of, following, follows, given_place, leading

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Batch, Floats, Mask
-from agent_r1.credit.sequences import (
+from agent_r1.credit.batch import (
+    Batch,
     Counts,
+    Floats,
+    Mask,
     StepSpans,
     broadcast,
     discounted_sums,

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats, Mask
-from agent_r1.credit.sequences import group_statistics
+from agent_r1.credit.batch import Floats, Mask, group_statistics
 from agent_r1.params.credit import FilterParams, LeftOutParams
 from agent_r1.records import CallStatus, Trajectory
 

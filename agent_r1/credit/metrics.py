@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats
+from agent_r1.credit.batch import Floats, group_statistics
 from agent_r1.credit.filters import left_out
-from agent_r1.credit.sequences import group_statistics
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.update import LARGEST_K3_DIFFERENCE
 from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory

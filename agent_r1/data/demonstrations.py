@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
-from agent_r1.data.plans import Facts, Hop, Plan, calculate, look_up
+from agent_r1.data.questions import Facts, Hop, Plan, calculate, look_up
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Passage, Question
 from agent_r1.search.base import Search

@@ -15,8 +15,7 @@ from agent_r1.search.index import Cached
 from agent_r1.tools import own
 from agent_r1.tools.base import Tool
 from agent_r1.tools.journal import Journal
-from agent_r1.tools.toolbox import Toolbox
-from agent_r1.tools.use import latencies, use_of_tools
+from agent_r1.tools.toolbox import Toolbox, latencies, use_of_tools
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from agent_r1.envs.base import Env, Transition, parse_action
 from agent_r1.games import bandit, lake, sokoban
-from agent_r1.games.setup import Cell
+from agent_r1.games.rules import Cell
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Call, CallStatus, Outcome
 

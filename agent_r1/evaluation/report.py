@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from agent_r1.evaluation.comparison import (
     warning,
 )
 from agent_r1.evaluation.plots import (
+    SAMPLED,
+    Curve,
     Curves,
     final_scores,
     learning_curves,
@@ -24,7 +28,7 @@ from agent_r1.evaluation.plots import (
 from agent_r1.evaluation.scores import SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
-from agent_r1.files import write_text
+from agent_r1.files import replaced_folder, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Question, words_of
@@ -159,3 +163,39 @@ def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], p
 
 def _cell(scores: Mapping[str, float], key: str, decimals: int = 3) -> str:
     return mean_cell(interval_of(scores, key), decimals) if key in scores else ABSENT
+
+
+DRAWN = {SUCCESS: SAMPLED, "reward": "reward/total"}  # file -> metric
+DECIMALS = 4
+
+
+def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
+    """Writes a file for each agent: its success between the bounds of the interval, as DVC sorts the columns."""
+    with replaced_folder(folder) as fresh:
+        for name, found in scores.items():
+            row = {"lower": found.low, SUCCESS: found.mean, "upper": found.high}
+            rounded = {key: round(value, DECIMALS) for key, value in row.items()}
+            write_text(fresh / f"{name}.json", json.dumps(rounded, indent=2) + "\n")
+
+
+def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
+    """Writes a file for each of `DRAWN`: a row per iteration, and in it the mean of each run's seeds.
+
+    A run that has no value of all its seeds at an iteration has null there.
+    """
+    with replaced_folder(folder) as fresh:
+        for name, metric in DRAWN.items():
+            means = {run: _means(seeds, metric) for run, seeds in curves.items()}
+            iterations = sorted(set[int]().union(*means.values()))
+            rows = [{"iteration": each} | {run: found.get(each) for run, found in means.items()} for each in iterations]
+            write_text(fresh / f"{name}.json", "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+
+
+def _means(seeds: Sequence[Curve], metric: str) -> dict[int, float]:
+    """The mean of the seeds by iteration, where all have one."""
+    values = defaultdict[int, list[float]](list)
+    for rows in seeds:
+        for row in rows:
+            if metric in row:
+                values[int(row["iteration"])].append(row[metric])
+    return {each: round(sum(of) / len(of), DECIMALS) for each, of in values.items() if len(of) == len(seeds)}

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from agent_r1.games.rules import require_move
-from agent_r1.games.setup import Cell, read, write
+from agent_r1.games.rules import Cell, read, require_move, write
 
 _SAFE_PAYS, _RISKY_PAYS, _RISKY_CHANCE = 0.1, 1.0, 0.25
 _LONGEST = 40  # characters of a name

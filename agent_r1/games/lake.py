@@ -14,8 +14,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.games.rules import fewest_moves, require_move
-from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
+from agent_r1.games.rules import Cell, fewest_moves, found, just_one, read, require_move, rows_of, write
 
 MOVES = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}  # in a circle: a move's sides are beside it
 _ICE, _HOLE, _START, _GOAL = "FHSG"

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from agent_r1.games.rules import fewest_moves, require_move
-from agent_r1.games.setup import Cell, found, just_one, read, rows_of, write
+from agent_r1.games.rules import Cell, fewest_moves, found, just_one, read, require_move, rows_of, write
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 _CELLS = "#_OX√PS"  # wall, floor, target, box, box on a target, player, player on a target

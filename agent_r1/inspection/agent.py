@@ -13,8 +13,7 @@ from agent_r1.params import Params
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import StepView
-from agent_r1.rollout.episodes import attend, follow
-from agent_r1.rollout.order import at_once
+from agent_r1.rollout.episodes import at_once, attend, follow
 from agent_r1.rollout.sampling import Actor, Beneath, Sampler
 from agent_r1.search.index import open_index
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
 from agent_r1.learn.batching import Compute
+from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.losses import (
     LossTokens,
     Metrics,
@@ -24,7 +25,6 @@ from agent_r1.learn.losses import (
     policy_metrics,
     token_losses,
 )
-from agent_r1.learn.rows import join_credit, policy_pass
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory

@@ -1,5 +1,5 @@
 "use strict";
-// What the page knows: episodes with their tokens, as agent_r1/inspection/payload.py packs them. Nothing here draws.
+// What the page knows: episodes with their tokens, as agent_r1/inspection/viewer.py packs them. Nothing here draws.
 
 const ORDER = { before: 0, training: 1, after: 2 };
 const SAMPLED = 1; // records.Source

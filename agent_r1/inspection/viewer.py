@@ -8,25 +8,220 @@ import hashlib
 import html
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
-from itertools import chain
+from itertools import accumulate, chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agent_r1 import tracking
+from agent_r1.envs.base import split_action
 from agent_r1.evaluation.comparison import latest_folder
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.files import sha256, write_text
-from agent_r1.inspection.payload import Payload
 from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from agent_r1.records import Question
+from agent_r1.records import QA, Question, StopReason, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.traces import Decode
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
+LONGEST = 8  # tokens that one text may take to become whole; more are no character
+DIGITS = 3
+FIRST_LETTER = ord("]")  # it and all after it stand for themselves in JSON
+SURROGATES = range(0xD800, 0xE000)  # are no letters
+
+T = TypeVar("T", bound=Hashable)
+Number = float | int | None
+Floats = NDArray[np.floating[Any]]
+
+
+class Alphabet(dict[T, int], Generic[T]):
+    """Values in the order of their first use, each with its place; a letter stands for it."""
+
+    def of(self, value: T) -> int:
+        """The place of a value, which is added where it is new."""
+        return self.setdefault(value, len(self))
+
+    def spell(self, values: Iterable[T]) -> str:
+        """The places of some values as a letter each."""
+        return "".join([_letter(self.of(value)) for value in values])
+
+
+def _letter(place: int) -> str:
+    code = FIRST_LETTER + place
+    return chr(code if code < SURROGATES.start else code + len(SURROGATES))
+
+
+class Payload:
+    """Collects the trajectories of a page."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._pieces = Pieces(decode)
+        self._tokens: Alphabet[tuple[int, str]] = Alphabet()  # id and text
+        self._numbers: Alphabet[Number] = Alphabet()
+        self._asked: Alphabet[str] = Alphabet()  # ids of the questions
+        self._questions: dict[str, dict[str, Any]] = {}
+        self._episodes: list[dict[str, Any]] = []
+
+    def add(self, shown: Shown) -> None:
+        """Adds a trajectory, and its question where it is new."""
+        question = shown.question
+        self._questions[question.question_id] = {
+            "id": question.question_id,
+            "dataset": question.dataset,
+            "text": question.text,
+            "answers": question.answers,
+            "strata": question.strata,
+            "drawn": question.env != QA,  # a world may draw its state with characters, one below the other
+            "words": words_of([question]),
+        }
+        self._episodes.append(self._episode(shown))
+
+    def content(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """All of them, with what is said about the page as a whole."""
+        return {
+            **about,
+            "tokens": list(self._tokens),
+            "numbers": list(self._numbers),
+            "questions": list(self._questions.values()),
+            "episodes": self._episodes,
+        }
+
+    def _episode(self, shown: Shown) -> dict[str, Any]:
+        trajectory = shown.trajectory
+        ids = trajectory.token_ids.tolist()
+        pieces = [text for context in trajectory.contexts for text in self._pieces.of(ids[context])]
+        sampled, credit = trajectory.action_mask, shown.credit
+        choices = {"kept": credit.kept, "loss": run_lengths(credit.loss_mask.astype(int).tolist())} if credit else {}
+        return {
+            "id": trajectory.trajectory_id,
+            "question": self._asked.of(shown.question.question_id),
+            "when": shown.when,
+            "iteration": trajectory.iteration,
+            "version": trajectory.policy_version,
+            "outcome": trajectory.outcome,
+            "answer": trajectory.answer,
+            "right": shown.right,
+            "return": _number(float(shown.totals.sum())),
+            "contexts": trajectory.context_starts,
+            "tokens": self._tokens.spell(zip(ids, pieces, strict=True)),
+            "source": run_lengths(trajectory.source.tolist()),
+            "steps": _steps(shown, pieces),
+            **choices,
+            **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
+        }
+
+    def _spelled(self, numbers: Floats, sampled: NDArray[np.bool_]) -> str:
+        """The numbers [L] of the sampled tokens; of all tokens where others have one too."""
+        told = numbers if numbers[~sampled].any() else numbers[sampled]
+        return self._numbers.spell(map(_number, told.tolist()))
+
+
+def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
+    steps = shown.trajectory.steps
+    stops = [step.action_start for step in steps[1:]] + [len(pieces)]
+    return [
+        {
+            "start": step.action_start,
+            "action_stop": step.action_stop,
+            "stop": stop,
+            "parts": action_parts(
+                pieces[step.action_start : step.action_stop], ended=step.stop_reason is StopReason.END
+            ),
+            "stopped": step.stop_reason,
+            "calls": [
+                {"tool": call.tool, "status": call.status, "latency_ms": _number(1e3 * call.latency_s)}
+                for call in step.calls
+            ],
+            "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
+            "reward": _number(shown.totals[place]),
+        }
+        for place, (step, stop) in enumerate(zip(steps, stops, strict=False))  # an episode may end before its first
+    ]
+
+
+def _numbers(shown: Shown) -> dict[str, Floats]:
+    """The known numbers of the tokens by name, [L]; gap and drift are the sampler's logprobs less those of another."""
+    found: dict[str, Floats] = {"logprobs": shown.trajectory.logprobs}
+    if shown.learner_logprobs is not None:
+        found["gap"] = _distance(shown, shown.learner_logprobs)
+    if (credit := shown.credit) is not None:
+        found["advantages"] = credit.advantages
+        if credit.values.any():
+            found |= {"values": credit.values, "targets": credit.value_targets}
+        if credit.reference_logprobs.any():
+            found["drift"] = _distance(shown, credit.reference_logprobs)
+    return found
+
+
+def _distance(shown: Shown, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The sampler's logprobs less others, at the tokens that were sampled."""
+    trajectory = shown.trajectory
+    return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
+
+
+def run_lengths(values: Sequence[int]) -> list[int]:
+    """A value and how often it comes in a row, then the next: [1, 1, 0] is [1, 2, 0, 1]."""
+    return [number for value, run in groupby(values) for number in (value, len(list(run)))]
+
+
+def _number(value: float) -> Number:
+    """Short to write; None where it is not finite, which JSON cannot say."""
+    if not math.isfinite(value):
+        return None
+    short = float(f"{value:.{DIGITS}g}")
+    return int(short) if short.is_integer() else short
+
+
+class Pieces:
+    """Shares a decoded text out among its tokens. Joined, the pieces are the text again."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._text = cache(lambda token_ids: decode(token_ids) if token_ids else "")
+
+    def of(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token, [L]; of the tokens of one character the last has it, and the others have ""."""
+        texts: list[str] = []
+        before: tuple[int, ...] = ()  # a whole token: some tokenizers drop the space of a text's first one
+        group: tuple[int, ...] = ()
+        for place, token in enumerate(token_ids, start=1):
+            group += (token,)
+            text = self._text(before + group)[len(self._text(before)) :]
+            if text.endswith(UNFINISHED) and len(group) < LONGEST and place < len(token_ids):
+                texts.append("")
+                continue
+            texts.append(text)
+            before, group = (() if UNFINISHED in self._text((token,)) else (token,)), ()
+        return texts
+
+
+def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]:
+    """An action's thought, call, answer or other text in order, each with its number of tokens.
+
+    A token belongs to the part in which its first letter is. White space, and the end token where the action `ended`
+    with it, belong to what they follow.
+    """
+    kinds = [kind for kind, text in split_action("".join(pieces)) for _ in text]  # of every character
+    found: list[str | None] = []  # None: as the one before
+    offset = 0
+    for piece in pieces:
+        found.append(kinds[offset + len(piece) - len(piece.lstrip())] if piece.strip() else None)
+        offset += len(piece)
+    if ended and found:
+        found[-1] = None
+    first = next(filter(None, found), "text")
+    filled = accumulate(found, lambda before, kind: kind or before, initial=first)
+    return [(str(kind), len(list(tokens))) for kind, tokens in groupby(islice(filled, 1, None))]
+
 
 LARGEST_PAGE = 5_000_000  # bytes
 SCRIPTS = ("model.js", "tokens.js", "reading.js", "app.js")

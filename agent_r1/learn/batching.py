@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agent_r1.devices.ranks import ALONE, Ranks
-from agent_r1.learn.model import precision
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn import adapter
+from agent_r1.learn.model import load_policy, precision
+from agent_r1.learn.output import compute_output_in_float32, token_logprobs
 from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
@@ -204,3 +206,26 @@ def score_logprobs(
     scores = score(scorer, trajectories, masks, compute)
     compute.ranks.let_go(policy)
     return scores
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A policy that is never trained; its adapters are left out."""
+
+    policy: PreTrainedModel
+    compute: Compute
+
+    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
+        """Its logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never of a context's first."""
+        with adapter.detached(self.policy):
+            return score_logprobs(self.policy, trajectories, masks, self.compute)
+
+
+def frozen(path: str | Path, compute: Compute) -> Reference:
+    """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
+    device = compute.ranks.loads_on(compute.device)
+    policy = load_policy(path, compute.dtype, device, packed=compute.packed).requires_grad_(False)
+    if compute.float32_output:
+        compute_output_in_float32(policy)
+    compute.ranks.share_out(policy)
+    return Reference(policy, compute)

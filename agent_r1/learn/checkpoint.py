@@ -1,7 +1,7 @@
 """Checkpoints: everything a killed training run needs to go on with the same bits.
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner/`, the critic, both optimisers and the
-random states, as `agent_r1.devices.shards` writes them; `progress.json`; and `SHA256SUMS`, the hashes of all of these
+random states, as `agent_r1.devices.sharding` writes them; `progress.json`; and `SHA256SUMS`, the hashes of all of these
 as `sha256sum -c` takes them. Adapters that train are in `policy/adapter/`, and the weights that they are merged into
 may be missing until the training ends. One learner at a time may write it. When nothing is left to train, `learner/`
 may go.

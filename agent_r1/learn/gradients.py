@@ -1,21 +1,187 @@
-"""The gradients of one optimiser step, added up micro-batch by micro-batch, and what is measured while they are."""
+"""The gradients of one optimiser step over trajectories with their credit, added up micro-batch by micro-batch."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.learn import losses
-from agent_r1.learn.batching import Compute, micro_batches, score_logprobs
+from agent_r1.learn.batching import Compute, Floats32, Mask, MicroBatch, micro_batches, score_logprobs
 from agent_r1.learn.losses import LossTokens, Metrics
 from agent_r1.learn.model import Critic, precision
-from agent_r1.learn.rows import CreditedTrajectory, not_finite_in, policy_pass, require_none
+from agent_r1.learn.output import output_of
 from agent_r1.params.update import CriticParams, UpdateParams
+from agent_r1.records import Credit, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreditedTrajectory:
+    """One trajectory in an update."""
+
+    trajectory: Trajectory
+    credit: Credit
+    sampler_logprobs: Floats32  # [L] nats; where the token was not sampled, the learner's own before the update
+    old_logprobs: Floats32  # [L] the sampler's, or with an importance cap the learner's own before the update
+    spans: list[int] | None  # loss tokens of each span that shares a ratio; None where every token has its own
+    weights: Floats32  # [L] of its loss tokens in the step's sum
+
+    @property
+    def loss_tokens(self) -> int:
+        """How many tokens the policy loss runs over."""
+        return int(self.credit.loss_mask.sum())
+
+    def has_gradient(self, params: UpdateParams) -> bool:
+        """Whether a loss of it is more than a constant; without one, skipping it changes nothing but the time."""
+        credit = self.credit
+        regularised = params.regularised and credit.loss_mask.any()
+        return bool(regularised or credit.advantages[credit.loss_mask].any() or credit.critic_mask.any())
+
+
+def join_credit(
+    policy: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    credits: Sequence[Credit],
+    params: UpdateParams,
+    compute: Compute,
+) -> list[CreditedTrajectory]:
+    """Joins trajectories and credits; the policy says what the sampler did not about the tokens before the update.
+
+    A ValueError refuses a `kl_loss` above 0 where the credits were assigned without a reference.
+    """
+    in_loss = [credit for credit in credits if credit.loss_mask.any()]
+    if params.kl_loss and in_loss and not any(credit.reference_logprobs.any() for credit in in_loss):
+        raise ValueError(
+            f"kl_loss {params.kl_loss} needs a reference, and the credits hold no logprobs of one; "
+            "assign credit with a reference, or set kl_loss: 0"
+        )
+    pairs = list(zip(trajectories, credits, strict=True))
+    asked = [asked_of_learner(*pair, params) for pair in pairs]
+    own = score_logprobs(policy, trajectories, asked, compute)
+    return [credited(*pair, before, params) for pair, before in zip(pairs, own, strict=True)]
+
+
+def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParams) -> Mask:
+    """[L] the loss tokens whose logprob before the update must be the learner's own.
+
+    The sampler has none for tokens that it did not sample; with an importance cap, the ratio of every token starts
+    from the learner's.
+    """
+    by_learner = np.ones_like(credit.loss_mask) if params.importance_cap else ~trajectory.action_mask
+    return credit.kept & credit.loss_mask & by_learner
+
+
+def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: UpdateParams) -> CreditedTrajectory:
+    """Joins the two; `own` [L] holds the learner's logprobs before the update, where `asked_of_learner` is true."""
+    if trajectory.trajectory_id != credit.trajectory_id:
+        raise ValueError(f"trajectory {trajectory.trajectory_id!r} came with the credit of {credit.trajectory_id!r}")
+    samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
+    weight = losses.token_weight(int(credit.loss_mask.sum()), params)
+    return CreditedTrajectory(
+        trajectory=trajectory,
+        credit=credit,
+        sampler_logprobs=samplers,
+        old_logprobs=own if params.importance_cap else samplers,
+        spans=span_lengths(trajectory, credit.loss_mask, params),
+        weights=np.full(len(own), weight, np.float32),
+    )
+
+
+def span_lengths(trajectory: Trajectory, loss_mask: Mask, params: UpdateParams) -> list[int] | None:
+    """How many loss tokens each span of `params.ratio` holds, in order; None for single tokens.
+
+    A step reaches from its action to the next one: with the loss mask off, what came back belongs to it.
+    """
+    if params.ratio == "token":
+        return None
+    if params.ratio != "step":
+        return [int(loss_mask.sum())]
+    starts = [step.action_start for step in trajectory.steps]
+    step_of_token = np.searchsorted(starts, np.flatnonzero(loss_mask), side="right")
+    lengths: list[int] = np.unique(step_of_token, return_counts=True)[1].tolist()
+    return lengths
+
+
+def policy_pass(
+    policy: PreTrainedModel,
+    rows: Sequence[CreditedTrajectory],
+    params: UpdateParams,
+    compute: Compute,
+    *,
+    learn: bool,
+    whole: bool = False,
+) -> Iterator[tuple[LossTokens, Tensor]]:
+    """Loss tokens, a part of a micro-batch after the other, and their losses [N], with a graph where they `learn`.
+
+    Then call backward on each part's loss before asking for the next part: after the last of a micro-batch the backbone
+    gets its gradients. Tokens that share a ratio are in one part; with `whole` all are, in one graph.
+    """
+    trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
+    backbone, culprits = compute.ranks.backbone(policy), set[str]()
+    for batch in micro_batches(trajectories, masks, compute):
+        with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
+            output = output_of(policy, batch.ids, batch.mask, backbone)
+        parts = [output] if whole or params.ratio != "token" else output.cut()
+        for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
+            with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
+                own = part.logprobs_and_entropy()
+            tokens = loss_tokens(piece, rows, *own, params)
+            terms = losses.token_losses(tokens, params)
+            culprits |= not_finite_in(piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
+            yield tokens, terms
+        if learn:
+            output.join(parts)
+    compute.ranks.let_go(policy)
+    require_none("policy loss", culprits, compute)
+
+
+def loss_tokens(
+    batch: MicroBatch, rows: Sequence[CreditedTrajectory], logprobs: Tensor, entropy: Tensor, params: UpdateParams
+) -> LossTokens:
+    """The tokens of a micro-batch over the rows' loss masks, with the learner's logprobs [N] and entropy [N]."""
+    chosen = [rows[row] for row in batch.rows]
+    return LossTokens(
+        logprobs=logprobs,
+        entropy=entropy,
+        old_logprobs=batch.take([row.old_logprobs for row in rows]),
+        sampler_logprobs=batch.take([row.sampler_logprobs for row in rows]),
+        reference_logprobs=batch.take([row.credit.reference_logprobs for row in rows]),
+        advantages=batch.take([row.credit.advantages for row in rows]),
+        weights=batch.take([row.weights for row in rows]) * (not batch.idle),
+        sampled=batch.take([row.trajectory.action_mask for row in rows]),
+        spans=None if params.ratio == "token" else [span for row in chosen for span in row.spans or []],
+    )
+
+
+def not_finite_in(batch: MicroBatch, trajectories: Sequence[Trajectory], *terms: Tensor) -> set[str]:
+    """The ids of the trajectories in which one of a loss's terms [N] is not finite."""
+    return {
+        trajectories[row].trajectory_id
+        for term in terms
+        if not term.isfinite().all()
+        for row, piece in zip(batch.rows, batch.split(term), strict=True)
+        if not piece.isfinite().all()
+    }
+
+
+def require_none(what: str, culprits: set[str], compute: Compute) -> None:
+    """Raises FloatingPointError, on every rank, where any found something that is not finite in its trajectories."""
+    if found := sorted({*compute.ranks.gather([*culprits])}):
+        raise not_finite(what, found)
+
+
+def not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
+    """The error of an optimiser step that found something not finite in these trajectories."""
+    return FloatingPointError(
+        f"the {what} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
+        "look at their rewards and advantages, or lower the learning rate and start again from the checkpoint"
+    )
 
 
 def add_policy_gradient(

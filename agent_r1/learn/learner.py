@@ -16,14 +16,19 @@ from torch.nn.utils import clip_grad_norm_
 from agent_r1.devices.ranks import ALONE, Ranks, led
 from agent_r1.devices.sharding import norm_of, parts
 from agent_r1.files import model_hash
-from agent_r1.learn import adapter, losses, state
-from agent_r1.learn.batching import Compute, Floats32, minibatches, score, score_logprobs
-from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, mismatch
+from agent_r1.learn import adapter, losses, optimizers
+from agent_r1.learn.batching import Compute, Floats32, Reference, frozen, minibatches, score, score_logprobs
+from agent_r1.learn.gradients import (
+    CreditedTrajectory,
+    add_critic_gradient,
+    add_policy_gradient,
+    join_credit,
+    mismatch,
+    not_finite,
+)
 from agent_r1.learn.model import Critic, compute_dtype, load_policy, load_tokenizer, recompute_activations
 from agent_r1.learn.optimizers import adamw, set_rate
 from agent_r1.learn.output import compute_output_in_float32
-from agent_r1.learn.reference import Reference, frozen
-from agent_r1.learn.rows import CreditedTrajectory, join_credit, not_finite
 from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
@@ -241,7 +246,7 @@ class Learner:
 
         Where the critic has adapters, the weights beneath them are not in it.
         """
-        state.save(folder, self.critic, self._optimizers, self.policy_version)
+        optimizers.save(folder, self.critic, self._optimizers, self.policy_version)
 
     @led
     def restore(self, policy: Path, saved: Path) -> None:
@@ -249,9 +254,9 @@ class Learner:
 
         Raises ValueError if only one of the two has a critic, or it trained other weights.
         """
-        stored = state.names(saved, self.critic)
+        stored = optimizers.names(saved, self.critic)
         self.take_policy(policy)
-        self.policy_version = state.restore(saved, stored, self.critic, self._optimizers)
+        self.policy_version = optimizers.restore(saved, stored, self.critic, self._optimizers)
 
     @property
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:

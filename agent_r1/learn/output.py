@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agent_r1.learn.packing import see
+from agent_r1.learn.model import see
 
 CHUNK = 2**25  # logits that exist at a time: 128 MiB
 BLOCK = 2**20  # of those that are made into logprobs at a time

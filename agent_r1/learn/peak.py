@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from agent_r1.devices.ranks import led
+from agent_r1.learn.gradients import CreditedTrajectory, join_credit
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.memory import GIB, REMEDIES, available_gib
 from agent_r1.learn.optimizers import take_state
-from agent_r1.learn.rows import CreditedTrajectory, join_credit
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 

@@ -27,8 +27,7 @@ from agent_r1.http.client import BadAnswerError, read_key
 from agent_r1.outside.mcp_wire import EXCERPT, Bounded, as_result, handed_on, log_file, said
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import Tool, ToolResult
-from agent_r1.tools.schema import Schema, function_schema
+from agent_r1.tools.base import Schema, Tool, ToolResult, function_schema
 
 KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: what it is sent as a bearer token
 START_S = 60.0  # until a server has listed its tools

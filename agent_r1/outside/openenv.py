@@ -26,8 +26,8 @@ from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
 from agent_r1.http.client import BadAnswerError, Client, parsed, read_key
 from agent_r1.params.env import EnvParams
-from agent_r1.params.outside import OpenEnvParams
 from agent_r1.params.sections import nearest
+from agent_r1.params.worlds import OpenEnvParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 

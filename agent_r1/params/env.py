@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from agent_r1.params.outside import OutsideParams
 from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Share, address
+from agent_r1.params.worlds import OutsideParams
 
 
 class SearchToolParams(Section):
@@ -80,7 +80,7 @@ class ToolsParams(Section):
             yield "a question cannot be answered without any tool; offer one, such as search: {}"
 
 
-# When the requests of episodes leave for the engine; see `agent_r1.rollout.order`.
+# When the requests of episodes leave for the engine; see `agent_r1.rollout.episodes`.
 Order = Literal[
     "rounds",  # when every episode that lives has asked
     "arrival",  # as soon as its episode has it
@@ -104,7 +104,7 @@ class GamesParams(Section):
 
 
 class ContextParams(Section):
-    """What the policy reads of an episode that goes on; see `agent_r1.envs.context`."""
+    """What the policy reads of an episode that goes on; see `agent_r1.rollout.episode`."""
 
     kind: Literal["append", "window", "summary"]
     every: Natural

@@ -74,7 +74,7 @@ class RolloutParams(Section):
 
 
 class ValidationParams(Section):
-    """How a run looks at questions that it does not train on; see `agent_r1.training.validation`."""
+    """How a run looks at questions that it does not train on; see `agent_r1.training.questions`."""
 
     every: Natural
     questions: Natural

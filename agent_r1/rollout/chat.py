@@ -17,8 +17,19 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.envs.base import TAGS, Env, Restart
 from agent_r1.records import Source
-from agent_r1.rollout.codec import Codec, Encoded, Piece
-from agent_r1.rollout.template import ACTION, OBSERVATION, OPENING, SAMPLE_TOOL, Dialect, Message, Template, Tools
+from agent_r1.rollout.codec import (
+    ACTION,
+    OBSERVATION,
+    OPENING,
+    SAMPLE_TOOL,
+    Codec,
+    Dialect,
+    Encoded,
+    Message,
+    Piece,
+    Template,
+    Tools,
+)
 
 S = TypeVar("S", str, Sequence[int])
 Answering = Literal["tool", "user"]  # the role of observations
@@ -38,7 +49,7 @@ class Chat(Codec):
 
     Only the template's text and what the policy sampled can be added tokens (message marks, tags). Everything else,
     such as questions, passages, tools and their output, stays text. A template that knows no system messages, tools or
-    tool messages is given them in messages that it knows; see `agent_r1.rollout.template.Dialect`. An environment that
+    tool messages is given them in messages that it knows; see `agent_r1.rollout.codec.Dialect`. An environment that
     offers no tools answers as a user does: what comes back is one user message.
 
     Raises ValueError if the tokenizer has no chat template, or the template has no generation prompt, does not close

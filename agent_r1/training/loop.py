@@ -26,8 +26,15 @@ from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.collection import Collector
 from agent_r1.training.folder import RunFolder
-from agent_r1.training.questions import draw_unseen, require_gold_titles
-from agent_r1.training.validation import VALIDATED, is_best, is_due, is_exhausted, validation_scores
+from agent_r1.training.questions import (
+    VALIDATED,
+    draw_unseen,
+    is_best,
+    is_due,
+    is_exhausted,
+    require_gold_titles,
+    validation_scores,
+)
 from agent_r1.training.watch import (
     Decision,
     Record,

@@ -32,8 +32,7 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import read_conversations, retell
-from agent_r1.training.supervised import Lessons, fit
-from agent_r1.training.unfinished import Unfinished
+from agent_r1.training.supervised import Lessons, Unfinished, fit
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from agent_r1.http.client import LOOPBACK, Answer, Client
 from agent_r1.params.stages import RemoteParams, ServerParams
 from agent_r1.rollout.sampling import Action, EngineError
 from agent_r1.rollout.serve import Guard
+from agent_r1.rollout.server_engine import VllmServer
 from agent_r1.rollout.vllm_engine import SERVER_KEY
-from agent_r1.rollout.vllm_server import VllmServer
 from agent_r1.search.remote import Health, Remote, SearchRequest
 from agent_r1.search.server import create_app
 from benchmarks.hostile.kind import Defect, Kind, Refused, require

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1.devices import shards
+from agent_r1.devices import sharding
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner
@@ -77,12 +77,12 @@ class Weights:
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 512}))
 
     def save_state(self, folder: Path) -> None:
-        shards.save(folder, self.state)
+        sharding.save(folder, self.state)
 
     def restore(self, policy: Path, state: Path) -> None:
         self.weights = load_file(policy / "model.safetensors")["weights"]
         self.state = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
-        shards.load(state, self.state)
+        sharding.load(state, self.state)
         self.config = (policy / "config.json").read_text()
 
 

@@ -14,7 +14,7 @@ from agent_r1.envs.tool_env import ToolEnv, canonical
 from agent_r1.learn.builtin import train_tokenizer
 from agent_r1.records import CallStatus, Passage, Question
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.template import SAMPLE_TOOL
+from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.search.base import Search
 from agent_r1.tools.search import search_tool
 from benchmarks.hostile.kind import Kind, Refused, require

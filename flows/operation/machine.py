@@ -76,8 +76,8 @@ def engine() -> Finding:
     """
     settings = params.load().engine
     if settings.kind == "server":  # it holds what a training has given it, so it gets no tiny model
+        from agent_r1.rollout.server_engine import connect
         from agent_r1.rollout.vllm_engine import SERVER_KEY
-        from agent_r1.rollout.vllm_server import connect
 
         for url in settings.server.urls:
             try:

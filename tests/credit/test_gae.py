@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import Batch
+from agent_r1.credit.batch import Batch, step_spans, token_advantages
 from agent_r1.credit.estimators import ESTIMATORS, bi_level_gae, gae, step_gae
-from agent_r1.credit.sequences import step_spans, token_advantages
 from agent_r1.params.credit import CreditParams
 
 MakeBatch = Callable[..., Batch]

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.batch import Batch
+from agent_r1.credit.batch import Batch, group_statistics
 from agent_r1.credit.estimators import dr_grpo, grpo, rloo
-from agent_r1.credit.sequences import group_statistics
 from agent_r1.params.credit import CreditParams
 
 MakeBatch = Callable[..., Batch]

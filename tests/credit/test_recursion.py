@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.sequences import discounted_sums, generalized_advantages
+from agent_r1.credit.batch import discounted_sums, generalized_advantages
 
 sequences = st.lists(st.lists(st.tuples(st.floats(-4, 4), st.floats(-4, 4)), max_size=9), min_size=1, max_size=6)
 share = st.floats(0, 1)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from agent_r1.credit.batch import Batch
+from agent_r1.credit.batch import Batch, whiten, whitened
 from agent_r1.credit.estimators import estimate
-from agent_r1.credit.sequences import whiten, whitened
 from agent_r1.params.credit import WITH_CRITIC, WITH_WHITENING, CreditParams
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.data import world
-from agent_r1.data.plans import Plan
-from agent_r1.data.questions import generate_questions
+from agent_r1.data.questions import Plan, generate_questions
 from agent_r1.data.world import World
 from agent_r1.params import load
 from agent_r1.params.prepare import AtlasParams, AtlasShares, PrepareParams

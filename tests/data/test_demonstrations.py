@@ -13,8 +13,7 @@ import pytest
 from agent_r1.answers import contains
 from agent_r1.data import world
 from agent_r1.data.demonstrations import Demonstration, demonstrate, with_tools, without_tools
-from agent_r1.data.plans import Hop, Plan, look_up
-from agent_r1.data.questions import generate_questions
+from agent_r1.data.questions import Hop, Plan, generate_questions, look_up
 from agent_r1.data.world import World
 from agent_r1.envs.base import parse_action
 from agent_r1.params import load

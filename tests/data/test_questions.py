@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from agent_r1.answers import contains
-from agent_r1.data.plans import Facts, Plan, plan_from_titles
-from agent_r1.data.questions import generate_atlas, generate_questions
+from agent_r1.data.questions import Facts, Plan, generate_atlas, generate_questions, plan_from_titles
 from agent_r1.data.world import World
 from agent_r1.params.prepare import AtlasParams, AtlasShares
 from agent_r1.records import Question

@@ -11,7 +11,7 @@ import pytest
 
 from agent_r1.answers import contains, normalize
 from agent_r1.data import world
-from agent_r1.data.plans import look_up
+from agent_r1.data.questions import look_up
 from agent_r1.data.world import POOLS, World, draw_names
 from agent_r1.params.prepare import AtlasParams, PrepareParams
 from agent_r1.records import Passage

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from agent_r1.devices import life
-from agent_r1.devices.group import Place, host, meet, require_alike
-from agent_r1.devices.life import Life
+from agent_r1.devices import group
+from agent_r1.devices.group import Life, Place, host, meet, require_alike
 from agent_r1.devices.ranks import Ranks
 
 GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -106,7 +105,7 @@ def test_ranks_must_have_the_same() -> None:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(life, "BEAT_S", 0.01)
+    monkeypatch.setattr(group, "BEAT_S", 0.01)
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 

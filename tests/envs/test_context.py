@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from agent_r1.envs.base import Env, Restart, Transition
-from agent_r1.envs.context import ASK, in_context
 from agent_r1.params.env import ContextParams
 from agent_r1.records import Call, CallStatus, Outcome
+from agent_r1.rollout.episode import ASK, in_context
 
 MADE = (Call(status=CallStatus.OK),)
 

@@ -11,10 +11,9 @@ from functools import partial
 import pytest
 
 from agent_r1.envs.base import Attempt, Env, Transition
-from agent_r1.envs.scripts import SCRIPTS, Habits, Script, demonstrator, scripted
+from agent_r1.envs.scripts import SCRIPTS, Arms, Habits, Ice, Room, Script, demonstrator, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.turns import Turns
-from agent_r1.envs.views import Arms, Ice, Room
 from agent_r1.games import bandit, lake, sokoban
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Trajectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from agent_r1.evaluation.revisions import write_curves, write_scores
+from agent_r1.evaluation.report import write_curves, write_scores
 from agent_r1.evaluation.statistics import Interval
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from agent_r1.params import Params
 from flows import evaluate as evaluate_module
-from flows.evaluate import evaluate
-from flows.subjects import Subject
+from flows.evaluate import Subject, evaluate
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
 

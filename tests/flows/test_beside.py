@@ -10,7 +10,7 @@ import time
 import pytest
 from rich.console import Console
 
-from flows.beside import Beside
+from flows.pipeline import Beside
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from agent_r1 import params
-from agent_r1.inspection.replay import Replayed, configurations, parse_changes, reads_untrained_values, replay
-from agent_r1.inspection.replay_tables import number
+from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values, replay
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import Places, RunId

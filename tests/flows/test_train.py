@@ -360,7 +360,7 @@ def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     ("edited", "anew"),
-    [("flows/train.py", True), ("agent_r1/learn/losses.py", True), ("agent_r1/inspection/payload.py", False)],
+    [("flows/train.py", True), ("agent_r1/learn/losses.py", True), ("agent_r1/inspection/viewer.py", False)],
 )
 def test_a_finished_run_is_trained_anew_after_an_edit_of_the_stages_code_and_no_other(
     finished: Path, monkeypatch: pytest.MonkeyPatch, edited: str, anew: bool

@@ -19,7 +19,7 @@ from agent_r1.devices.ranks import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import load
-from agent_r1.training.unfinished import Unfinished
+from agent_r1.training.supervised import Unfinished
 from flows.index import index
 from flows.prepare import prepare
 from flows.warm_start import warm_start

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.inspection.payload import Pieces, action_parts
+from agent_r1.inspection.viewer import Pieces, action_parts
 
 LOST = "\N{REPLACEMENT CHARACTER}"
 

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.inspection import viewer as page_module
-from agent_r1.inspection.payload import Alphabet, Payload, run_lengths
 from agent_r1.inspection.stored import Shown, When
-from agent_r1.inspection.viewer import packed, page
+from agent_r1.inspection.viewer import Alphabet, Payload, packed, page, run_lengths
 
 ABOUT: dict[str, Any] = {"facts": [], "weights": {}, "notes": []}
 MakeShown = Callable[..., Shown]

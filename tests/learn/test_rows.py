@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agent_r1.learn.batching import Compute, micro_batches
-from agent_r1.learn.losses import normaliser, token_losses
-from agent_r1.learn.output import Scores
-from agent_r1.learn.rows import (
+from agent_r1.learn.gradients import (
     CreditedTrajectory,
     asked_of_learner,
     credited,
@@ -25,6 +23,8 @@ from agent_r1.learn.rows import (
     require_none,
     span_lengths,
 )
+from agent_r1.learn.losses import normaliser, token_losses
+from agent_r1.learn.output import Scores
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
 

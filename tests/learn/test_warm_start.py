@@ -17,8 +17,7 @@ from agent_r1.params import load
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.training.identity import Identity
-from agent_r1.training.supervised import Lessons, fit
-from agent_r1.training.unfinished import Unfinished
+from agent_r1.training.supervised import Lessons, Unfinished, fit
 
 P, A, O, T = map(int, Source)  # noqa: E741
 MakeTrajectory = Callable[..., Trajectory]

@@ -21,8 +21,7 @@ from agent_r1.params.env import Order
 from agent_r1.records import Outcome
 from agent_r1.rollout import vllm_engine
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.episodes import ScriptedSampler, prove_order
-from agent_r1.rollout.order import apart, compare
+from agent_r1.rollout.episodes import ScriptedSampler, apart, compare, prove_order
 from agent_r1.rollout.sampling import Action, EngineError, Request
 from tests.rollout.turns import CONTEXTS, LIMITS, PATIENCE_S, Waiting, at_once, run
 
@@ -210,7 +209,7 @@ def test_how_far_two_actions_are_apart() -> None:
 @pytest.mark.parametrize("order", ["arrival", "exact_arrival"])
 def test_an_exact_sampler_is_said_to_be_exact(order: Order, caplog: pytest.LogCaptureFixture) -> None:
     limits = LIMITS.model_copy(update={"order": order})
-    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.order"):
+    with caplog.at_level(logging.INFO, logger="agent_r1.rollout.episodes"):
         found = asyncio.run(compare(Alone(), CONTEXTS, limits))
     assert found == {"order/logprob_gap": 0.0, "order/changed_tokens": 0.0}
     assert "the same bits together, alone and in a crowd" in caplog.text

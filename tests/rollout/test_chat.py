@@ -21,8 +21,7 @@ from transformers.utils import chat_template_utils
 
 from agent_r1.records import Source
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.codec import Encoded
-from agent_r1.rollout.template import Dialect, Tools
+from agent_r1.rollout.codec import Dialect, Encoded, Tools
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}

@@ -22,9 +22,9 @@ from agent_r1.params.credit import Estimator
 from agent_r1.params.env import ContextParams
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Engine, Request, Sampler
-from agent_r1.rollout.template import SAMPLE_TOOL
 from agent_r1.training.collection import Collector
 from agent_r1.training.watch import StaleWeightsError
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent_r1.evaluation.protocols import EndpointSampler
 from agent_r1.http.endpoint import Endpoint, Reply
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.endpoint_sampler import EndpointSampler
+from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.rollout.sampling import Request
-from agent_r1.rollout.template import SAMPLE_TOOL
 
 
 class Saying(Endpoint):

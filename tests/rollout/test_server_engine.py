@@ -18,12 +18,12 @@ from transformers import AutoConfig
 
 from agent_r1.http.client import Answer, Client
 from agent_r1.params import Params, load
-from agent_r1.rollout import vllm_server
+from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.serve import Guard, command, environment, serve
+from agent_r1.rollout.server_engine import VllmServer
 from agent_r1.rollout.vllm_engine import SERVER_KEY
 from agent_r1.rollout.vllm_process import read_shape
-from agent_r1.rollout.vllm_server import VllmServer
 from tests.answering import Heard, Said, answering
 
 Reply = tuple[int, dict[str, Any]]
@@ -261,7 +261,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice 503, then the answer; the seconds between are not waited here."""
     waits: list[float] = []
-    monkeypatch.setattr(vllm_server, "time", SimpleNamespace(sleep=waits.append))  # other threads sleep as they did
+    monkeypatch.setattr(server_engine, "time", SimpleNamespace(sleep=waits.append))  # other threads sleep as they did
     statuses = [503, 503, 200, 503, 503, 503]
     with serving(lambda *_: (statuses.pop(0), {"results": [DESCRIPTION]})) as url:
         server = connected(url, retries=2)

@@ -32,7 +32,7 @@ from agent_r1.params import load
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import StopReason
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.order import compare
+from agent_r1.rollout.episodes import compare
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineUnavailable, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine, claim_scratch, places

@@ -20,9 +20,9 @@ from agent_r1.faults import WorldFault
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import Outcome, Source, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
+from agent_r1.rollout.codec import SAMPLE_TOOL
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Request
-from agent_r1.rollout.template import SAMPLE_TOOL
 
 LIMITS = load(SHIPPED).env.model_copy(update={"aborted_share": 1.0})
 PATIENCE_S = 20.0  # longer than anything here takes that does not hang

@@ -9,7 +9,7 @@ import pytest
 from agent_r1.records import CallStatus, Passage
 from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
-from agent_r1.tools.read import read_tool
+from agent_r1.tools.search import read_tool
 
 PASSAGES = [
     Passage(passage_id="0", title="Tide", text="A word."),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.tools.schema import MAX_CHARACTERS, MAX_DEPTH, function_schema
+from agent_r1.tools.base import MAX_CHARACTERS, MAX_DEPTH, function_schema
 
 
 def nested(depth: int) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from agent_r1.records import Call, CallStatus, Outcome, Step, StopReason, Trajectory
-from agent_r1.tools.use import UnderWay, latencies, use_of_tools
+from agent_r1.tools.toolbox import UnderWay, latencies, use_of_tools
 
 
 def episode(actions: Sequence[Sequence[Call]], outcome: Outcome = Outcome.ANSWERED) -> Trajectory:
@@ -67,7 +67,7 @@ def test_latencies_are_percentiles_of_the_calls_of_episodes_that_lived() -> None
 def test_calls_that_are_under_way_together_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls from second 1 to 4, 2 to 6 and 8 to 9: 5 s and 1 s."""
     clock = iter([1.0, 6.0, 8.0, 9.0])
-    monkeypatch.setattr("agent_r1.tools.use.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("agent_r1.tools.toolbox.time.perf_counter", lambda: next(clock))
     waiting = UnderWay()
     with ExitStack() as first:
         first.enter_context(waiting.call())

@@ -10,8 +10,7 @@ import pytest
 
 from agent_r1.params import load
 from agent_r1.records import Question
-from agent_r1.training.questions import draw_unseen
-from agent_r1.training.validation import is_best, is_due, is_exhausted
+from agent_r1.training.questions import draw_unseen, is_best, is_due, is_exhausted
 
 CONFIG = load(Path(__file__).parents[2] / "params.yaml").train
 

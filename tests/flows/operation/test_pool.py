@@ -20,10 +20,9 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Cancelled, Completed, Crashed, Failed, Running
 
 from flows.dvc_files import DVC
-from flows.errand import errand
 from flows.graph import StageFailed, StageUnavailable, out_of_date
 from flows.operation.deploy import FIXED
-from flows.operation.worker import offer, work
+from flows.operation.worker import errand, offer, work
 from flows.pipeline import run_pipeline
 from flows.pool import HANDED_BACK, UNAVAILABLE, Pool, handed_back
 
