@@ -22,7 +22,7 @@ from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Source
-from tests.devices.ranked import Case, Found, in_ranks, learned, learner_of
+from tests.learn.ranked import Case, Found, in_ranks, learned, learner_of
 
 TOLERANCE = 4e-6  # of the largest gradient
 PARAMS = Path(__file__).parents[2] / "params.yaml"
