@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 from functools import partial
 
@@ -11,7 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.files import load_pretrained, locked, model_hash, replaced_folder
+from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, replaced_folder
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
@@ -76,7 +75,7 @@ def _train(settings: Params, unfinished: Unfinished, ranks: Ranks) -> None:
             unfinished=unfinished,
         )
         _write(model, tokenizer, settings)
-        shutil.rmtree(unfinished.folder, ignore_errors=True)
+        remove_folder(unfinished.folder)
 
 
 def _refuse_another() -> None:

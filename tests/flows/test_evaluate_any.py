@@ -22,6 +22,8 @@ from agent_r1.inspection.side_by_side import compared, rendered
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import PROTOCOLS
+from agent_r1.policy import checkpoint
+from agent_r1.policy.checkpoint import Progress
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.evaluate import evaluate
@@ -51,7 +53,7 @@ def project(
         shutil.copytree(small_project / part, folder / part)
     policy = folder / PLACES.training(RunId("ppo")) / "checkpoint/policy"
     shutil.copytree(small_project / PLACES.warm_start, policy)
-    (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
+    checkpoint.seal(policy.parent, Progress(iterations=8, policy_version=7))
     rows = read_rows(folder / PLACES.questions, Question)
     write_rows(
         folder / PLACES.questions,

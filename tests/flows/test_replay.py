@@ -22,6 +22,7 @@ from agent_r1.inspection.replay_tables import number
 from agent_r1.inspection.stored import StoredRun
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import Places, RunId
+from agent_r1.policy import checkpoint
 from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.loop import Training
@@ -285,7 +286,7 @@ def test_the_gradient_is_that_of_the_training(
         shutil.rmtree(run / "checkpoint")
         (tmp_path / "first").rename(run / "checkpoint")
         (run / "checkpoint/SHA256SUMS").unlink()
-        (run / "checkpoint/progress.json").write_text('{"iterations": 2, "policy_version": 1}')
+        checkpoint.seal(run / "checkpoint", checkpoint.Progress(iterations=2, policy_version=1))
         others: dict[str, Any] = {"others": ["ppo"], "changes": ["credit.lam=0.5"], "iterations": ["all"]}
         found = replay(params.load(), RunId("ppo"), folder=None, with_gradient=True, **others)
     assert (run / "checkpoint/policy/adapter").is_dir() is bool(model)

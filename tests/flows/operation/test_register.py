@@ -17,6 +17,8 @@ import yaml
 from agent_r1.files import sha256, write_text
 from agent_r1.params import load
 from agent_r1.params.places import registered_policy, registered_training
+from agent_r1.policy import checkpoint
+from agent_r1.policy.checkpoint import Progress
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import open_store
@@ -320,7 +322,7 @@ def test_what_is_not_finished_is_not_registered(
     (POLICY / "adapter").mkdir()
     (POLICY / "model.safetensors").unlink()
     (POLICY.parent / "SHA256SUMS").unlink()
-    (POLICY.parent / "progress.json").write_text(json.dumps({"iterations": iterations, "policy_version": 1}))
+    checkpoint.seal(POLICY.parent, Progress(iterations=iterations, policy_version=1))
     with pytest.raises(ValueError, match=message):
         register_stage.register("ppo")
     assert not registry.versions()
