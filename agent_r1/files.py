@@ -54,29 +54,46 @@ def write_text(path: Path, text: str) -> None:
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it is removed.
 
-    All that is in it is on disk before the swap, so that one whole folder exists at any moment. A swap that a kill cut
-    short is finished by `finish_swap`, or here the next time. One process at a time may replace a folder.
+    All that is in it is on disk before the swap, so that one whole folder exists at any moment. What a kill leaves is
+    cleared by `clear_leftovers`, or here the next time. One process at a time may replace a folder.
     """
-    fresh = folder.with_name(f".{folder.name}.new")
-    _clean_up(fresh, folder)
+    fresh = _beside(folder, "new")
+    clear_leftovers(folder)
     fresh.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield fresh
         for path in (*fresh.rglob("*"), fresh):
             _sync(path)
         if folder.exists():
-            folder.rename(_old(folder))
+            folder.rename(_beside(folder, "old"))
         fresh.rename(folder)
         _sync(folder.parent)
     finally:
-        _clean_up(fresh, folder)
+        clear_leftovers(folder)
 
 
-def finish_swap(folder: Path) -> None:
-    """Cleans up after a process that was killed in `replaced_folder`: no rename alone can replace a folder."""
-    if not folder.exists() and _old(folder).exists():
-        _old(folder).rename(folder)
-    shutil.rmtree(_old(folder), ignore_errors=True)
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, if there is one. It is renamed first, so that a kill leaves no part of it under its name.
+
+    What a kill leaves beside it is cleared by `clear_leftovers`, or here the next time.
+    """
+    clear_leftovers(folder)
+    if folder.exists():
+        folder.rename(_beside(folder, "gone"))
+        clear_leftovers(folder)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Cleans up after a process that was killed in `replaced_folder` or `remove_folder`.
+
+    Brings the old folder back where no new one has taken its place yet: no rename alone can replace a folder.
+    """
+    old, gone = _beside(folder, "old"), _beside(folder, "gone")
+    for left in (_beside(folder, "new"), gone):
+        shutil.rmtree(left, ignore_errors=True)
+    if old.exists():
+        old.rename(gone if folder.exists() else folder)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def move_aside(path: Path, folder: Path) -> Path:
@@ -193,11 +210,5 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _clean_up(fresh: Path, folder: Path) -> None:
-    """Leaves the folder alone: the new one, or the old one where no new one came to be."""
-    shutil.rmtree(fresh, ignore_errors=True)
-    finish_swap(folder)
-
-
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
+def _beside(folder: Path, kind: str) -> Path:
+    return folder.with_name(f".{folder.name}.{kind}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 from functools import partial
 
@@ -13,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 from agent_r1 import params
 from agent_r1.devices.gpus import default_device
 from agent_r1.devices.ranks import Ranks
-from agent_r1.files import load_pretrained, locked, model_hash, replaced_folder
+from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, replaced_folder
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
 from agent_r1.learn.model import compute_dtype, load_policy, load_tokenizer
@@ -77,7 +76,7 @@ def _train(settings: Params, unfinished: Unfinished, ranks: Ranks) -> None:
             unfinished=unfinished,
         )
         _write(model, tokenizer, settings)
-        shutil.rmtree(unfinished.folder, ignore_errors=True)
+        remove_folder(unfinished.folder)
 
 
 def _refuse_another() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from agent_r1 import files
-from agent_r1.files import finish_swap, locked, model_hash, replaced_folder, sha256, write_text
+from agent_r1.files import clear_leftovers, locked, model_hash, remove_folder, replaced_folder, sha256, write_text
 
 
 def test_a_file_by_the_standard_example(tmp_path: Path) -> None:
@@ -65,7 +68,8 @@ def test_a_folder_is_on_disk_before_it_takes_the_place_of_the_old_one(
     old = folder(tmp_path / "it", {"a": "old"})
     with replaced_folder(old) as fresh:
         folder(fresh, {"a": "new"})
-    assert done == ["sync a", "sync .it.new", "it -> .it.old", ".it.new -> it", f"sync {tmp_path.name}"]
+    swap = ["it -> .it.old", ".it.new -> it", f"sync {tmp_path.name}", ".it.old -> .it.gone"]
+    assert done == ["sync a", "sync .it.new", *swap]
     assert (old / "a").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
@@ -88,11 +92,35 @@ def test_a_folder_that_fails_leaves_the_old_one(tmp_path: Path, fault: type[Base
 def test_a_swap_that_a_kill_cut_short_is_finished(tmp_path: Path) -> None:
     folder(tmp_path / ".it.old", {"a": "old"})
     folder(tmp_path / ".it.new", {"a": "new"})
-    finish_swap(tmp_path / "it")
+    clear_leftovers(tmp_path / "it")
     assert (tmp_path / "it/a").read_text() == "old"
     with replaced_folder(tmp_path / "it") as fresh:
         folder(fresh, {"b": "newer"})
     assert [path.name for path in tmp_path.rglob("*")] == ["it", "b"]
+
+
+@pytest.mark.parametrize("ends", range(4))
+def test_a_removal_that_ends_early_leaves_no_part_under_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: int
+) -> None:
+    it, unlink, count = folder(tmp_path / "it", {"a": "1", "b": "2", "c": "3"}), os.unlink, itertools.count()
+
+    def end(*given: Any, **named: Any) -> None:
+        if next(count) == ends:
+            raise KeyboardInterrupt
+        unlink(*given, **named)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(os, "unlink", end)
+        remove_folder(it)
+    assert not it.exists()
+    clear_leftovers(it)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_removed_where_there_is_no_folder(tmp_path: Path) -> None:
+    remove_folder(tmp_path / "it")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_is_held_by_one_process_at_a_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 
-from agent_r1.files import finish_swap, replaced_folder, sha256
+from agent_r1.files import clear_leftovers, replaced_folder, sha256
 from agent_r1.params.places import adapter_in
 
 if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
@@ -114,8 +115,11 @@ def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
 def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
     """Gives the checkpoint another record, and the policy of another checkpoint where one is named.
 
-    No other file is read: their hashes are those that were written with them.
+    Raises ValueError if that policy is not as it was written. No other file is read: their hashes are those that were
+    written with them.
     """
+    if policy_of:
+        require_whole(policy_of, POLICY)
     known = {name: digest for name, digest in _sums(folder) if name != PROGRESS}
     with replaced_folder(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(PROGRESS, SUMS))
@@ -135,8 +139,13 @@ def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) 
 
 
 def progress(folder: Path) -> Progress | None:
-    """How far the checkpoint in `folder` is; None where there is none."""
-    finish_swap(folder)
+    """How far the checkpoint in `folder` is; None where there is no such folder.
+
+    Raises ValueError if the file that says so is missing or not as it was written.
+    """
+    clear_leftovers(folder)
+    if folder.exists():
+        require_whole(folder, PROGRESS)
     return peek(folder)
 
 
@@ -177,19 +186,25 @@ def load(folder: Path, learner: Learner) -> Progress:
 def require_whole(folder: Path, part: str = "") -> None:
     """Compares a checkpoint, or the files of it whose names begin with `part`, with the hashes beside them.
 
-    Raises ValueError, which names the first file that is not as it was written. A checkpoint of an older version of the
-    project has no hashes to compare with.
+    Raises ValueError, which names the first file that is not as it was written, or says that hashes are missing.
     """
     sums = _sums(folder)
     pairs = [(folder / name, expected) for name, expected in sums if name.startswith(part)]
     changed = next((file for file, expected in pairs if not file.is_file() or sha256(file) != expected), None)
-    if changed and sums != _sums(folder):  # a training has just put a newer checkpoint in its place
+    listed = PROGRESS in dict(sums)  # which stands last, so that none is cut off
+    if listed and not changed:
+        return
+    if sums != _sums(folder):  # a training has just put a newer checkpoint in its place
         require_whole(folder, part)
-    elif changed:
-        raise ValueError(
-            f"{changed} is missing or not as it was written, by {SUMS}; bring the checkpoint back (`dvc checkout`, a "
-            "backup), or train it again with --fresh"
-        )
+        return
+    remedy = "bring the checkpoint back (`dvc checkout`, a backup), or train it again with --fresh"
+    if listed:
+        raise ValueError(f"{changed} is missing or not as it was written, by {SUMS}; {remedy}")
+    write = f"cd {shlex.quote(str(folder))} && find * -type f ! -name {SUMS} -exec sha256sum {{}} + > {SUMS}"
+    raise ValueError(
+        f"{folder} has no complete {SUMS}, the hashes of its files; {remedy}; where an older version of the project "
+        f"made it, which wrote no hashes, write them: `{write}`"
+    )
 
 
 def _sums(folder: Path) -> list[tuple[str, str]]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agent_r1.files import locked, move_aside, remove_unfinished, write_text
+from agent_r1.files import locked, move_aside, remove_folder, remove_unfinished, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.train import KeepParams
@@ -64,6 +63,8 @@ class RunFolder:
                 self.progress = self.saved or self.progress
             if self.path.is_dir() and any(self.path.iterdir()):
                 self._make_room(iterations, aside, fresh=fresh, replace=replace)
+            if self.saved and self.is_complete(iterations):
+                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
             if self.path.exists():
                 logger.info("%s: going on after %d finished iterations", self.path, self.finished)
             self._remove_sampler()  # of a process that was killed
@@ -186,15 +187,16 @@ class RunFolder:
     def tidy(self, keep: KeepParams) -> None:
         """Removes what a complete run has no more use for, and puts the best policy into the checkpoint.
 
-        The good checkpoint goes first: the run does not go back.
+        The good checkpoint goes first: the run does not go back. Raises ValueError if the best policy is not as it was
+        written.
         """
-        shutil.rmtree(self.good, ignore_errors=True)
+        remove_folder(self.good)
         if not keep.learner:
-            shutil.rmtree(self.checkpoint / checkpoint.LEARNER, ignore_errors=True)
+            remove_folder(self.checkpoint / checkpoint.LEARNER)
         if best := checkpoint.progress(self.best):
             self.progress = self.saved = replace(self.progress, policy_version=best.policy_version)
             checkpoint.amend(self.checkpoint, self.progress, policy_of=self.best)
-            shutil.rmtree(self.best)
+            remove_folder(self.best)
         for iteration in range(self.finished - 1):
             if iteration % keep.every:
                 self._remove_rows(iteration)
@@ -237,8 +239,7 @@ class RunFolder:
 
     def _remove_sampler(self) -> None:
         self._in_sampler = None
-        for left in (self.sampler, *self.path.glob(".sampler.*")):
-            shutil.rmtree(left, ignore_errors=True)
+        remove_folder(self.sampler)
 
     def _code_until(self, finished: int) -> list[tuple[int, str]]:
         """What the checkpoint says of the code once so many iterations are finished."""

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_r1.devices import sharding
+from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner
@@ -87,7 +88,7 @@ class Weights:
 
 
 class Checkpoints(Kind):
-    """Checkpoints with a file that was changed or has gone, and records of how far one is, without any hash."""
+    """Checkpoints with a file that was changed or has gone, and records of how far one is, whose hash is right."""
 
     name, tried = "checkpoints", 1200
 
@@ -103,10 +104,11 @@ class Checkpoints(Kind):
         shutil.copytree(self._honest, folder)
         file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
         if rng.random() < 0.3:  # somebody else's
-            (folder / checkpoint.SUMS).unlink()
             record = json.loads((folder / checkpoint.PROGRESS).read_text())
             changed = odd_value(rng) if rng.random() < 0.1 else mutated(record, rng, 2)
             (folder / checkpoint.PROGRESS).write_bytes(as_bytes(as_json(changed, rng), rng))
+            (folder / checkpoint.SUMS).write_text(f"{sha256(folder / checkpoint.PROGRESS)}  {checkpoint.PROGRESS}\n")
+            shutil.rmtree(folder / checkpoint.POLICY)
         elif rng.random() < 0.1:
             file.unlink()
         else:
@@ -114,7 +116,7 @@ class Checkpoints(Kind):
         return folder
 
     def judge(self, made: Path) -> None:
-        if not (made / checkpoint.SUMS).exists():
+        if not (made / checkpoint.POLICY).exists():
             found = checkpoint.peek(made)
             whole = found is None or {type(found.iterations), type(found.policy_version)} == {int}
             require(whole, f"no progress that a checkpoint has: {found}")

@@ -69,7 +69,7 @@ def measure(version: Version, dataset: str | None, settings: Params, evaluate: E
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         for old in finished_folders(home)[: -settings.evaluate.history_kept]:
-            shutil.rmtree(old)
+            shutil.rmtree(old.rename(unfinished))  # a kill leaves no part of it under its name
     return finished
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_r1.learn import checkpoint
+from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import Params
 from flows import evaluate as evaluate_module
 from flows.evaluate import Subject, evaluate
@@ -33,7 +34,7 @@ def choose(
         for file in ("config.json", "tokenizer_config.json"):
             (tmp_path / policy / file).write_text("{}")
     for policy in POLICIES[1:]:
-        (tmp_path / policy).with_name("progress.json").write_text('{"iterations": 3, "policy_version": 2}')
+        checkpoint.seal((tmp_path / policy).parent, Progress(iterations=3, policy_version=2))
 
     def ask(_: Params, subject: Subject, folder: Path, *__: Any, **___: Any) -> None:
         raise Asked(subject, folder)
@@ -148,6 +149,6 @@ def test_a_policy_that_is_not_there_is_named(choose: Any, choice: dict[str, Any]
 
 @pytest.mark.parametrize("choice", [{"run": "ppo"}, {"model": POLICIES[1]}])
 def test_a_policy_that_is_not_as_it_was_written_is_refused(choose: Any, choice: dict[str, Any]) -> None:
-    Path(POLICIES[1]).with_name("SHA256SUMS").write_text(f"{sha256(b'{{}}').hexdigest()}  policy/config.json\n")
+    (Path(POLICIES[1]) / "config.json").write_text('{"vocab_size": 9}')
     with pytest.raises(ValueError, match=f"{POLICIES[1]}/config.json is missing or not as it was written"):
         choose(**choice)

@@ -19,6 +19,8 @@ from transformers import AutoTokenizer
 
 from agent_r1.evaluation.protocols import SCRIPTED
 from agent_r1.inspection.side_by_side import compared, rendered
+from agent_r1.learn import checkpoint
+from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import PROTOCOLS
@@ -51,7 +53,7 @@ def project(
         shutil.copytree(small_project / part, folder / part)
     policy = folder / PLACES.training(RunId("ppo")) / "checkpoint/policy"
     shutil.copytree(small_project / PLACES.warm_start, policy)
-    (policy.parent / "progress.json").write_text('{"iterations": 8, "policy_version": 7}')
+    checkpoint.seal(policy.parent, Progress(iterations=8, policy_version=7))
     rows = read_rows(folder / PLACES.questions, Question)
     write_rows(
         folder / PLACES.questions,

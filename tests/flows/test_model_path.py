@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from agent_r1.files import sha256
+from agent_r1.learn import checkpoint
 from agent_r1.params import load
 from agent_r1.params.places import RunId, policy_in
 from agent_r1.records import Prediction, Proof, Trajectory
@@ -131,8 +132,11 @@ def test_a_foreign_model_is_trained_with_adapters(
         train("ppo")
         policy = policy_in(PLACES.training(RunId("ppo")))
         merged = sha256(policy)
-        for name in ("learn/model.safetensors", "SHA256SUMS"):
+        finished = checkpoint.progress(policy.parent)
+        assert finished
+        for name in ("policy/model.safetensors", "SHA256SUMS"):
             (policy.parent / name).unlink()
+        checkpoint.seal(policy.parent, finished)
         train("ppo")
         assert sha256(policy) == merged
         evaluate(run="ppo")

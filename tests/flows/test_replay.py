@@ -19,6 +19,7 @@ import yaml
 from agent_r1 import params
 from agent_r1.inspection.replay import Replayed, configurations, number, parse_changes, reads_untrained_values, replay
 from agent_r1.inspection.stored import StoredRun
+from agent_r1.learn import checkpoint
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import Places, RunId
 from agent_r1.records import Credit
@@ -284,7 +285,7 @@ def test_the_gradient_is_that_of_the_training(
         shutil.rmtree(run / "checkpoint")
         (tmp_path / "first").rename(run / "checkpoint")
         (run / "checkpoint/SHA256SUMS").unlink()
-        (run / "checkpoint/progress.json").write_text('{"iterations": 2, "policy_version": 1}')
+        checkpoint.seal(run / "checkpoint", checkpoint.Progress(iterations=2, policy_version=1))
         others: dict[str, Any] = {"others": ["ppo"], "changes": ["credit.lam=0.5"], "iterations": ["all"]}
         found = replay(params.load(), RunId("ppo"), folder=None, with_gradient=True, **others)
     assert (run / "checkpoint/policy/adapter").is_dir() is bool(model)

@@ -1,5 +1,6 @@
 import random
 import resource
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agent_r1.files import sha256
 from agent_r1.learn import adapter, checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner
@@ -108,7 +110,7 @@ def test_a_checkpoint_set_aside_stays_what_it_was(make_learner: Make, tmp_path: 
         before = contents(folder)
         checkpoint.set_aside(folder, aside)
         assert contents(folder) == contents(aside) == before
-    weights = "learn/model.safetensors"
+    weights = "policy/model.safetensors"
     assert (folder / weights).stat().st_ino == (aside / weights).stat().st_ino, "no second copy on disk"
     checkpoint.save(folder, learner, after(3))
     assert contents(aside) == before != contents(folder)
@@ -273,7 +275,7 @@ def test_what_keeps_from_merging_leaves_the_adapters_as_they_are(
     assert [path.name for path in alone.parent.iterdir()] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("name", ["learn/model.safetensors", "policy/config.json", SHARD, "progress.json"])
+@pytest.mark.parametrize("name", ["policy/model.safetensors", "policy/config.json", SHARD, "progress.json"])
 def test_a_flipped_bit_is_refused_by_the_files_name(make_learner: Make, tmp_path: Path, name: str) -> None:
     learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
     checkpoint.save(folder, learner, after(1))
@@ -331,16 +333,35 @@ def test_hashes_are_those_of_the_newer_checkpoint_that_came_meanwhile(
     assert checkpoint.peek(folder) == after(2)
 
 
-def test_a_checkpoint_of_an_older_version_has_no_hashes(make_learner: Make, tmp_path: Path) -> None:
-    learner, folder = make_learner(with_critic=False), tmp_path / "checkpoint"
+@pytest.mark.parametrize("lines", [None, 0, 1, -1])
+def test_without_all_of_its_hashes_a_checkpoint_is_refused_with_the_command_that_writes_them(
+    make_learner: Make, tmp_path: Path, lines: int | None
+) -> None:
+    learner, folder = make_learner(with_critic=False), tmp_path / "a run's" / "checkpoint"
     checkpoint.save(folder, learner, after(1))
-    (folder / "SHA256SUMS").unlink()
+    sums = folder / "SHA256SUMS"
+    kept = sums.read_text().splitlines(keepends=True)[:lines]
+    sums.unlink() if lines is None else sums.write_text("".join(kept))
+    readers = (
+        checkpoint.peek,
+        checkpoint.progress,
+        lambda folder: checkpoint.load(folder, learner),
+        lambda folder: checkpoint.require_whole(folder, "policy"),
+        lambda folder: checkpoint.amend(tmp_path / "other", after(2), policy_of=folder),
+    )
+    for read in readers:
+        with pytest.raises(ValueError, match=r"has no complete SHA256SUMS, .*older version of the project") as refusal:
+            read(folder)
+    assert str(refusal.value).startswith(str(folder))
+    subprocess.run(str(refusal.value).split("`")[-2], shell=True, check=True)
     assert checkpoint.load(folder, learner) == after(1)
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"iterations": 1}', '{"iterations": "x", "policy_version": 1}'])
 def test_a_record_of_no_checkpoint_is_refused_by_name(tmp_path: Path, record: str) -> None:
-    (tmp_path / "progress.json").write_text(record)
+    written = tmp_path / "progress.json"
+    written.write_text(record)
+    (tmp_path / "SHA256SUMS").write_text(f"{sha256(written)}  progress.json\n")
     with pytest.raises(ValueError, match=f"{tmp_path}/progress.json does not say how far a checkpoint is"):
         checkpoint.peek(tmp_path)
 

@@ -276,7 +276,7 @@ def test_a_checkpoint_takes_the_disk_space_that_is_expected(
                 weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
             optimizer.step()
     checkpoint.save(tmp_path / "checkpoint", learner, checkpoint.Progress(iterations=1, policy_version=0))
-    files = ["learner/shard-00001-model-00001-of-00001.safetensors", "learn/model.safetensors"]
+    files = ["learner/shard-00001-model-00001-of-00001.safetensors", "policy/model.safetensors"]
     files += ["policy/adapter/adapter_model.safetensors"] if adapter else []
     demand = replace(DEMAND, model=learner.policy.config, dtype=getattr(torch, dtype), adapter=adapter, critic=critic)
     on_disk = sum((tmp_path / "checkpoint" / name).stat().st_size for name in files) / GIB

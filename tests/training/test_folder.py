@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from agent_r1.files import sha256
+from agent_r1.learn import checkpoint
+from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
 from agent_r1.params import load
@@ -48,8 +54,8 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "ppo"
     taken_up(path)
     (path / "checkpoint").mkdir(parents=True)
-    record = {"iterations": 2, "policy_version": 1, "code": [[0, IDENTITY.code_digest]]}
-    (path / "checkpoint" / "progress.json").write_text(json.dumps(record))
+    record = Progress(iterations=2, policy_version=1, code=[(0, IDENTITY.code_digest)])
+    checkpoint.seal(path / "checkpoint", record)
     (path / "metrics.jsonl").write_text("".join(f'{{"iteration": {i}, "reward/total": 0.{i}}}\n' for i in range(3)))
     (path / "mlflow_run_id").write_text("abc")
     return path
@@ -70,6 +76,7 @@ def test_what_a_killed_process_was_writing_is_removed(path: Path) -> None:
     taken_up(path)
     assert sorted(each.name for each in path.rglob("*") if each.is_file()) == [
         "002.parquet",
+        "SHA256SUMS",
         "metrics.jsonl",
         "mlflow_run_id",
         "progress.json",
@@ -85,7 +92,7 @@ def test_a_process_killed_at_its_very_first_file_leaves_a_free_place(tmp_path: P
 
 
 def test_a_run_killed_in_its_first_iteration_goes_on(path: Path) -> None:
-    (path / "checkpoint" / "progress.json").unlink()
+    shutil.rmtree(path / "checkpoint")
     folder = taken_up(path)
     assert (folder.resumed, folder.finished, folder.history()) == (False, 0, [])
 
@@ -180,7 +187,9 @@ def test_where_nobody_is_asked_the_same_run_goes_on(path: Path) -> None:
 def test_a_folder_of_an_older_version_of_the_project_is_refused_whole(path: Path) -> None:
     """Its checkpoint holds a fingerprint, and nothing says how the run was started."""
     record = {"iterations": 2, "policy_version": 1, "fingerprint": "0a1b2c3d", "rollbacks": 0, "stopped": False}
-    (path / "checkpoint" / "progress.json").write_text(json.dumps(record))
+    written = path / "checkpoint" / "progress.json"
+    written.write_text(json.dumps(record))
+    written.with_name("SHA256SUMS").write_text(f"{sha256(written)}  progress.json\n")
     (path / "start.json").unlink()
     message = r"is of an older version of the project, .*; go back to that, or start over with --fresh, which"
     assert_refused_whole(path, message)
@@ -428,3 +437,96 @@ def test_a_run_is_complete_after_its_last_iteration_or_where_it_was_stopped(
     assert [folder.is_complete(iterations) for iterations in (1, 2, 3)] == [True, True, False]
     folder.save(learner, finished=2, stopped=True)
     assert folder.is_complete(3)
+
+
+BEST_OF = 2  # iterations, of which the first made the best policy
+
+
+@pytest.fixture
+def kept_best(tmp_path: Path, learner: Learner) -> Path:
+    """A run that has trained to its end, and whose best policy is not its latest."""
+    with RunFolder(tmp_path / "made", IDENTITY).opened(BEST_OF, aside=tmp_path / "aside") as folder:
+        for finished in (1, BEST_OF):
+            change(learner)
+            folder.save(learner, finished=finished)
+            if finished == 1:
+                folder.set_best_aside(learner)
+    return folder.path
+
+
+def end(path: Path) -> None:
+    """What a process does that finds nothing left to train."""
+    with RunFolder(path, IDENTITY).opened(BEST_OF, aside=path.parent / "aside") as folder:
+        folder.tidy(KeepParams(learner=False, every=1))
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def fail() -> None:
+    raise OSError("Input/output error")
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended_early(path: Path, at: int, cut: Callable[[], None]) -> bool:
+    """Has a process of its own end a run, cut short before it removes or renames something for so many times."""
+    child = os.fork()
+    if not child:
+        calls, status = itertools.count(), 0
+
+        def cutting(call: Callable[..., Any]) -> Callable[..., Any]:
+            def cut_or_call(*given: Any, **named: Any) -> Any:
+                nonlocal status
+                if next(calls) == at:
+                    status = 1
+                    cut()
+                return call(*given, **named)
+
+            return cut_or_call
+
+        os.unlink, os.rmdir, os.rename = map(cutting, (os.unlink, os.rmdir, os.rename))
+        try:
+            end(path)
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] != 0
+
+
+@pytest.mark.parametrize("cut", [interrupt, fail, kill])
+def test_a_run_that_is_cut_short_at_its_end_keeps_its_best_policy(kept_best: Path, cut: Callable[[], None]) -> None:
+    expected = contents(kept_best / "best" / "policy")
+    for at in itertools.count():
+        run = Path(shutil.copytree(kept_best, kept_best.with_name("ppo")))
+        if not ended_early(run, at, cut):
+            break
+        end(run)
+        checkpoint.require_whole(run / "checkpoint", "policy")
+        assert contents(run / "checkpoint" / "policy") == expected, at
+        assert sorted(each.name for each in run.iterdir()) == ["checkpoint", "start.json"], at
+        shutil.rmtree(run)
+    assert at > 10
+
+
+@pytest.mark.parametrize("lost", ["policy/model.safetensors", "policy", "progress.json", "SHA256SUMS", "*[sS]*"])
+def test_what_is_left_of_a_best_policy_takes_no_place(kept_best: Path, lost: str) -> None:
+    for each in kept_best.glob(f"best/{lost}"):
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    before = contents(kept_best / "checkpoint" / "policy")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{kept_best}/best.* bring the checkpoint back .*--fresh"):
+            end(kept_best)
+        assert contents(kept_best / "checkpoint" / "policy") == before
+
+
+@pytest.mark.parametrize("lost", ["policy/model.safetensors", "SHA256SUMS"])
+def test_a_finished_run_without_its_policy_is_not_called_finished(kept_best: Path, lost: str) -> None:
+    end(kept_best)
+    (kept_best / "checkpoint" / lost).unlink()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{kept_best}/checkpoint.* bring the checkpoint back .*--fresh"):
+            end(kept_best)
+    assert not taken_up(kept_best, iterations=BEST_OF, fresh=True).resumed

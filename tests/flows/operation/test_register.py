@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from agent_r1.files import sha256, write_text
+from agent_r1.learn import checkpoint
+from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import load
 from agent_r1.params.places import registered_policy, registered_training
 from agent_r1.tracking import registry
@@ -320,7 +322,7 @@ def test_what_is_not_finished_is_not_registered(
     (POLICY / "adapter").mkdir()
     (POLICY / "model.safetensors").unlink()
     (POLICY.parent / "SHA256SUMS").unlink()
-    (POLICY.parent / "progress.json").write_text(json.dumps({"iterations": iterations, "policy_version": 1}))
+    checkpoint.seal(POLICY.parent, Progress(iterations=iterations, policy_version=1))
     with pytest.raises(ValueError, match=message):
         register_stage.register("ppo")
     assert not registry.versions()
