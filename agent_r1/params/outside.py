@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from agent_r1.params.sections import Name, Positive, Section, address
 
 Reward = Annotated[float, Field(allow_inf_nan=False)]
 _MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _WORDS = r"^\S(.*\S)?$"
+SUCCESSES = "info, terminated, truncated, {last_reward: R} or {return: R}"
+
+
+def _one_of_them(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError(f"success is {SUCCESSES}, and R is a number") from None
+
+
+# A play must show one thing to be a success; see `agent_r1.envs.gym_env`.
+Success = Annotated[
+    Literal["info", "terminated", "truncated"]
+    | Annotated[dict[Literal["last_reward", "return"], Reward], Field(min_length=1, max_length=1)],
+    WrapValidator(_one_of_them),
+]
 
 
 def _web(url: str) -> str:
@@ -28,6 +44,7 @@ class GymnasiumParams(_WorldParams):
     """An environment of gymnasium's, or one that is registered with it; see `agent_r1.envs.gym_env`."""
 
     id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
+    success: Success | None = None  # null is info, and refused where the world's info has no success
     kwargs: dict[str, Any] = Field(default={})
     # What its moves are called, from the first on; null where it takes text.
     actions: Annotated[list[Annotated[str, Field(pattern=_WORDS)]], Field(min_length=1)] | None = None
