@@ -5,8 +5,9 @@ They are made and stepped on the spot, in the stage's own process; one that is s
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,7 +17,7 @@ from gymnasium import spaces
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Reply, Seed, Setup, TextEnv, meant, number
 from agent_r1.params.env import EnvParams
-from agent_r1.params.worlds import GymnasiumParams
+from agent_r1.params.worlds import SUCCESSES, GymnasiumParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 
@@ -34,14 +35,20 @@ class GymSetup(Setup):
 
 
 class GymEnv(TextEnv):
-    """One episode of an environment; its `info["success"]` is what counts, else an end with a positive reward."""
+    """One episode of an environment.
+
+    `env.gymnasium.<name>.success` says what its last move must show. `info`: `info["success"]` is true. `terminated` or
+    `truncated`: the world ended it so; if both, it is terminated. `last_reward` or `return`: that reward, or the sum of
+    all, reaches a threshold. A play without a move has the return 0, so for a threshold of at most 0 the world must
+    have ended the play.
+    """
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
         """`seed` is of the chance after the beginning."""
         self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
         super().__init__(self._params.task or question.text, shared.limits)
         self.moves = self._params.actions or ()
-        self._seed = seed
+        self._seed, self._return = seed, 0.0
         self._world: World | None = None
 
     async def begin(self) -> str:
@@ -57,26 +64,81 @@ class GymEnv(TextEnv):
         action = _action(text, self.moves, self._world.action_space)
         observed, reward, terminated, truncated, info = self._world.step(action)
         earned = number(reward, f"env.gymnasium.{self._setup.name}")
-        success = bool(info["success"]) if "success" in info else bool(terminated) and earned > 0
-        if terminated or truncated:
-            return Reply("", earned, success, Outcome.ENDED if terminated else Outcome.TURN_LIMIT)
-        return Reply(_seen(self._world, observed), earned, success)
+        self._return += earned
+        over = Outcome.ENDED if terminated else Outcome.TURN_LIMIT if truncated else None
+        return Reply("" if over else _seen(self._world, observed), earned, self._succeeded(earned, over, info), over)
 
     async def close(self) -> None:
         if self._world:
             self._world.close()
+
+    def _succeeded(self, reward: float, over: Outcome | None, info: Mapping[str, Any]) -> bool:
+        match self._params.success:
+            case "terminated":
+                return over is Outcome.ENDED
+            case "truncated":
+                return over is Outcome.TURN_LIMIT
+            case {"last_reward": float(least)}:
+                return _reaches(reward, least)
+            case {"return": float(least)}:
+                return _reaches(self._return, least) and (over is not None or least > 0)
+        if over and "success" not in info:
+            raise ValueError(_no_success(self._setup.name, self._params))
+        return bool(info.get("success"))
 
 
 def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
     """Raises ValueError for a question whose world is not declared, and for one that cannot be made or played."""
     used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
+        _require_success(name, params, limits.max_steps)
         begun = [_begun(name, params) for _ in range(2)]
         if begun[0] != begun[1]:
             raise ValueError(
                 f"env.gymnasium.{name}: {params.id} begins in two ways with the same seed, so that nothing could be "
                 "repeated; choose kwargs with which its seed decides"
             )
+
+
+def _require_success(name: str, params: GymnasiumParams, max_steps: int) -> None:
+    """Raises ValueError if no play could show the success. A play of random moves shows what the world's info has."""
+    world = _make(name, params)
+    try:
+        lasts = world.spec and world.spec.max_episode_steps
+        if params.success == "truncated" and lasts and lasts > max_steps:
+            raise ValueError(
+                f"env.gymnasium.{name}: {params.id} is truncated after {lasts} steps, which no episode of "
+                f"env.max_steps {max_steps} reaches; raise that, or set kwargs.max_episode_steps to {max_steps} or less"
+            )
+        if params.success in (None, "info"):
+            shown = _shows_success(world, max_steps)
+            if shown is False or (shown is None and params.success is None):
+                raise ValueError(_no_success(name, params))
+    finally:
+        world.close()
+
+
+def _shows_success(world: World, max_steps: int) -> bool | None:
+    """Whether the info of a random play has a success; None if it had none so far and the play did not end."""
+    world.action_space.seed(0)
+    world.reset(seed=0)
+    for _ in range(max_steps):
+        _, _, terminated, truncated, info = world.step(world.action_space.sample())
+        if "success" in info or terminated or truncated:
+            return "success" in info
+    return None
+
+
+def _no_success(name: str, params: GymnasiumParams) -> str:
+    return (
+        f'env.gymnasium.{name}: the info of {params.id} has no "success"; say under success what one play must show: '
+        f"{SUCCESSES}"
+    )
+
+
+def _reaches(value: float, least: float) -> bool:
+    """Whether a reward is at least `least`, but for rounding: rewards of single precision are off by a little."""
+    return value >= least or math.isclose(value, least, rel_tol=1e-6)
 
 
 def _begun(name: str, params: GymnasiumParams) -> str:

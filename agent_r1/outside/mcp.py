@@ -5,34 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO, TypeVar
 
 import anyio
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import (
-    CONNECTION_CLOSED,
-    INVALID_PARAMS,
-)
-from mcp_types import Tool as Listed
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, CallToolResult
 from pydantic import ValidationError
 
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
 from agent_r1.http.client import BadAnswerError, read_key
-from agent_r1.outside.mcp_wire import EXCERPT, Bounded, as_result, handed_on, log_file, said
+from agent_r1.outside.mcp_wire import (
+    SESSION_LOST,
+    Bounded,
+    as_result,
+    handed_on,
+    last_words,
+    listed,
+    log_file,
+    said,
+)
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import Schema, Tool, ToolResult, function_schema
+from agent_r1.tools.base import Schema, Tool, ToolResult
 
 KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: what it is sent as a bearer token
 START_S = 60.0  # until a server has listed its tools
 STOP_S = 15.0
-MAX_TOOLS = 64
 _FAULTS = (  # what a session with a server that is ill can raise
     OSError,
     MCPError,
@@ -46,26 +50,21 @@ _FAULTS = (  # what a session with a server that is ill can raise
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class SessionLost(WorldFault):
+    """A server did not carry out a request, because it does not know the session; it may have been restarted."""
 
 
 class McpTimeout(WorldFault, TimeoutError):
     """A call that a server did not answer in time."""
 
 
-class Session(Protocol):
-    """Where a tool's calls go."""
-
-    async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult: ...
-
-    async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class Server:
     """A session with one server. A task of its own opens and closes it, so that anybody may, and its end ends no other.
 
-    Its tools are those that it had when it was opened. A session that was lost is opened again by the next call.
+    Its tools are those that it had when it was opened. A session that was lost is opened again by the next request.
     """
 
     def __init__(self, name: str, params: McpParams, known: Sequence[Tool] = ()) -> None:
@@ -78,6 +77,7 @@ class Server:
         self._key = read_key(KEY + name.upper().replace("-", "_"))
         self._environment = handed_on(params.environment)
         self._opening = asyncio.Lock()
+        self._calls = set[asyncio.Task[CallToolResult]]()  # under way
         logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what a server says out of turn, line by line
 
     async def __aenter__(self) -> Self:
@@ -93,7 +93,7 @@ class Server:
         """
         if self._params.scope == "stage":
             return self.tools
-        own = _OfEpisode(Server(self._name, self._params, known=self.tools), is_as_kept)
+        own = _OfEpisode(self._name, self._params, self.tools, is_as_kept)
         return [_McpTool(own, tool.schema) for tool in self.tools]
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,30 +101,27 @@ class Server:
 
     async def verify(self) -> None:
         """Raises ValueError if the server has other tools now, and WorldFault if it does not say."""
-        try:
-            async with asyncio.timeout(self._params.timeout_s):
-                self._require_same(await self._list())
-        except TimeoutError:
-            raise McpTimeout(f"{self.who} did not list its tools within {self._params.timeout_s:g} s") from None
-        except _FAULTS as fault:
-            raise WorldFault(f"{self.who} does not list its tools: {said(fault)}") from fault
+        await self._in_session(self._verify_once)
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none."""
-        await self._open_again()
+        return await self._in_session(lambda: self._ask_once(tool, arguments))
+
+    async def _ask_once(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call in the session that is open; raises SessionLost if the server does not know it."""
         client, limit = self._client, asyncio.timeout(self._params.timeout_s)
+        call = asyncio.create_task(client.call_tool(tool, arguments))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         try:
             async with limit:
-                return as_result(await client.call_tool(tool, arguments))
+                return as_result(await call)
         except _FAULTS as fault:
-            code = fault.code if isinstance(fault, MCPError) else None
-            if code == INVALID_PARAMS:
+            if isinstance(fault, MCPError) and fault.code == INVALID_PARAMS:
                 return ToolResult(text=str(fault), call_status=CallStatus.BAD_ARGUMENTS)
-            if code == CONNECTION_CLOSED and client is self._client:
-                self._lost = True
             if limit.expired():
                 raise McpTimeout(f"{self.who} took longer than {self._params.timeout_s:g} s for {tool}") from None
-            raise WorldFault(f"{self.who} failed in {tool}: {said(fault)}") from fault
+            raise self._failed(f"failed in {tool}", fault, client) from fault
 
     async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
         """Nothing: the session is not of one episode."""
@@ -133,14 +130,42 @@ class Server:
         """Nothing: the session is not of one episode."""
 
     @property
-    def lost(self) -> bool:
+    def _is_lost(self) -> bool:
         """Whether the session has ended, by the server's doing."""
         return self._lost or self._task.done()
 
+    async def _in_session(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Makes a request, and once more in a new session if the server did not know the old one."""
+        await self._open_again()
+        try:
+            return await request()
+        except SessionLost:
+            await self._open_again()
+            return await request()
+
+    async def _verify_once(self) -> None:
+        client = self._client
+        try:
+            async with asyncio.timeout(self._params.timeout_s):
+                self._require_same(await listed(self._client.list_tools, self._params.tools))
+        except TimeoutError:
+            raise McpTimeout(f"{self.who} did not list its tools within {self._params.timeout_s:g} s") from None
+        except _FAULTS as fault:
+            raise self._failed("does not list its tools", fault, client) from fault
+
+    def _failed(self, how: str, fault: Exception, client: Client) -> WorldFault:
+        """Names a request's fault, and notes whether the session ended with it."""
+        code = fault.code if isinstance(fault, MCPError) else None
+        if code in (CONNECTION_CLOSED, SESSION_LOST) and client is self._client:
+            self._lost = True
+        return (SessionLost if code == SESSION_LOST else WorldFault)(f"{self.who} {how}: {said(fault)}")
+
     async def _open_again(self) -> None:
-        """If the session was lost."""
+        """Opens a new session if this one was lost, after the calls that are still under way in it."""
         async with self._opening:
-            if self.lost:
+            if self._is_lost:
+                if self._calls:
+                    await asyncio.wait(self._calls)
                 logger.warning("%s is opened again", self.who)
                 await self._stop()
                 await self._start()
@@ -173,7 +198,7 @@ class Server:
             try:
                 async with asyncio.timeout(START_S):
                     self._client = await stack.enter_async_context(self._connected(log))
-                    self._require_same(await self._list())
+                    self._require_same(await listed(self._client.list_tools, self._params.tools))
             except FileNotFoundError as fault:
                 self._opened.set_exception(ValueError(f"{self.who} has no command {fault.filename!r}"))
             except (ValueError, *_FAULTS) as fault:
@@ -198,25 +223,6 @@ class Server:
         ):
             yield client
 
-    async def _list(self) -> list[Schema]:
-        listed: list[Listed] = []
-        cursor = None
-        while page := await self._client.list_tools(cursor=cursor):
-            listed += page.tools
-            cursor = page.next_cursor
-            if cursor is None or len(listed) > MAX_TOOLS or not page.tools:
-                break
-        return [function_schema(each.name, each.description or "", each.input_schema) for each in self._chosen(listed)]
-
-    def _chosen(self, listed: Sequence[Listed]) -> list[Listed]:
-        names = [tool.name for tool in listed]
-        if missing := [name for name in self._params.tools or () if name not in names]:
-            raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(names)[:EXCERPT]}")
-        chosen = [tool for tool in listed if self._params.tools is None or tool.name in self._params.tools]
-        if not 0 < len(chosen) <= MAX_TOOLS:
-            raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
-        return chosen
-
     def _require_same(self, schemas: list[Schema]) -> None:
         known = [tool.schema for tool in self.tools] or schemas
         if schemas != known:
@@ -226,9 +232,7 @@ class Server:
         self._schemas = schemas
 
     def _refusal(self, fault: Exception, log: TextIO) -> Exception:
-        log.seek(0)
-        words = harmless(log.read()[-EXCERPT:]).strip()
-        end = f"; its last words: {words}" if words else ""
+        end = last_words(log)
         if isinstance(fault, TimeoutError):
             return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
         if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
@@ -241,33 +245,33 @@ class Server:
         return f"the MCP server {self._name} ({harmless(without_password(where))[:200]})"
 
 
-class _OfEpisode:
+class _OfEpisode(Server):
     """A session of one episode, opened by its first call and ended with it: what the server remembers is the episode's.
 
     Of calls that a journal answered the server knows nothing. Before the first that it does not answer they are made
     again, so that the session is where it was; an episode whose session answers them in another way is cut short.
     """
 
-    def __init__(self, server: Server, is_as_kept: Callable[[ToolResult, ToolResult], bool]) -> None:
-        self._server, self._is_as_kept, self._opening = server, is_as_kept, asyncio.Lock()
-        self._is_open = False
+    def __init__(
+        self, name: str, params: McpParams, known: Sequence[Tool], is_as_kept: Callable[[ToolResult, ToolResult], bool]
+    ) -> None:
+        super().__init__(name, params, known)
+        self._is_as_kept, self._is_open = is_as_kept, False
         self._recalled: list[tuple[str, dict[str, Any], ToolResult]] = []
 
     async def ask(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call; raises WorldFault if there is none, or the session was lost."""
         async with self._opening:
             if not self._is_open:
-                await self._server.__aenter__()
+                await self._start()
                 self._is_open = True
             for name, given, result in self._recalled:
-                if not self._is_as_kept(await self._server.ask(name, given), result):
-                    raise WorldFault(
-                        f"{self._server.who} answers {name} in another way than before the stage was ended"
-                    )
+                if not self._is_as_kept(await self._ask_once(name, given), result):
+                    raise WorldFault(f"{self.who} answers {name} in another way than before the stage was ended")
             self._recalled.clear()
-        if self._server.lost:
-            raise WorldFault(f"{self._server.who} ended the session of an episode")
-        return await self._server.ask(tool, arguments)
+        if self._is_lost:
+            raise WorldFault(f"{self.who} ended the session of an episode")
+        return await self._ask_once(tool, arguments)
 
     async def recall(self, tool: str, arguments: dict[str, Any], result: ToolResult) -> None:
         self._recalled.append((tool, arguments, result))
@@ -275,14 +279,14 @@ class _OfEpisode:
     async def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            await self._server.__aexit__()
+            await self._stop()
 
 
 @dataclass
 class _McpTool(Tool):
     """A tool of a server, which checks the arguments itself."""
 
-    session: Session
+    session: Server
     schema: Schema
 
     def __post_init__(self) -> None:

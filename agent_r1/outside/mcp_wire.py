@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import TextIO, cast
 
 import httpx2
@@ -15,25 +15,36 @@ from mcp_types import (
     CallToolResult,
     EmbeddedResource,
     ImageContent,
+    ListToolsResult,
     ResourceLink,
     TextContent,
     TextResourceContents,
+    Tool,
 )
 
 from agent_r1.harmless import harmless, without_password
 from agent_r1.http.client import require_plain, require_small
 from agent_r1.records import CallStatus
-from agent_r1.tools.base import ToolResult
+from agent_r1.tools.base import Schema, ToolResult, function_schema
 
 EXCERPT = 500  # characters of a server's own words in a message
+MAX_TOOLS = 64
+SESSION_LOST = 40_404  # in place of a server's code: it does not know the session of a request, and did nothing
+_LOST = {"code": SESSION_LOST, "message": "the server does not know the session"}
 
 
 class Bounded(httpx2.AsyncHTTPTransport):
-    """Cuts what a server answers a request with while it is read; of what it says unasked there is no end."""
+    """Cuts the answer to a request while it is read; what a server says unasked has no end.
+
+    By the protocol, 404 to a request of a session says that the server does not know the session.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         response = await super().handle_async_request(request)
         if request.method == "POST":
+            if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in request.headers:
+                await response.aclose()
+                return httpx2.Response(httpx2.codes.NOT_FOUND, json={"jsonrpc": "2.0", "id": None, "error": _LOST})
             require_plain(response.headers)
             response.stream = _Counted(cast("httpx2.AsyncByteStream", response.stream))
         return response
@@ -63,10 +74,35 @@ def log_file() -> Iterator[TextIO]:
         yield cast(TextIO, log)
 
 
+def last_words(log: TextIO) -> str:
+    """The end of a message about a command, with the end of its log."""
+    log.seek(0)
+    words = harmless(log.read()[-EXCERPT:]).strip()
+    return f"; its last words: {words}" if words else ""
+
+
 def handed_on(variables: Sequence[str]) -> dict[str, str]:
     if missing := [name for name in variables if name not in os.environ]:
         raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
     return {name: os.environ[name] for name in variables}
+
+
+async def listed(list_tools: Callable[..., Awaitable[ListToolsResult]], names: Sequence[str] | None) -> list[Schema]:
+    """The schemas of a server's tools of these names, or of all; a ValueError says why they cannot be offered."""
+    tools: list[Tool] = []
+    cursor = None
+    while page := await list_tools(cursor=cursor):
+        tools += page.tools
+        cursor = page.next_cursor
+        if cursor is None or len(tools) > MAX_TOOLS or not page.tools:
+            break
+    known = [tool.name for tool in tools]
+    if missing := [name for name in names or () if name not in known]:
+        raise ValueError(f"it has no tool {missing[0]!r}, only {', '.join(known)[:EXCERPT]}")
+    chosen = [tool for tool in tools if names is None or tool.name in names]
+    if not 0 < len(chosen) <= MAX_TOOLS:
+        raise ValueError(f"it offers {len(chosen)} tools, and not 1 to {MAX_TOOLS}; name some under its key tools")
+    return [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in chosen]
 
 
 def as_result(result: CallToolResult) -> ToolResult:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Share, address
 
@@ -90,6 +90,22 @@ World = Annotated[WorldParams, Field(discriminator="env")]
 Reward = Annotated[float, Field(allow_inf_nan=False)]
 _MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 _WORDS = r"^\S(.*\S)?$"
+SUCCESSES = "info, terminated, truncated, {last_reward: R} or {return: R}"
+
+
+def _one_of_them(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError(f"success is {SUCCESSES}, and R is a number") from None
+
+
+# A play must show one thing to be a success; see `agent_r1.outside.gym_env`.
+Success = Annotated[
+    Literal["info", "terminated", "truncated"]
+    | Annotated[dict[Literal["last_reward", "return"], Reward], Field(min_length=1, max_length=1)],
+    WrapValidator(_one_of_them),
+]
 
 
 def _web(url: str) -> str:

@@ -18,13 +18,22 @@ ICE = {
     "id": "FrozenLake-v1",
     "kwargs": {"render_mode": "ansi", "is_slippery": False},
     "actions": ["Left", "Down", "Right", "Up"],
+    "success": {"last_reward": 1},
 }
 TAXI = {
     "id": "Taxi-v4",
     "task": "Take them home.",
     "kwargs": {"render_mode": "ansi"},
     "actions": ["South", "North", "East", "West", "Pick up", "Drop off"],
+    "success": {"last_reward": 20},
 }
+CART = {"id": "CartPole-v1", "actions": ["Left", "Right"], "kwargs": {"max_episode_steps": 12}}
+CLIFF = {"id": "CliffWalking-v1", "actions": ["Up", "Right", "Down", "Left"]}
+HILL = {"id": "MountainCar-v0", "actions": ["Left", "None", "Right"]}
+FALLS, STANDS = ["Right"] * 10, ["Left", "Right"] * 6  # of the cart that seed 7 begins with
+SWINGS = ["Left"] * 39 + ["Right"] * 63
+HOME = ["South", "Pick up", *["North", "North", "East", "East"] * 2, "Drop off"]
+AROUND = ["Up", *["Right"] * 11, "Down"]
 SOURCE = """
 import itertools
 
@@ -63,6 +72,12 @@ class Counted(Said):
     def step(self, action):
         return "", action, False, False, {}
 
+class Tenths(Said):
+    action_space = spaces.Discrete(1)
+
+    def step(self, action):
+        return "", 0.1, False, False, {}
+
 class Boxed(Said):
     action_space = spaces.Box(0, 1)
 
@@ -70,6 +85,7 @@ gymnasium.register("Said-v0", Said)
 gymnasium.register("Drawn-v0", Drawn)
 gymnasium.register("Boxed-v0", Boxed)
 gymnasium.register("Counted-v0", Counted)
+gymnasium.register("Tenths-v0", Tenths)
 """
 
 
@@ -128,6 +144,43 @@ def test_a_hole_is_an_end_without_success() -> None:
     assert (last.outcome, last.rewards["success"]) == (Outcome.ENDED, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("world", "success", "moves", "succeeds"),
+    [
+        (CART, "truncated", FALLS, False),
+        (CART, "truncated", STANDS, True),
+        (CART, {"return": 12}, FALLS, False),
+        (CART, {"return": 12}, STANDS, True),
+        (CLIFF, "terminated", AROUND, True),
+        (CLIFF, "terminated", AROUND[:-1], False),
+        (CLIFF, {"return": -13}, AROUND, True),
+        (CLIFF, {"return": -13}, AROUND[:-1], False),
+        (HILL, "terminated", SWINGS, True),
+        (HILL, "terminated", SWINGS[:-1], False),
+        (TAXI, {"last_reward": 20}, HOME, True),
+        (TAXI, {"last_reward": 20}, HOME[:-1], False),
+        (TAXI, {"return": 0}, ["Jump"], False),
+        (ICE, "terminated", ["Right", "Down"], True),
+        (ICE, {"last_reward": 1}, ["Right", "Down"], False),
+    ],
+)
+def test_a_play_shows_the_success_that_is_asked_for(
+    world: dict[str, Any], success: Any, moves: list[str], succeeds: bool
+) -> None:
+    env = made(world | {"success": success}, max_steps=len(moves))
+    assert play(env, *moves)[-1].rewards["success"] == float(succeeds)
+
+
+def test_rounding_costs_no_success() -> None:
+    world = {"id": "some_worlds:Tenths-v0", "actions": ["a"], "success": {"return": 0.3}}
+    assert [step.rewards.get("success") for step in play(made(world, max_steps=3), "a", "a", "a")] == [None, None, 1.0]
+
+
+def test_a_world_without_success_is_refused_at_its_end_at_the_latest() -> None:
+    with pytest.raises(ValueError, match=r'env\.gymnasium\.w: the info of FrozenLake-v1 has no "success"; say under'):
+        play(made(ICE | {"success": "info"}), "Right", "Down")
+
+
 def test_what_is_no_move_is_told_and_costs_a_step() -> None:
     call = '<tool_call>{"name": "go", "arguments": {}}</tool_call>'
     steps = play(made(ICE, max_steps=5), "Jump", call, "", "Left", "")
@@ -169,7 +222,7 @@ def test_text_is_taken_as_it_is() -> None:
 
 
 def test_moves_are_counted_from_the_first_of_their_space() -> None:
-    world = {"id": "some_worlds:Counted-v0", "actions": ["a", "b"]}
+    world = {"id": "some_worlds:Counted-v0", "actions": ["a", "b"], "success": "terminated"}
     assert [step.rewards["env"] for step in play(made(world), "b", "a")] == [6.0, 5.0]
 
 
@@ -223,6 +276,24 @@ def test_rows_that_are_refused(setup: Any, message: str) -> None:
         (ICE | {"actions": ["Up", "Down"]}, "it has 4 actions, and not 2; name all of them under actions"),
         (ICE | {"actions": None}, "it has 4 actions, and not 0"),
         (ICE | {"actions": ["Up", "up", "Left", "Right"]}, "actions names 'up' 2 times, in whatever case"),
+        (
+            ICE | {"success": None},
+            r'FrozenLake-v1 has no "success"; say .*: info, terminated, truncated, {last_reward: R}',
+        ),
+        (
+            CLIFF,
+            'the info of CliffWalking-v1 has no "success"; say under success what one play must show: info, termin',
+        ),
+        (
+            ICE | {"success": "solved"},
+            "w.success: success is info, terminated, .*return: R}, and R is a number; got 'so",
+        ),
+        (ICE | {"success": {"last_reward": 1, "return": 1}}, "success is info, terminated"),
+        (ICE | {"success": {"last_reward": float("nan")}}, "and R is a number"),
+        (
+            CART | {"kwargs": {}, "success": "truncated"},
+            "truncated after 500 steps, which no .*max_episode_steps to 5 or",
+        ),
         (ICE | {"timeout_s": 3}, "unknown key 'gymnasium.w.timeout_s'"),
         ({"id": "some_worlds:Said-v0", "actions": ["a"]}, "it takes text, and actions has no effect; leave it out"),
         ({"id": "some_worlds:Boxed-v0"}, "only those of Discrete and Text can be written"),

@@ -60,19 +60,24 @@ async def opened(params: McpParams) -> None:
         pass
 
 
-@contextmanager
-def by_http() -> Iterator[str]:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with subprocess.Popen([*HONEST, str(port)], stderr=subprocess.DEVNULL) as process:
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def by_http(port: int, *more: str) -> Iterator[str]:
+    with subprocess.Popen([*HONEST, str(port), *more], stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
             with socket.socket() as probe:
                 if not probe.connect_ex(("127.0.0.1", port)):
                     break
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/mcp"
-        process.kill()
+        try:
+            yield f"http://127.0.0.1:{port}/mcp"
+        finally:
+            process.kill()
 
 
 async def _play(params: McpParams) -> dict[str, ToolResult]:
@@ -117,7 +122,7 @@ def test_a_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 
 
 def test_an_address() -> None:
-    with by_http() as url:
+    with by_http(free_port()) as url:
         _judge(asyncio.run(_play(McpParams(url=url, timeout_s=60))))
 
 
@@ -163,6 +168,56 @@ def test_a_server_that_dies_in_a_call_is_the_worlds_fault_and_is_started_again()
 
     assert asyncio.run(play()).text == "3"
     assert not commands()
+
+
+class Restarted:
+    """A server by HTTP that forgets its sessions."""
+
+    def __init__(self, running: contextlib.ExitStack) -> None:
+        self._running, self._port = running, free_port()
+        self.url = running.enter_context(by_http(self._port, "sessions"))
+
+    def again(self) -> None:
+        self._running.close()
+        self._running.enter_context(by_http(self._port, "sessions"))
+
+
+def test_a_session_that_a_restarted_server_does_not_know_is_begun_again() -> None:
+    """Every call is made, and once: the server counts them."""
+
+    async def play(restarted: Restarted) -> list[list[str]]:
+        async with Server("x", McpParams(url=restarted.url, timeout_s=30)) as server:
+            counts = [[(await server.ask("count", {})).text for _ in range(3)]]
+            restarted.again()
+            counts.append([(await server.ask("count", {})).text for _ in range(2)])
+            restarted.again()
+            await server.verify()
+            restarted.again()
+            at_once = await asyncio.gather(*(server.ask("count", {}) for _ in range(20)))
+            return [*counts, sorted((result.text for result in at_once), key=int)]
+
+    with contextlib.ExitStack() as running:
+        counts = asyncio.run(play(Restarted(running)))
+    assert counts == [["1", "2", "3"], ["1", "2"], [str(count) for count in range(1, 21)]]
+
+
+def test_a_session_of_an_episode_ends_with_a_server_that_is_restarted() -> None:
+    """A new session would not remember the episode's calls."""
+
+    async def play(restarted: Restarted) -> None:
+        params = McpParams(url=restarted.url, timeout_s=30, scope="episode", tools=["count"])
+        async with Server("x", params) as server:
+            [count] = server.for_episode(lambda result, kept: result == kept)
+            assert (await count.call({})).text == "1"
+            restarted.again()
+            with pytest.raises(WorldFault, match="failed in count: MCPError: the server does not know the session"):
+                await count.call({})
+            with pytest.raises(WorldFault, match="ended the session of an episode"):
+                await count.call({})
+            await count.close()
+
+    with contextlib.ExitStack() as running:
+        asyncio.run(play(Restarted(running)))
 
 
 def test_variables_that_are_named_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""MCP servers to be started: `python servers.py honest [PORT]` with mcp's own class, `python servers.py FILE` by hand.
+"""MCP servers to be started: `python servers.py honest [PORT [sessions]]`, `python servers.py FILE`.
 
-The second kind answers as the file of JSON says, so that it can be as wrong as it likes; it starts at once.
+The first kind is of mcp's own class; with `sessions` it speaks a version of the protocol that has sessions. The
+second kind answers as the file of JSON says, so that it can be as wrong as it likes; it starts at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 
-def honest(port: int | None) -> None:
+def honest(port: int | None, sessions: bool) -> None:
+    import uvicorn
     from mcp.server import MCPServer
     from mcp_types import AudioContent, BlobResourceContents, EmbeddedResource, ImageContent, TextContent
 
@@ -68,8 +70,23 @@ def honest(port: int | None) -> None:
     sys.stderr.write("noise of a server\n")
     if port is None:
         server.run()
+    elif sessions:
+        uvicorn.run(_older(server.streamable_http_app()), port=port, log_level="critical")
     else:
         server.run("streamable-http", port=port)
+
+
+def _older(app: Any) -> Any:
+    """Refuses the version without sessions, as a server of 2025 does."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        if (b"mcp-protocol-version", b"2026-07-28") in scope.get("headers", ()):
+            await send({"type": "http.response.start", "status": 400, "headers": []})
+            await send({"type": "http.response.body"})
+        else:
+            await app(scope, receive, send)
+
+    return refuse
 
 
 def by_hand(answers: dict[str, Any]) -> None:
@@ -96,6 +113,6 @@ def by_hand(answers: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "honest":
-        honest(int(sys.argv[2]) if len(sys.argv) > 2 else None)
+        honest(int(sys.argv[2]) if len(sys.argv) > 2 else None, sessions="sessions" in sys.argv)
     else:
         by_hand(json.loads(Path(sys.argv[1]).read_text()))
