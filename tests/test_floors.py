@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.structure import imports, named, read_sources, within
 
 ROOT = Path(__file__).parents[1]
 
@@ -72,37 +73,8 @@ PLACES = {
 }
 
 
-def module_name(path: Path, root: Path) -> str:
-    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-
-
-def imports(source: str, modules: set[str]) -> set[str]:
-    """Every module a source imports, inside functions too; `from package import module` counts as the module."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"line {node.lineno}: the house imports by absolute names"
-            assert node.module
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (names & modules) or {node.module}
-    return found
-
-
-def named(source: str) -> set[str]:
-    """Every module that a string of a source names, to be imported later."""
-    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
-    return {text for text in constants if isinstance(text, str) and text in SOURCES}
-
-
-PATHS = [path for package in ("agent_r1", "flows") for path in sorted((ROOT / package).rglob("*.py"))]
-SOURCES = {module_name(path, ROOT): path.read_text() for path in PATHS}
-HOUSE = {name: imports(source, set(SOURCES)) for name, source in SOURCES.items()}
-
-
-def within(module: str, packages: tuple[str, ...] | set[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+SOURCES = read_sources(ROOT, "agent_r1", "flows")
+HOUSE = {name: imports(source, SOURCES) for name, source in SOURCES.items()}
 
 
 def of_the_house(module: str) -> set[str]:
@@ -140,7 +112,9 @@ def test_the_rules_of_games_know_nothing_of_the_house() -> None:
 def test_a_wing_is_entered_by_its_doors(wing: str) -> None:
     """The commands' table names modules as text, so that a door there imports nothing before it is opened."""
     entering = {
-        module for module in HOUSE if any(within(name, {wing}) for name in HOUSE[module] | named(SOURCES[module]))
+        module
+        for module in HOUSE
+        if any(within(name, {wing}) for name in HOUSE[module] | named(SOURCES[module], SOURCES))
     }
     assert {module for module in entering if not within(module, {wing})} == DOORS[wing]
 
@@ -188,9 +162,18 @@ def test_importing_loads_no_library_that_is_only_waited_for(modules: list[str], 
 
 def test_imports_are_found_wherever_they_stand() -> None:
     source = "import a.b\nfrom c import d\ndef f():\n    from c import e\n    import g as h\n"
-    assert imports(source, {"c", "c.d"}) == {"a.b", "c.d", "c", "g"}
+    source += "if TYPE_CHECKING:\n    import i\n"
+    assert imports(source, {"c", "c.d"}) == {"a.b", "c.d", "c", "g", "i"}
+    assert imports(source, {"c", "c.d"}, typing=False) == {"a.b", "c.d", "c", "g"}
+
+
+def test_modules_are_named_by_strings() -> None:
+    modules = {"a", "a.b", "a.b.c", "a.bc", "d"}
+    assert named('"a.b", "d:run", "a.bc is prose", "no"', modules) == {"a.b", "d"}
+    assert named('f"a.b.{kind}:run", f"{kind}.d", f"see d {kind}"', modules) == {"a.b.c"}
+    assert named('f"a.b{kind}", f"d:{name}"', modules) == {"a.b", "a.b.c", "a.bc", "d"}
 
 
 def test_relative_imports_are_refused() -> None:
-    with pytest.raises(AssertionError, match="absolute names"):
+    with pytest.raises(ValueError, match="absolute names"):
         imports("from . import records", set())

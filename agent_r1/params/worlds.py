@@ -121,6 +121,7 @@ class GymnasiumParams(_WorldParams):
     """An environment of gymnasium's, or one that is registered with it; see `agent_r1.outside.gym_env`."""
 
     id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
+    success: Success | None = None  # null is info, and refused where the world's info has no success
     kwargs: dict[str, Any] = Field(default={})
     # What its moves are called, from the first on; null where it takes text.
     actions: Annotated[list[Annotated[str, Field(pattern=_WORDS)]], Field(min_length=1)] | None = None
