@@ -18,6 +18,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))  # until the rim is there
     from typer.main import get_command
 
+    from agent_r1.harmless import harmless_lines
     from flows.commands import app
     from flows.stage import clean_end
 
@@ -26,7 +27,10 @@ def main() -> None:
         with clean_end():
             get_command(app).main(prog_name=PROGRAM)  # an app itself would show tracebacks in its own way
     except SystemExit as end:
-        leave(int(end.code or 0))
+        if isinstance(end.code, str):  # Python shows a sentence, and ends with 1
+            sys.stderr.write(f"{harmless_lines(end.code)}\n")
+            leave(1)
+        leave(end.code or 0)
 
 
 def leave(code: int) -> NoReturn:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 
 from agent_r1 import params
-from agent_r1.harmless import harmless_lines
 from agent_r1.http.endpoint import Endpoint
 from agent_r1.inspection.agent import open_agent
 from agent_r1.inspection.chat import Remote, Session, chat
-from agent_r1.rollout.sampling import EngineError
+from agent_r1.tools import own
 from flows.policies import chosen
-from flows.stage import SHOW_TRACEBACK
 
 PATIENCE_S = 600.0  # with an agent that is served, for one answer
 
@@ -33,28 +30,25 @@ def ask(
     question: str | None = None,
     draws: int | None = None,
 ) -> None:
-    """Asks a policy of this project, or `model` at an `endpoint`; what a user can mend ends as one line and code 1."""
+    """Asks a policy of this project, or `model` at an `endpoint`. Raises ValueError for what does not go together."""
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # bytes that are no text, text that the terminal cannot show
     logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
-    try:
-        if draws is not None and not temperature:
-            raise ValueError("--draws has no effect at temperature 0; give --temperature")
-        if endpoint and (run or seed is not None or sweep or temperature):
-            raise ValueError(
-                "--run, --seed, --sweep and --temperature are said where the agent is served, not to --endpoint"
-            )
-        if endpoint:
-            served = Endpoint(endpoint, timeout_s=PATIENCE_S)
-            chat(Remote.opened(served, model), served.url, question)
-        else:
-            settings = params.load()
-            policy = chosen(settings, run, seed, sweep, model)
-            own, beneath = policy.as_trained(settings), policy.beneath(settings)
-            agent = open_agent(own, policy.path, policy.updates, beneath=beneath, temperature=temperature)
-            chat(Session.opened(agent, draws or 0), policy.title, question)
-    except (ValueError, OSError, EngineError) as fault:
-        if os.environ.get(SHOW_TRACEBACK):
-            raise
-        sys.exit(harmless_lines(str(fault)))
+    if draws is not None and not temperature:
+        raise ValueError("--draws has no effect at temperature 0; give --temperature")
+    if endpoint and (run or seed is not None or sweep or temperature):
+        raise ValueError(
+            "--run, --seed, --sweep and --temperature are said where the agent is served, not to --endpoint"
+        )
+    if endpoint:
+        served = Endpoint(endpoint, timeout_s=PATIENCE_S)
+        chat(Remote.opened(served, model), served.url, question)
+        return
+    settings = params.load()
+    policy = chosen(settings, run, seed, sweep, model)
+    trained, beneath = policy.as_trained(settings), policy.beneath(settings)
+    own.require(trained.env)
+    agent = open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
+    title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
+    chat(Session.opened(agent, draws or 0), title, question)

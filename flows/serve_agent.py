@@ -12,6 +12,7 @@ from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import open_to_all
 from agent_r1.inspection.agent import open_agent
 from agent_r1.inspection.served import serve
+from agent_r1.tools import own
 from flows.policies import chosen
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def serve_agent(
     policy = chosen(settings, run, seed, sweep, model)
     if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
         logger.warning(warning)
-    own, beneath = policy.as_trained(settings), policy.beneath(settings)
-    with open_agent(own, policy.path, policy.updates, beneath=beneath, temperature=temperature) as agent:
+    trained, beneath = policy.as_trained(settings), policy.beneath(settings)
+    own.require(trained.env)
+    with open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature) as agent:
         serve(agent, policy.name, host=host, port=port, temperature=temperature)

@@ -114,9 +114,9 @@ def started_by_another() -> bool:
 def clean_end() -> Iterator[None]:
     """The rim of a command: sets up logging, and turns faults and signals into exit codes, in this one place.
 
-    What a user can mend (ValueError, OSError) ends as one message and exit code 1, or 75 where the same may work later,
-    without anybody's doing (a server that does not answer, MLflow's included, a disk that fails); an interrupt ends as
-    130, a termination as 143; any other fault keeps its traceback.
+    What a user can mend (ValueError, OSError, EngineError) ends as one line and exit code 1, or 75 where the same may
+    work later, without anybody's doing (a server that does not answer, MLflow's included, a disk that fails); an
+    interrupt ends as 130, a termination as 143; any other fault keeps its traceback.
     """
     configure_logging()
     sys.excepthook = show_traceback
@@ -130,12 +130,12 @@ def clean_end() -> Iterator[None]:
             logger.warning("interrupted")
         raise
     except Exception as fault:
-        mendable = fault if isinstance(fault, (ValueError, OSError)) else _of_the_store(fault)
+        mendable = fault if isinstance(fault, (ValueError, OSError)) else _mendable(fault)
         if mendable is None or os.environ.get(SHOW_TRACEBACK):
             raise
         origin = traceback.extract_tb(fault.__traceback__)[-1]
         where = f"{os.path.relpath(origin.filename)}:{origin.lineno}"
-        logger.error("%s\n(raised at %s; %s=1 shows the whole traceback)", mendable, where, SHOW_TRACEBACK)
+        logger.error("%s (raised at %s; %s=1 shows the whole traceback)", mendable, where, SHOW_TRACEBACK)
         code = UNAVAILABLE if isinstance(mendable, OSError) and not isinstance(mendable, LASTING) else 1
         leave_code(code)
         sys.exit(code)
@@ -150,14 +150,18 @@ def leave_code(code: int) -> None:
 def prepare_process() -> None:
     """Makes a command the same process wherever it is started: from the project's root, with `model.threads` threads.
 
-    To be called before torch is imported. Without a readable params.yaml the command itself says so.
+    The root is the first place to import from, for tools, rewards and worlds of one's own; Python itself puts there the
+    current folder of `python -m flows`, and the folder of the script `agent-r1`. To be called before torch is imported.
+    Without a readable params.yaml the command itself says so.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     keep_freed_memory()
     gc.set_threshold(*IMPORTING)
     try:
-        os.chdir(project_root())
+        root = project_root()
+        os.chdir(root)
+        sys.path.insert(0, str(root))
         threads = params.load().model.threads
     except (ValueError, OSError):
         return
@@ -193,11 +197,12 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _of_the_store(fault: Exception) -> Exception | None:
-    """The fault as a message, where MLflow's store cannot be used for now."""
-    from agent_r1.tracking.store import passing_fault  # brings numpy, which is to find the number of threads set
+def _mendable(fault: Exception) -> Exception | None:
+    """The fault as a message, where the engine says what is wrong, or MLflow's store cannot be used for now."""
+    from agent_r1.rollout.sampling import EngineError  # both bring numpy, which is to find the number of threads set
+    from agent_r1.tracking.store import passing_fault
 
-    return passing_fault(fault)
+    return fault if isinstance(fault, EngineError) else passing_fault(fault)
 
 
 def keep_freed_memory() -> None:

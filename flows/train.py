@@ -28,6 +28,7 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
+from agent_r1.tools import own
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import START, Identity
@@ -51,7 +52,10 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     questions = read_rows(places.questions, Question)
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
-    place = given_place(settings.learner)  # before anything is waited for
+    # before anything is waited for
+    own.require(settings.env)
+    own_rewards.load(config.credit.rewards)
+    place = given_place(settings.learner)
     # before the folder is looked at: the process that holds it may be training this run
     with accelerator(settings.operate.side_by_side, settings.gpus):
         # before the folder is taken up: what cannot run replaces nothing

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +28,8 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override, validated
 from agent_r1.records import CallStatus, Outcome, Passage, Question
+from agent_r1.search.index import build
+from agent_r1.tables import write_rows
 from agent_r1.tools.toolbox import Toolbox
 from tests.outside.worlds import play
 
@@ -74,6 +79,56 @@ def test_tools_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             return [schema["function"]["name"] for schema in toolbox.schemas]
 
     assert asyncio.run(offered()) == ["calculator", "python", "years_between"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that offers the page's own tool alone, and has a model and an index."""
+    text = (ROOT / "docs/extending.md").read_text()
+    code, lines = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)[:2]
+    own = {"functions": yaml.safe_load(lines)["env"]["tools"]["functions"]}
+    tools = dict.fromkeys(("read", "calculator", "python")) | own
+    env = {"max_steps": 1, "max_tokens": 500, "max_action_tokens": 16, "tools": tools}
+    settings = changed({"engine": {"kind": "transformers"}, "env": env})
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings.model_dump(mode="json", by_alias=True)))
+    (tmp_path / "my_tools.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    places = settings.places
+    write_rows(places.passages, [Passage(passage_id="p", title="Veld", text="Tesk is a city.")], Passage)
+    build(settings.search, places.passages, places.index)
+    places.warm_start.parent.mkdir()
+    places.warm_start.symlink_to(tiny_model)
+    return tmp_path
+
+
+def typed(project: Path) -> subprocess.CompletedProcess[str]:
+    """The page's command as a user types it, in a folder inside the project."""
+    [line] = re.findall(r"^```\n(echo .*)\n```$", (ROOT / "docs/extending.md").read_text(), re.MULTILINE)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    return subprocess.run(
+        line, shell=True, cwd=project / "data", env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_finds_what_lies_in_the_project(project: Path) -> None:
+    done = typed(project)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 step, " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("", "env.tools.functions.years_between: my_tools has no 'years_between'"),
+        ("import sys\nsys.exit('set a key')\n", "set a key"),
+    ],
+)
+def test_the_command_refuses_what_is_not_there_before_it_answers(project: Path, code: str, message: str) -> None:
+    (project / "my_tools.py").write_text(code)
+    done = typed(project)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert message in done.stderr
 
 
 def test_the_environment(page: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ class Asking(Protocol):
 def chat(opening: AbstractContextManager[Asking], title: str, question: str | None) -> None:
     """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
 
-    `opening` loads who answers; the title is a name for people.
+    `opening` loads who answers; the title, a name for people, is shown first.
     """
     at_keyboard = question is None and sys.stdin.isatty()
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
@@ -54,9 +54,9 @@ def chat(opening: AbstractContextManager[Asking], title: str, question: str | No
         with console.status(f"loading {title}"):
             session = stack.enter_context(opening)
         screen = Screen(console, session.limits)
+        screen.say(f"{title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
-            screen.say(f"{title} answers; Ctrl-D ends", QUIET)
             lines = typed(console)
         converse(session, screen, filter(None, map(str.strip, lines)), echo=not at_keyboard)
 

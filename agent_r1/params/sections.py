@@ -43,7 +43,8 @@ def public(url: str) -> str:
 def address(url: str) -> str:
     """The address of a server, without a slash at its end; a ValueError says what is wrong with it."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError("a server's address starts with http:// or https://")
+        shown = without_password(url)
+        raise ValueError(f"{shown!r} is no server's address; a server's address starts with http:// or https://")
     return public(url).rstrip("/")
 
 

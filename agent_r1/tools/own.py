@@ -25,6 +25,14 @@ def own_tools(params: ToolsParams) -> list[FunctionTool]:
     ]
 
 
+def require(params: EnvParams) -> None:
+    """Raises ValueError for a tool or a class of one's own that is not there, or is none."""
+    own_tools(params.tools)
+    for name, each in params.toolbox.items():
+        module, _, kind = each.class_.partition(":")
+        named(kind, module, f"env.toolbox.{name}")
+
+
 def sources(params: EnvParams) -> dict[str, str]:
     """The sha256 of the source file of each tool and class of one's own; raises as `named`."""
     modules = {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from agent_r1 import params
+from agent_r1.files import write_text
 from flows import commands
+from flows.results import results
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,6 +76,52 @@ def test_the_shell_completes_commands_options_runs_and_overlays() -> None:
 def test_what_is_no_command_is_refused_before_anything_is_loaded(line: list[str], message: str) -> None:
     ended = typed(*line)
     assert (ended.returncode, message in ended.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        (["chat", "--run", "pppo"], 1, "there is no run 'pppo' under runs:"),
+        (["chat", "--endpoint", "127.0.0.1"], 1, "'127.0.0.1' is no server's address"),
+        (["chat", "--endpoint", "http://127.0.0.1:9/v1"], 75, "http://127.0.0.1:9/v1 does not answer"),
+        (["overlay", "moon"], 1, "there is no overlay 'moon'"),
+    ],
+)
+def test_a_fault_is_one_line(line: list[str], code: int, message: str) -> None:
+    ended = typed(*line)
+    assert (ended.returncode, ended.stdout, len(ended.stderr.splitlines())) == (code, "", 1), ended.stderr
+    assert message in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("sweep", "successes", "line"),
+    [
+        ("", {}, "the untrained warm start: agent-r1 chat"),
+        ("", {"ppo": 0.2, "grpo": 0.7, "base_tool_call": 0.9}, "the best run of the report: agent-r1 chat --run grpo"),
+        (
+            "ablations",
+            {"ppo-seed0": 0.2, "ppo-seed1": 0.3},
+            "the best run of the report: agent-r1 chat --run ppo --seed 1 --sweep ablations",
+        ),
+    ],
+)
+def test_the_results_lead_to_the_best_run(
+    sweep: str,
+    successes: dict[str, float],
+    line: str,
+    tmp_path: Path,
+    write_params: Callable[..., None],
+    inside: Callable[..., AbstractContextManager[None]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_params(tmp_path, {"repro_runs": ["ppo", "grpo"]})
+    with inside(tmp_path):
+        places = params.load().places
+        write_text(places.report(sweep) / "report.md", "# Report\n\n4 agents.\n\n| agent |\n| --- |\n")
+        for label, success in successes.items():
+            write_text(places.evaluation(label, sweep) / "scores.json", json.dumps({"success": success}))
+        results(sweep)
+    assert capsys.readouterr().out.splitlines()[-1].strip(" •") == line
 
 
 def shown_in_the_docs() -> list[str]:

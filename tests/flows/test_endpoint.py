@@ -182,6 +182,6 @@ def ended(capsys: pytest.CaptureFixture[str], **asked: str) -> str:
     """What a chat says at its end, in whatever way it ends."""
     try:
         ask(**asked)
-    except SystemExit as end:
-        return str(end.code)
+    except ValueError as fault:
+        return str(fault)
     return capsys.readouterr().out

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from agent_r1.params.sections import override
 from flows.accelerator import accelerator, own_folder
+from flows.evaluate import evaluate
+from flows.train import train
+from flows.warm_start import warm_start
 
 HOLD = """
 import logging, sys
@@ -71,6 +76,55 @@ def test_gpus_are_held_by_one_stage_which_sees_no_other(
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)  # as another process sees it
             stages.enter_context(accelerator(1, wanted))
             assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+@pytest.mark.parametrize("stage", [lambda: train("ppo"), lambda: evaluate("ppo"), warm_start])
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"env": {"tools": {"functions": {"gone": {"module": "no_tools"}}}}}, "module 'no_tools' cannot be imported"),
+        ({"env": {"toolbox": {"gone": {"class": "no_worlds:Gone"}}}}, "module 'no_worlds' cannot be imported"),
+    ],
+)
+def test_names_are_tried_before_anything_is_waited_for(
+    stage: Callable[[], None], section: dict[str, Any], message: str, without_accelerator: Path
+) -> None:
+    rewrite(without_accelerator, section)
+    with pytest.raises(ValueError, match=message):
+        stage()
+
+
+def test_rewards_are_tried_before_anything_is_waited_for(without_accelerator: Path) -> None:
+    reward = {"gone": {"function": "no_rewards:gone", "weight": 1.0}}
+    rewrite(without_accelerator, {"train": {"credit": {"rewards": reward}}})
+    with pytest.raises(ValueError, match="module 'no_rewards' cannot be imported"):
+        train("ppo")
+
+
+@pytest.fixture
+def without_accelerator(
+    small_project: Path,
+    tmp_path: Path,
+    write_params: Callable[[Path, dict[str, Any]], None],
+    inside: Callable[[Path], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Path]:
+    """The small project, where whoever waits for the accelerator fails."""
+
+    def waited_for(*_: Any) -> None:
+        raise AssertionError("the accelerator is waited for")
+
+    for name in ("data", "outputs", ".tracking"):
+        (tmp_path / name).symlink_to(small_project / name)
+    write_params(tmp_path, {})
+    for module in ("train", "evaluate", "warm_start"):
+        monkeypatch.setattr(f"flows.{module}.accelerator", waited_for)
+    with inside(tmp_path):
+        yield tmp_path / "params.yaml"
+
+
+def rewrite(file: Path, changes: dict[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(override(yaml.safe_load(file.read_text()), changes)))
 
 
 def test_who_wants_two_gpus_is_not_passed_by_who_wants_one(start: Any) -> None:
