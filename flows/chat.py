@@ -43,7 +43,7 @@ def ask(
         )
     if endpoint:
         served = Endpoint(endpoint, timeout_s=PATIENCE_S)
-        chat(Remote.opened(served, model), served.url, question)
+        chat(Remote.opened(served, model), question)
         return
     settings = params.load()
     policy = chosen(settings, run, seed, sweep, model)
@@ -51,4 +51,4 @@ def ask(
     own.require(trained.env)
     agent = open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
-    chat(Session.opened(agent, draws or 0), title, question)
+    chat(Session.opened(agent, draws or 0, title), question)

@@ -36,6 +36,7 @@ CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "
 class Asking(Protocol):
     """Somebody who is asked questions."""
 
+    title: str  # a name for people
     limits: Limits
 
     def ask(self, text: str) -> Iterator[StepView]:
@@ -43,18 +44,18 @@ class Asking(Protocol):
         ...
 
 
-def chat(opening: AbstractContextManager[Asking], title: str, question: str | None) -> None:
+def chat(opening: AbstractContextManager[Asking], question: str | None) -> None:
     """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
 
-    `opening` loads who answers; the title, a name for people, is shown first.
+    `opening` loads who answers, whose title is shown first.
     """
     at_keyboard = question is None and sys.stdin.isatty()
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
     with contextlib.ExitStack() as stack:
-        with console.status(f"loading {title}"):
+        with console.status("loading"):
             session = stack.enter_context(opening)
         screen = Screen(console, session.limits)
-        screen.say(f"{title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
+        screen.say(f"{session.title} answers{'; Ctrl-D ends' if at_keyboard else ''}", QUIET)
         lines: Iterable[str] = sys.stdin if question is None else [question]
         if at_keyboard:
             lines = typed(console)
@@ -64,7 +65,8 @@ def chat(opening: AbstractContextManager[Asking], title: str, question: str | No
 class Session:
     """Questions to one agent. The seed is of what is drawn with a temperature above 0."""
 
-    def __init__(self, agent: Agent, seed: int) -> None:
+    def __init__(self, agent: Agent, seed: int, title: str) -> None:
+        self.title = title
         self.limits = Limits.of(agent.shared.limits)
         self._agent, self._seed = agent, seed
         self._asked: Counter[str] = Counter()
@@ -77,16 +79,17 @@ class Session:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, agent: AbstractContextManager[Agent], seed: int) -> Iterator[Self]:
+    def opened(cls, agent: AbstractContextManager[Agent], seed: int, title: str) -> Iterator[Self]:
         """With an agent that is yet to be opened."""
         with agent as found:
-            yield cls(found, seed)
+            yield cls(found, seed, title)
 
 
 class Remote:
     """Questions to an agent that somebody serves; see `agent_r1.inspection.served`."""
 
     def __init__(self, endpoint: Endpoint, card: Card) -> None:
+        self.title = f"{card.id} at {endpoint.url}"
         self.limits = card.limits
         self._endpoint, self._name = endpoint, card.id
 

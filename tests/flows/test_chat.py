@@ -208,7 +208,9 @@ def test_a_session_by_hand(tiny_tokenizer: PreTrainedTokenizerFast) -> None:
     env = load(SHIPPED).env.model_copy(update=LIMITS | {"max_steps": 2})
     chat = Chat(tiny_tokenizer)
     session = Session(
-        Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film())), seed=0
+        Agent(ScriptedSampler([[CALL, "<answer>Mara Quill</answer>"]], chat), chat, Shared(env, Film())),
+        seed=0,
+        title="a script",
     )
     file = io.StringIO()
     screen = Screen(Console(file=file, highlight=False, width=80), session.limits)
@@ -235,7 +237,9 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
             return super().sample(requests)
 
     for _ in range(2):
-        session = Session(Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film())), seed=3)
+        session = Session(
+            Agent(Noting([["<answer>a</answer>"]], chat), chat, Shared(env, Film())), seed=3, title="a script"
+        )
         for text in ("Who?", "Who?", "Where?"):
             list(session.ask(text))
     assert len(set(seeds[:3])) == 3

@@ -161,7 +161,11 @@ def test_a_served_agent_answers_as_chat_does(
             shown = []
             for text in questions:
                 ask(**agent, question=text)
-                shown.append(re.sub(r"\d+\.\d s", "", capsys.readouterr().out))
+                who, _, episode = re.sub(r"\d+\.\d s", "", capsys.readouterr().out).partition("\n")
+                assert who == (
+                    f"warm_start at {url} answers" if agent else "the warm start, untrained (see --run), answers"
+                )
+                shown.append(episode)
             return shown
 
         assert chatted(endpoint=url) == chatted(endpoint=url, model="warm_start") == chatted()
