@@ -20,7 +20,7 @@ from agent_r1.tools.base import ToolResult
 from agent_r1.tools.search import search_tool
 from agent_r1.tools.toolbox import Toolbox, cut
 
-SERVERS = str(Path(__file__).with_name("servers.py"))
+SERVERS = str(Path(__file__).parents[1] / "outside/servers.py")
 PYTHON = {"timeout_s": 30, "memory_mib": 64, "workers": 1}
 HONEST = {"command": [sys.executable, SERVERS, "honest"], "timeout_s": 60}
 Env = Callable[..., EnvParams]
