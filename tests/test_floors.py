@@ -49,6 +49,15 @@ ROOMS = {
     "training": {"rollout", "envs", "credit", "learn", "devices", "data", "search"},
     "inspection": {"training", "evaluation", "rollout", "envs", "credit", "learn", "devices", "data", "search"},
 }
+# Rooms that are imported by a name in a string, where params.yaml asks for them, and the modules that do so.
+BY_NAME = {"outside": {"agent_r1.envs.kinds", "agent_r1.tools.toolbox"}, "devices": set[str]()}
+# Modules that run as a process of their own, which another module starts by name.
+PROCESSES = {
+    "agent_r1.data.trial": {"agent_r1.data.sources"},
+    "agent_r1.rollout.vllm_process": {"agent_r1.rollout.vllm_engine"},
+    "flows.prefect_app": {"flows.processes"},
+    "flows.prefect_worker": {"flows.operation.serving"},
+}
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {
     "agent_r1.inspection": {"flows.chat", "flows.compare", "flows.replay", "flows.serve_agent", "flows.view"},
@@ -102,6 +111,16 @@ def test_the_ground_floor_knows_nothing_above_it(module: str) -> None:
 def test_rooms_import_only_downward(room: str) -> None:
     allowed = set(GROUND) | {f"agent_r1.{name}" for name in (room, *ROOMS[room])}
     assert offences(f"agent_r1.{room}", allowed) == set()
+
+
+def test_modules_are_imported_by_name_where_params_ask_and_nowhere_else() -> None:
+    """A name in a string is an import that no other test of floors sees."""
+    naming = {(name, module) for module, source in SOURCES.items() for name in named(source, SOURCES) if "." in name}
+    packages = {name for name in SOURCES if any(other.startswith(f"{name}.") for other in SOURCES)}
+    allowed = {(name, module) for name, modules in PROCESSES.items() for module in modules}
+    for room, modules in BY_NAME.items():
+        allowed |= {(name, module) for name in SOURCES for module in modules if within(name, {f"agent_r1.{room}"})}
+    assert {pair for pair in naming - allowed if pair[0] not in packages} == set()
 
 
 def test_the_rules_of_games_know_nothing_of_the_house() -> None:
