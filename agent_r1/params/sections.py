@@ -108,6 +108,18 @@ def differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[st
     ]
 
 
+def constants(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """The constants of a section and of all within it: dotted name -> value, as `flatten` names keys.
+
+    A stored run of a version in which one was still a key has it among its parameters.
+    """
+    found = {f"{prefix}{name}": getattr(kind, name) for name in kind.__class_vars__}
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= constants(field.annotation, f"{prefix}{name}.")
+    return found
+
+
 def _short(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
@@ -125,7 +137,10 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
     location = [without_password(str(part)) for part in problem["loc"]]
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key!r}{nearest(location[-1], _keys_at(kind, location[:-1]))}"
+        section, name = _section_at(kind, location[:-1]), location[-1]
+        if name in section.__class_vars__:
+            return f"{where}: {key!r} is no knob: it is {getattr(section, name)!r} in every run; leave it out"
+        return f"{where}: unknown key {key!r}{nearest(name, section.model_fields)}"
     if problem["type"] == "missing":
         return f"{where}: key {key!r} is missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -133,8 +148,8 @@ def _explain(where: str, kind: type[Section], problem: Any) -> str:
     return without_password(f"{where}: {key + ': ' if key else ''}{message}{given}")
 
 
-def _keys_at(kind: Any, location: list[str]) -> list[str]:
-    """The keys of the section at a place, inside of mappings and of sections that may be left out."""
+def _section_at(kind: Any, location: list[str]) -> type[BaseModel]:
+    """The section at a place, inside of mappings and of sections that may be left out."""
     for key in location:
         if get_origin(kind) is dict:
             kind = get_args(kind)[1]
@@ -143,7 +158,8 @@ def _keys_at(kind: Any, location: list[str]) -> list[str]:
         else:  # one of the further keys that a section may allow
             kind = get_args(get_type_hints(kind)["__pydantic_extra__"])[1]
         kind = get_args(kind)[0] if get_origin(kind) is UnionType else kind
-    return list(kind.model_fields)
+    section: type[BaseModel] = kind
+    return section
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -60,17 +60,9 @@ class RolloutParams(Section):
     questions: Count
     samples: Count
     ahead: Annotated[int, Field(ge=0, le=1)]
-    temperature: Positive
-    top_p: Annotated[float, Field(gt=0, le=1)]
-
-    def objections(self) -> Iterator[str]:
-        if self.top_p < 1:
-            yield f"top_p {self.top_p} cuts the distribution that the loss assumes; training needs top_p: 1.0"
-        if self.temperature != 1:
-            yield (
-                f"temperature {self.temperature} samples from another distribution than the loss assumes; "
-                "training needs temperature: 1.0"
-            )
+    # The loss assumes that actions are drawn from the policy's own distribution, uncut.
+    temperature: ClassVar[float] = 1.0
+    top_p: ClassVar[float] = 1.0
 
 
 class ValidationParams(Section):

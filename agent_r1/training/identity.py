@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from agent_r1.files import write_text
 from agent_r1.params import Params, fingerprint
-from agent_r1.params.sections import differences, flatten
+from agent_r1.params.sections import constants, differences, flatten
 from agent_r1.params.train import TrainParams
 
 START = "start.json"
@@ -58,7 +58,9 @@ class Identity:
 
     def differences_from(self, earlier: Identity) -> list[str]:
         """In words, such as `train.credit.lam 0.99 -> 0.95`; empty where the run is the same."""
-        return differences(earlier.parameters, self.parameters) + differences(earlier.inputs, self.inputs)
+        kept = constants(Params)  # keys of earlier versions
+        parameters = {name: value for name, value in earlier.parameters.items() if (name, value) not in kept.items()}
+        return differences(parameters, self.parameters) + differences(earlier.inputs, self.inputs)
 
     def compare(self, folder: Path) -> tuple[str, list[str]]:
         """Why the run cannot go on from what is in a folder, "" where it can; and the code files that changed since."""

@@ -219,6 +219,10 @@ def test_what_makes_a_run_is_its_parameters_without_what_it_keeps() -> None:
     assert Identity.of(shared, SETTINGS.run(RunId("ppo")), {"index": "x"}) == plain
     other = identity({"seed": 1})
     assert other.differences_from(plain) == ["train.seed 0 -> 1"]
+    was_key = dataclasses.replace(plain, parameters={**plain.parameters, "train.rollout.top_p": 1.0})
+    assert plain.differences_from(was_key) == []
+    was_other = dataclasses.replace(plain, parameters={**plain.parameters, "train.rollout.top_p": 0.9})
+    assert plain.differences_from(was_other) == ["train.rollout.top_p 0.9 -> none"]
     assert other.fingerprint != plain.fingerprint == identity({}).fingerprint
 
 
