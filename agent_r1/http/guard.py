@@ -1,4 +1,4 @@
-"""What protects the project's servers: a key, or loopback alone without pages; limits of size, connections and time."""
+"""The guard of the project's servers: a key, or this machine's programs alone; limits of size, connections and time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from agent_r1.http.client import LOOPBACK, read_key
 
 
 class Guard:
-    """Stands before every route of a server whose clients are trusted with more than reading.
+    """Guards every route of a server whose clients are trusted with more than reading.
 
-    With a key in the environment variable, only requests that bring it pass. Without, only those of this machine's
-    programs: web pages name where they come from, or another host.
+    With a key in the environment variable, only requests with that key pass. Without, only requests of this machine's
+    programs pass: a web page names its origin, or another host.
     """
 
     def __init__(self, app: ASGIApp, variable: str) -> None:
@@ -44,9 +44,9 @@ class Guard:
 
 
 class Bounded(H11Protocol):
-    """A connection that ends after `seconds`, however slowly it is used; one beyond `most` ends at once."""
+    """A connection that ends after `seconds`, however slowly it is used; more than `most` connections end at once."""
 
-    seconds = 60.0  # that a request with its answer may take
+    seconds = 60.0  # of a request with its answer
     most = 512  # connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,13 +60,13 @@ class Bounded(H11Protocol):
 
 
 def refusal(status: int, message: str, code: str) -> JSONResponse:
-    """A refusal in the form that OpenAI's clients read, and vLLM's server gives."""
+    """A refusal in OpenAI's form, like those of vLLM's server."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
 
 
 async def read_body(request: Request, most: int, remedy: str) -> bytes:
-    """The body of a request; an HTTPException refuses one of more than `most` bytes with 413, as soon as it is."""
+    """The body of a request. Raises HTTPException 413 as soon as it has more than `most` bytes."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -76,9 +76,9 @@ async def read_body(request: Request, most: int, remedy: str) -> bytes:
 
 
 def open_to_all(variable: str, host: str, risk: str) -> str:
-    """What to tell who starts a server without a key, "" where there is one.
+    """The warning for a server without a key, "" for one with a key.
 
-    Raises ValueError where it would listen beyond this machine.
+    Raises ValueError if a server without a key would listen beyond this machine.
     """
     if read_key(variable):
         return ""
@@ -89,7 +89,7 @@ def open_to_all(variable: str, host: str, risk: str) -> str:
 
 
 def configured(app: ASGIApp, host: str, port: int, connection: type[Bounded] = Bounded) -> uvicorn.Config:
-    """A server of an app whose connections are bounded and carry one request each."""
+    """The configuration of a server whose connections are `Bounded` and carry one request each."""
     return uvicorn.Config(
         app,
         host=host,
