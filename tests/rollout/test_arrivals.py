@@ -159,7 +159,7 @@ def test_who_is_cancelled_takes_the_request_out_and_what_still_arrives_of_it_is_
             await given_up
         assert engine.theirs.poll(), "it is not taken out"
         assert engine.theirs.recv() == ("abort", lost)
-        with pytest.raises(RuntimeError, match="1 requests are waited for"):
+        with pytest.raises(RuntimeError, match="1 requests are under way"):
             engine.sample([request()])
         engine.theirs.send(("arrived", [(lost, action(1)), (kept, action(2))]))
         return await asyncio.wait_for(waits, PATIENCE_S)

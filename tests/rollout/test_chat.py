@@ -261,7 +261,7 @@ def test_a_template_that_rewrites_is_announced_with_the_first_span(
         assert not caplog.records
         Chat(tokenizer_of("qwen3"))
     [record] = caplog.records
-    assert "rewrites what was said" in record.getMessage()
+    assert "rewrites earlier messages" in record.getMessage()
     assert "<think>a</think>b" in record.getMessage()
 
 

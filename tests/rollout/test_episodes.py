@@ -22,7 +22,7 @@ from agent_r1.faults import TooManyAborted
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.episode import StepView
+from agent_r1.rollout.episode import Play, StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
@@ -96,7 +96,7 @@ def attempts(envs: Sequence[Any]) -> list[Attempt]:
 
 def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: float) -> list[Trajectory]:
     with Shared(LIMITS.model_copy(update=limits)) as shared:
-        return collect(sampler, chat, attempts(envs), shared, seed=7, iteration=iteration)
+        return collect(sampler, chat, attempts(envs), shared, seed=7, play=Play(iteration=iteration))
 
 
 def test_one_episode_by_hand(chat: Chat) -> None:
@@ -204,7 +204,7 @@ def test_who_looks_on_is_told_as_each_episode_ends(chat: Chat) -> None:
 
     envs, over = [Echo("seen", steps=steps) for steps in (2, 1)], Mock()
     with Shared(LIMITS) as shared:
-        collect(Watched([["go"] * 3] * 2, chat), chat, attempts(envs), shared, seed=7, over=over)
+        collect(Watched([["go"] * 3] * 2, chat), chat, attempts(envs), shared, seed=7, play=Play(over=over))
     assert (ended, over.call_count) == ([0, 0, 1], 2)
 
 
