@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.harmless import harmless
+from agent_r1.harmless import harmless, without_password
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 MAX_ANSWER_BYTES = 1 << 25
@@ -23,7 +25,7 @@ MAX_ANSWER_BYTES = 1 << 25
 BUSY = frozenset({408, 429, 502, 503, 504})  # the server, or a proxy before it, asks to come again
 FAILED = BUSY.union(range(500, 1000))  # any fault of the server
 _CONNECT_TIMEOUT_S = 10.0
-_EXCERPT = 500  # characters of a server's own words in a message
+EXCERPT = 500  # characters of a server's own words in a message
 
 Shape = TypeVar("Shape", bound=BaseModel)
 T = TypeVar("T")
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class BadAnswerError(ValueError):
-    """An answer that is too large or of another shape; the message says in what."""
+    """An answer that is too large or of another shape; the message names the fault."""
 
 
 class RefusalError(Exception):
@@ -61,7 +63,7 @@ class Answer(NamedTuple):
     @property
     def excerpt(self) -> str:
         """The first words of the body."""
-        return harmless(self.body[:_EXCERPT].decode(errors="replace"))
+        return harmless(self.body[:EXCERPT].decode(errors="replace"))
 
     @property
     def reason(self) -> str:
@@ -97,7 +99,6 @@ class Client:
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        self._tls = httpx.create_ssl_context()  # takes longer than a search
 
     def ask(self, method: str, path: str, content: str | None = None) -> Answer:
         """The answer to a request, asked once.
@@ -117,7 +118,7 @@ class Client:
         timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
         with (
             self._named(),
-            httpx.Client(base_url=self._url, verify=self._tls, timeout=timeout) as client,
+            httpx.Client(base_url=self._url, verify=tls(), timeout=timeout) as client,
             client.stream("POST", path, content=content, headers=self._headers) as response,
         ):
             require_plain(response.headers)
@@ -146,7 +147,7 @@ class Client:
         except (TimeoutError, httpx.TimeoutException):
             raise TimeoutError(f"took longer than {self._timeout_s} s") from None
         except httpx.HTTPError as fault:
-            raise ConnectionError(harmless(f"{type(fault).__name__}: {fault}"[:_EXCERPT].rstrip(": "))) from fault
+            raise ConnectionError(in_words(fault)) from fault
         except httpx.InvalidURL as fault:
             raise ValueError(f"{self._url} is no address of a server: {fault}") from None
 
@@ -155,7 +156,7 @@ class Client:
         timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
         async with (
             asyncio.timeout(self._timeout_s),
-            httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=timeout) as client,
+            httpx.AsyncClient(base_url=self._url, verify=tls(), timeout=timeout) as client,
             client.stream(method, path, content=content, headers=self._headers) as response,
         ):
             require_plain(response.headers)
@@ -207,6 +208,19 @@ def read_key(variable: str) -> str:
     if not re.fullmatch("[!-~]*", key):
         raise ValueError(f"{variable} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")
     return key
+
+
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """The settings of all TLS connections; making them takes longer than a search."""
+    return httpx.create_ssl_context()
+
+
+def in_words(fault: BaseException) -> str:
+    """The first cause of a fault, in a line without passwords."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:EXCERPT])).rstrip(": ")
 
 
 def parsed(body: bytes, kind: type[Shape]) -> Shape:

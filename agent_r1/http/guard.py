@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from hmac import compare_digest
 
 import uvicorn
@@ -26,7 +27,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, variable: str) -> None:
         self._variable, self._key = variable, read_key(variable)
-        self._app = app if self._key else TrustedHostMiddleware(app, allowed_hosts=LOOPBACK)
+        self._app = app if self._key else by_name(app, LOOPBACK)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or not (refused := self._refusal(Headers(scope=scope))):
@@ -41,6 +42,12 @@ class Guard:
         if compare_digest(given, f"Bearer {self._key}".encode()):
             return None
         return refusal(401, f"not the key in {self._variable} of this server", "invalid_api_key")
+
+
+def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
+    """The app under these names of its machine only: a web page whose name was made to lead here gets 400."""
+    hosts = [f"[{name}]" if ":" in name else name for name in names]  # an IPv6 address as in a URL
+    return TrustedHostMiddleware(app, allowed_hosts=hosts)
 
 
 class Bounded(H11Protocol):
@@ -82,7 +89,7 @@ def open_to_all(variable: str, host: str, risk: str) -> str:
     """
     if read_key(variable):
         return ""
-    risk = f"without {variable} whoever reaches this server may {risk}"
+    risk = f"without {variable} all who reach this server may {risk}"
     if host not in LOOPBACK:
         raise ValueError(f"--host {host}: {risk}; set it to a key, here and for its clients, or leave --host out")
     return f"{risk}; it listens on {host} alone"

@@ -21,7 +21,7 @@ class Server:
     """The tools of one server, as they were when it was opened. A lost session is opened again by the next request."""
 
     def __init__(self, name: str, params: McpParams, known: Sequence[Tool] = ()) -> None:
-        """Starts nothing yet. The server must have the tools `known`, if any; see `Session` for what is raised."""
+        """Starts nothing yet. The server must have the tools `known`, if any; for errors see `Session`."""
         self.tools = [*known]
         self._name, self._params = name, params
         self._session = Session(name, params)

@@ -32,7 +32,7 @@ from pydantic import ValidationError
 
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
-from agent_r1.http.client import BadAnswerError, read_key, require_plain, require_small
+from agent_r1.http.client import EXCERPT, BadAnswerError, in_words, read_key, require_plain, require_small
 from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import Schema, ToolResult, function_schema
@@ -40,7 +40,6 @@ from agent_r1.tools.base import Schema, ToolResult, function_schema
 KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: the bearer token that it is sent
 START_S = 60.0  # until a server has listed its tools
 STOP_S = 15.0
-EXCERPT = 500  # characters of a server's own words in a message
 MAX_TOOLS = 64
 SESSION_LOST = 40_404  # in place of a server's code: it does not know the session of a request, and did nothing
 _LOST = {"code": SESSION_LOST, "message": "the server does not know the session"}
@@ -82,7 +81,7 @@ class Session:
         if missing := [variable for variable in params.environment if variable not in os.environ]:
             raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
         self._calls = set[asyncio.Task[CallToolResult]]()  # under way
-        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs what a server says out of turn, line by line
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a server's unasked words line by line
 
     async def open(self, check: Callable[[list[Schema]], None]) -> list[Schema]:
         """The schemas of the tools; a ValueError of `check` refuses them.
@@ -107,7 +106,7 @@ class Session:
             task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled() and (fault := self._task.exception()):
-            logger.info("%s did not end in peace: %s", self.who, _said(fault))
+            logger.info("%s did not end in peace: %s", self.who, in_words(fault))
 
     @property
     def is_lost(self) -> bool:
@@ -155,7 +154,7 @@ class Session:
         code = fault.code if isinstance(fault, MCPError) else None
         if code in (CONNECTION_CLOSED, SESSION_LOST) and client is self._client:
             self._lost = True
-        return (SessionLost if code == SESSION_LOST else WorldFault)(f"{self.who} {how}: {_said(fault)}")
+        return (SessionLost if code == SESSION_LOST else WorldFault)(f"{self.who} {how}: {in_words(fault)}")
 
     async def _live(self, check: Callable[[list[Schema]], None]) -> None:
         """Opens the session, says so, and closes it at the end."""
@@ -183,7 +182,7 @@ class Session:
             return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
         if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
             return ValueError(f"{self.who}: {fault}")
-        return WorldFault(f"{self.who} cannot be used: {_said(fault)}{end}")
+        return WorldFault(f"{self.who} cannot be used: {in_words(fault)}{end}")
 
 
 @contextlib.asynccontextmanager
@@ -206,7 +205,7 @@ async def _connected(params: McpParams, key: str, log: IO[str]) -> AsyncIterator
 
 
 class Bounded(httpx2.AsyncHTTPTransport):
-    """Limits the answer to a request while it is read; what a server says unasked has no end.
+    """Limits the answer to a request while it is read. A server's unasked words have no end, and no limit.
 
     By the protocol, 404 to a request of a session says that the server does not know the session.
     """
@@ -280,10 +279,3 @@ def _texts(result: CallToolResult) -> Iterator[str]:
                 yield f"[a sound ({block.mime_type}) left out]"
             case ResourceLink():
                 yield f"[a link to {block.name}: {block.uri}]"
-
-
-def _said(fault: BaseException) -> str:
-    """The first cause of a fault, in a line."""
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:EXCERPT])).rstrip(": ")

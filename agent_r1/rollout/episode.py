@@ -183,7 +183,7 @@ class Episode:
         )
 
     async def advance(self, request: Request, action: Action) -> StepView:
-        """Appends the sampled action, lets the environment answer it, and appends what comes back."""
+        """Appends the sampled action, lets the environment answer it, and appends the answer."""
         self._check(request, action)
         start = len(self._ids)
         self._ids += action.token_ids
@@ -251,7 +251,7 @@ class Episode:
         if (action.stop_reason is StopReason.END) != (ids[-1] == self._chat.end_id):
             raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
         if self._context() != request.context:
-            raise RuntimeError("a context changed while its action was sampled: it may only grow by what is appended")
+            raise RuntimeError("a context changed while its action was sampled: only its episode may append to it")
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
         if transition.outcome is not None:

@@ -73,22 +73,21 @@ class Arrivals:
         """Does nothing: no other episode waits for it."""
 
 
-class OneByOne:
-    """Requests are sampled one after the other, in a thread, so that other tasks go on meanwhile."""
+def at_once(sampler: Sampler) -> Act:
+    """Has each request sampled without waiting for others, among the requests under way if the sampler can do that.
 
-    def __init__(self, sample: Sample) -> None:
-        self._sample, self._turn = sample, asyncio.Lock()
+    Other samplers get one request after the other, in a thread, so that other tasks go on meanwhile.
+    """
+    if isinstance(sampler, Flowing):
+        return sampler.act
+    turn = asyncio.Lock()
 
-    async def act(self, request: Request) -> Action:
-        """The action that is sampled for a request."""
-        async with self._turn:
-            [action] = await asyncio.to_thread(self._sample, [request])
+    async def act(request: Request) -> Action:
+        async with turn:
+            [action] = await asyncio.to_thread(sampler.sample, [request])
             return action
 
-
-def at_once(sampler: Sampler) -> Act:
-    """Has each request sampled without waiting for others, among those under way if the sampler can do that."""
-    return sampler.act if isinstance(sampler, Flowing) else OneByOne(sampler.sample).act
+    return act
 
 
 def order_of(sampler: Sampler, order: Order, episodes: int) -> Rounds | Arrivals:

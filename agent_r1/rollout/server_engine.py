@@ -23,8 +23,8 @@ from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Engine
 from agent_r1.rollout.vllm_engine import SERVER_KEY
 from agent_r1.rollout.vllm_process import read_shape, sampling_options
 
-_FRESH = "default"  # what a server calls the weights that it was started with
-_SHOWN = 100  # characters of what a server calls its weights
+_FRESH = "default"  # the label of the weights that a server was started with
+_SHOWN = 100  # characters of a server's labels in a message
 _Id = Annotated[int, Field(ge=0)]
 _Logprob = Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts that of a sure token above 0
 
@@ -181,11 +181,11 @@ class VllmServer:
         match fault.answer.status:
             case 404:
                 return EngineError(
-                    f"{self._who} has no {path}: it was not started with `agent-r1 serve_engine`, which opens what "
+                    f"{self._who} has no {path}: it was not started with `agent-r1 serve_engine`, which opens all that "
                     "trainings need"
                 )
             case 401:
-                return EngineError(f"{self._who} has another key; set {SERVER_KEY} to what it is there")
+                return EngineError(f"{self._who} has another key; set {SERVER_KEY} to the same here")
             case 400:
                 return BadRequestError(f"{self._who} refused {path}: {fault.answer.reason}")
         return EngineError(f"{self._who} refused {path}: {fault.answer.reason}")
@@ -236,7 +236,7 @@ class ServerEngine(Engine):
                 future.result()
         finally:
             for future in futures:
-                future.cancel()  # where one has failed, those that did not start
+                future.cancel()  # after a failure: the others need not start
         return [future.result() for future in futures]
 
     async def act(self, request: Request) -> Action:

@@ -119,7 +119,7 @@ class VllmEngine(Engine):
         self.version = version
 
     def close(self) -> None:
-        """Ends the processes at once, whatever they do, and removes their files; safe to call twice."""
+        """Ends the processes at once, even while they work, and removes their files; safe to call twice."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
@@ -144,7 +144,7 @@ class VllmProcess:
     """The near end of the pipe to one process of vLLM."""
 
     def __init__(self, threads: int, place: Mapping[str, str]) -> None:
-        """Starts the process with the variables of one of `places`; the first message says what it loads."""
+        """Starts the process with the variables of one of `places`; the first message names the model."""
         self._waiting: dict[int, asyncio.Future[Action]] = {}  # ticket -> the answer; tickets number the arrivals
         self._tickets = count()
         self._connection, theirs = Pipe()
@@ -154,13 +154,9 @@ class VllmProcess:
             pass_fds=[theirs.fileno(), claim],
             env=engine_environment(threads, self._scratch, place),
         )
+        self.pid = self._process.pid
         theirs.close()
         os.close(claim)
-
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self._process.pid
 
     def begin(self, message: object) -> None:
         """Sends a message; its answer is read with `finish`."""
@@ -175,7 +171,7 @@ class VllmProcess:
         return heard[1]
 
     async def act(self, request: Request) -> Action:
-        """See `VllmEngine.act`."""
+        """The action of a request; for cancelling see `VllmEngine.act`."""
         loop, ticket = asyncio.get_running_loop(), next(self._tickets)
         if not self._waiting:
             loop.add_reader(self._connection.fileno(), self._deliver)
@@ -192,7 +188,7 @@ class VllmProcess:
                 loop.remove_reader(self._connection.fileno())
 
     def terminate(self) -> None:
-        """Ends the process at once, whatever it does."""
+        """Ends the process at once, even while it works."""
         self._connection.close()
         self._process.terminate()
 

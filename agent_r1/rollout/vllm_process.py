@@ -147,21 +147,15 @@ class Worker:
     def arrive(self, ticket: int, request: Request) -> None:
         """Hands a request to vLLM, which takes it in at its next token."""
         self.wake()
-        self._engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
-
-    def abort(self, ticket: int) -> None:
-        """Takes a request out, unless it was answered."""
-        self._engine.abort_request([str(ticket)])
-
-    def is_busy(self) -> bool:
-        return bool(self._engine.has_unfinished_requests())
+        self.engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
 
     def advance(self) -> list[tuple[int, Action]]:
         """Samples one token of every request under way; gives the tickets and actions of the finished ones."""
-        return [(int(output.request_id), self._action(output)) for output in self._engine.step() if output.finished]
+        return [(int(output.request_id), self._action(output)) for output in self.engine.step() if output.finished]
 
     @property
-    def _engine(self) -> Any:
+    def engine(self) -> Any:
+        """The engine inside vLLM's `LLM`."""
         return self._llm.llm_engine
 
     def _asked(self, request: Request) -> tuple[Any, Any]:
@@ -199,7 +193,7 @@ class Worker:
 
         number = self._adapter.lora_int_id + 1 if self._adapter else 1
         self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
-        self._llm.llm_engine.add_lora(self._adapter)
+        self.engine.add_lora(self._adapter)
 
 
 def serve(connection: Connection) -> None:
@@ -215,14 +209,14 @@ def serve(connection: Connection) -> None:
         inbox: SimpleQueue[Any] = SimpleQueue()
         Thread(target=_listen, args=(connection, inbox), daemon=True).start()
         while True:
-            while not worker.is_busy() or not inbox.empty():
+            while not worker.engine.has_unfinished_requests() or not inbox.empty():
                 match inbox.get():
                     case None:
                         return
                     case "arrive", ticket, request:
                         worker.arrive(ticket, request)
                     case "abort", ticket:
-                        worker.abort(ticket)
+                        worker.engine.abort_request([str(ticket)])  # unless it was answered
                     case name, argument:
                         connection.send((DONE, calls[name](argument)))
             if actions := worker.advance():

@@ -422,7 +422,7 @@ def test_every_route_asks_for_the_key(monkeypatch: pytest.MonkeyPatch, path: str
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_without_a_key_no_web_page_is_answered(path: str) -> None:
-    assert asked(path, {}) == 200
+    assert asked(path, {}) == asked(path, {"host": "[::1]:8001"}) == 200
     assert asked(path, {"origin": "http://evil.example"}) == 403
     assert asked(path, {"host": "evil.example:8001"}) == 400
 
@@ -443,7 +443,7 @@ def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("key", "host", "further", "message"),
     [
-        ("", "0.0.0.0", [], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY whoever reaches this"),
+        ("", "0.0.0.0", [], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY all who reach this"),
         ("", "127.0.0.1", ["--ho=node-3"], "--ho would say where vLLM listens; write --host"),
         ("two words", "127.0.0.1", [], "AGENT_R1_ENGINE_KEY holds a blank"),
     ],
