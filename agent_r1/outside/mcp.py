@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -13,7 +12,6 @@ from agent_r1.outside.mcp_wire import Session, SessionLost
 from agent_r1.params.env import McpParams
 from agent_r1.tools.base import Schema, Tool, ToolResult
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -70,13 +68,10 @@ class Server:
             return await request()
 
     async def _open_again(self) -> None:
-        """Opens a new session if this one was lost, after the calls that are still under way in it."""
+        """Opens a new session if this one was lost."""
         async with self._opening:
             if self._session.is_lost:
-                await self._session.wait_for_calls()
-                logger.warning("%s is opened again", self._session.who)
-                await self._session.close()
-                await self._session.open(self._require_same)
+                await self._session.open_again(self._require_same)
 
     def _require_same(self, schemas: list[Schema]) -> None:
         known = [tool.schema for tool in self.tools] or schemas

@@ -113,10 +113,13 @@ class Session:
         """Whether the server has ended the session."""
         return self._lost or self._task.done()
 
-    async def wait_for_calls(self) -> None:
-        """Waits for the calls that are under way."""
+    async def open_again(self, check: Callable[[list[Schema]], None]) -> None:
+        """Opens a new session, after the calls that are still under way in this one; see `open`."""
         if self._calls:
             await asyncio.wait(self._calls)
+        logger.warning("%s is opened again", self.who)
+        await self.close()
+        await self.open(check)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
         """The result of a call.

@@ -89,9 +89,12 @@ class Sandbox:
                 if state:
                     session.load_session(state)
                 session.feed_run(code, print_callback=printed)
-                return Ran(printed.output, _small(session.dump()))
+                left = session.dump()
         except (MontyRuntimeError, MontySyntaxError) as fault:
             raise self._explained(fault, printed.output) from None
+        if len(left) > MAX_STATE:
+            raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
+        return Ran(printed.output, left)
 
     def _limits(self, patience: int) -> ResourceLimits:
         return {
@@ -137,12 +140,6 @@ class PythonTool(FunctionTool):
 
 def _policy(seed: int) -> OSPolicy:
     return {"datetime": NOW, "timezone": "utc", "sleep": "zero", "random_start": {"seed": seed}}
-
-
-def _small(state: bytes) -> bytes:
-    if len(state) > MAX_STATE:
-        raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
-    return state
 
 
 def _last_value(program: str) -> ast.expr | None:

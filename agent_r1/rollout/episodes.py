@@ -90,11 +90,6 @@ def at_once(sampler: Sampler) -> Act:
     return act
 
 
-def order_of(sampler: Sampler, order: Order, episodes: int) -> Rounds | Arrivals:
-    """The order that `env.order` asks for. Raises ValueError for a sampler that knows rounds alone."""
-    return Rounds(sampler.sample, episodes) if order == "rounds" else Arrivals(_flowing(sampler, order))
-
-
 def _flowing(sampler: Sampler, order: Order) -> Flowing:
     if isinstance(sampler, Flowing):
         return sampler
@@ -129,7 +124,8 @@ def collect(
 
     def run(indices: Iterable[int]) -> dict[int, Episode]:
         begun = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
-        order = order_of(sampler, limits.order, len(begun))
+        in_rounds = limits.order == "rounds"
+        order = Rounds(sampler.sample, len(begun)) if in_rounds else Arrivals(_flowing(sampler, limits.order))
         shared.run(_together(_to_its_end(episode, index, order, play) for index, episode in begun.items()))
         return begun
 

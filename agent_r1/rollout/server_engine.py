@@ -133,8 +133,8 @@ class VllmServer:
         if found != {weights}:
             others = harmless(", ".join(sorted(found)))[:_SHOWN]
             raise EngineError(
-                f"{self._who} has other weights than it was given ({others}, not {weights}): "
-                "another training uses it too; give every training its own servers"
+                f"{self._who} has other weights than it was given ({others}, not {weights}): another training uses it "
+                "too; give every training its own servers"
             )
         sampled, logprobs = choice.token_ids, [token.logprob for token in choice.logprobs.content]
         most, [end_id] = sampling["max_tokens"], sampling["stop_token_ids"]
@@ -210,15 +210,15 @@ class ServerEngine(Engine):
         Raises EngineError for a server that was started otherwise or runs a model of another shape, and
         EngineUnavailable if none answers.
         """
+        try:
+            self._shape = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
+        except (OSError, ValueError) as error:
+            raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
         self.homes = len(settings.urls)
         self._homes = [_Home(url, settings) for url in settings.urls]
         self._actor = actor
         self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
         try:
-            try:
-                self._shape = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
-            except (OSError, ValueError) as error:
-                raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
             for home in self._homes:
                 try:
                     _check(home.server, actor, self._shape)

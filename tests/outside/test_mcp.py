@@ -33,7 +33,7 @@ ByHand = Callable[..., McpParams]
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> ByHand:
-    """A server that answers what it is told to."""
+    """A server with the given answers."""
 
     def written(timeout_s: float = 30, **answers: Any) -> McpParams:
         file = tmp_path / "answers.json"

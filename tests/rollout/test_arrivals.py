@@ -90,7 +90,7 @@ async def until_asked(engine: ByHand, tasks: int) -> list[Any]:
 
 
 def test_actions_find_those_who_asked_for_them() -> None:
-    """In whatever order they are over; nobody listens to the pipe when nobody waits."""
+    """Actions may end in any order, and the pipe has a reader only while a request waits."""
 
     async def ask(engine: ByHand) -> list[Action]:
         tasks = [asyncio.create_task(engine.act(request(number))) for number in range(3)]

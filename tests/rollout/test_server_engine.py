@@ -1,4 +1,4 @@
-"""The engine behind URLs: what goes wrong on the way to a server, how requests are shared out, how one is started."""
+"""The engine behind URLs: faults on the way to a server, how requests are shared out, how a server is started."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_server_that_fails_is_left_out_until_the_next_weights(
 def test_a_call_fails_when_no_server_is_left(
     opened: Open, tiny_model: Path, harms: list[Harm], kind: type[EngineError]
 ) -> None:
-    """As what may work later, or in a stage that begins again, where one of the servers gives hope of it."""
+    """The error says that it may work later, or in a stage that begins again, if a server gives hope of that."""
     echoes = [Echo(tiny_model), Echo(tiny_model)]
     with (
         serving(echoes[0]) as here,
@@ -362,7 +362,7 @@ def settings() -> Params:
 
 
 def options(line: list[str]) -> dict[str, str]:
-    """What follows each option; "" where another one does."""
+    """The value of each option; "" for one without."""
     pairs = zip(line, [*line[1:], "--"], strict=True)
     return {name: "" if value.startswith("--") else value for name, value in pairs if name.startswith("--")}
 

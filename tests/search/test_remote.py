@@ -76,7 +76,7 @@ def drip(handler: Handler) -> None:
 
 
 def drip_headers(handler: Handler) -> None:
-    """As `drip`, with a header that never ends."""
+    """A header that never ends, byte by byte."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
     _slowly(handler, b"x")
 
