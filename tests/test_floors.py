@@ -75,7 +75,7 @@ PLACES = {
     "prefect": ("flows",),
     "dvc": (),
     "faiss": ("agent_r1.search.dense",),
-    "mcp": ("agent_r1.outside.mcp",),
+    "mcp": ("agent_r1.outside.mcp_wire",),
     "pydantic_monty": ("agent_r1.outside.sandbox",),
     "gymnasium": ("agent_r1.outside.gym_env",),
     "websockets": ("agent_r1.outside.openenv",),

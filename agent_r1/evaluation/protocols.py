@@ -22,6 +22,7 @@ from agent_r1.params.stages import Protocol
 from agent_r1.records import QA, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.rollout.sampling import Action, Actor, Beneath, Request
 from agent_r1.search.index import describe, open_index
@@ -114,7 +115,8 @@ def play_by_script(
 ) -> list[Trajectory]:
     """The trajectories of an agent without a model, in the chat's tokens; `over` is called as each ends."""
     played, scripts = played_by(name, attempts, questions, settings.evaluate.seed)
-    return collect(ScriptedSampler(scripts, chat), chat, played, shared, seed=settings.evaluate.seed, over=over)
+    sampler = ScriptedSampler(scripts, chat)
+    return collect(sampler, chat, played, shared, seed=settings.evaluate.seed, play=Play(over=over))
 
 
 def answer_greedily(
@@ -142,8 +144,8 @@ def answer_greedily(
         version=policy_version,
     )
     with open_engine(settings.engine, actor.beside(beneath)) as engine:
-        seed = settings.evaluate.seed
-        return collect(engine, chat, attempts, shared, seed=seed, policy_version=policy_version, over=over)
+        play = Play(policy_version=policy_version, over=over)
+        return collect(engine, chat, attempts, shared, seed=settings.evaluate.seed, play=play)
 
 
 def answer_by_endpoint(
@@ -160,7 +162,7 @@ def answer_by_endpoint(
     The limits of `shared` are to be those of `by_endpoint`; `over` is called as each trajectory ends.
     """
     with closing(EndpointSampler(endpoint, model, chat, concurrency=settings.engine.server.concurrency)) as sampler:
-        return collect(sampler, chat, attempts, shared, seed=settings.evaluate.seed, told=True, over=over)
+        return collect(sampler, chat, attempts, shared, seed=settings.evaluate.seed, play=Play(told=True, over=over))
 
 
 def by_endpoint(settings: Params) -> Params:

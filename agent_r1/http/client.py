@@ -1,105 +1,124 @@
-"""What other servers answer by HTTP: whole, within one limit of time and one of size, and of a known shape."""
+"""The one HTTP client: answers are read whole, within limits of time and size, and faults that pass are tried again."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
+import math
 import os
 import re
+import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.harmless import harmless
+from agent_r1.harmless import harmless, without_password
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
 MAX_ANSWER_BYTES = 1 << 25
+# Statuses after which a request is tried again:
+BUSY = frozenset({408, 429, 502, 503, 504})  # the server, or a proxy before it, asks to come again
+FAILED = BUSY.union(range(500, 1000))  # any fault of the server
 _CONNECT_TIMEOUT_S = 10.0
-_EXCERPT = 500  # characters of a server's own words in a message
+EXCERPT = 500  # characters of a server's own words in a message
 
 Shape = TypeVar("Shape", bound=BaseModel)
-
-
-def read_key(variable: str) -> str:
-    """The key in an environment variable, "" where there is none; raises ValueError if no header can carry it."""
-    key = os.environ.get(variable, "")
-    if not re.fullmatch("[!-~]*", key):
-        raise ValueError(f"{variable} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")
-    return key
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class BadAnswerError(ValueError):
-    """An answer that is larger than any honest one, or of another shape; the message says in what."""
+    """An answer that is too large or of another shape; the message names the fault."""
+
+
+class RefusalError(Exception):
+    """An answer that is an error and would be the same error again."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(f"status {answer.status}: {answer.reason}")
+        self.answer = answer
+
+
+class _Fault(BaseModel):
+    message: str
+
+
+class _Error(BaseModel):
+    """An error in OpenAI's form."""
+
+    error: _Fault
 
 
 class Answer(NamedTuple):
-    """A status and what came with it, whole."""
+    """A status and its body."""
 
     status: int
     body: bytes
 
     @property
     def excerpt(self) -> str:
-        """Its first words."""
-        return harmless(self.body[:_EXCERPT].decode(errors="replace"))
+        """The first words of the body."""
+        return harmless(self.body[:EXCERPT].decode(errors="replace"))
+
+    @property
+    def reason(self) -> str:
+        """The message of an error in OpenAI's form, or else the first words."""
+        try:
+            return harmless(self.parse(_Error).error.message)[: len(self.excerpt)]
+        except BadAnswerError:
+            return self.excerpt
 
     def parse(self, kind: type[Shape]) -> Shape:
-        """The body, of the shape of a model; raises BadAnswerError, which names the first field that is not."""
+        """The body in the shape of a model; see `parsed`."""
         return parsed(self.body, kind)
 
+    def require_ok(self, again: Container[int] = FAILED) -> Answer:
+        """This answer, if it is one of status 200.
 
-class RefusalError(Exception):
-    """What a server said in place of the lines that it was asked for."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.excerpt)
-        self.answer = answer
-
-
-def parsed(body: bytes, kind: type[Shape]) -> Shape:
-    """JSON of the shape of a model; raises BadAnswerError, which names the first field that is not."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as fault:
-        problem = fault.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise BadAnswerError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+        Raises ConnectionError for a status after which the request is tried `again`, and RefusalError for others.
+        """
+        if self.status in again:
+            raise ConnectionError(", ".join(filter(None, (f"status {self.status}", self.reason))))
+        if self.status != 200:
+            raise RefusalError(self)
+        return self
 
 
 class Client:
     """Asks one server; every request has a connection of its own. Safe in several threads at once."""
 
     def __init__(self, url: str, timeout_s: float, key: str) -> None:
-        """A client of the server at an address, which is sent the key, if that is not ""."""
+        """Requests carry the key as a bearer token, unless it is ""."""
         self._url, self._timeout_s = url, timeout_s
         # Compressed, a small answer could become a large one while it is read.
         self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        self._tls = httpx.create_ssl_context()  # takes longer than a search
 
     def ask(self, method: str, path: str, content: str | None = None) -> Answer:
-        """The answer to a request.
+        """The answer to a request, asked once.
 
         Raises TimeoutError if it was not whole within the limit, ConnectionError if there was none, and BadAnswerError
-        if it is larger than MAX_ANSWER_BYTES, or compressed, which nobody asked for.
+        if it is larger than MAX_ANSWER_BYTES or compressed.
         """
         with self._named():
             return asyncio.run(self._answer(method, path, content))
 
     def lines(self, path: str, content: str) -> Iterator[bytes]:
-        """The lines of the answer to a POST, as they come; errors are those of `ask`.
+        """The lines of the answer to a POST, as they come.
 
-        An answer of another status than 200 is raised as a whole, as a RefusalError.
+        Raises the errors of `ask`, and those of `Answer.require_ok` for another status than 200.
         """
         ends = time.monotonic() + self._timeout_s
         timeout = httpx.Timeout(self._timeout_s, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
         with (
             self._named(),
-            httpx.Client(base_url=self._url, verify=self._tls, timeout=timeout) as client,
+            httpx.Client(base_url=self._url, verify=tls(), timeout=timeout) as client,
             client.stream("POST", path, content=content, headers=self._headers) as response,
         ):
             require_plain(response.headers)
@@ -113,33 +132,31 @@ class Client:
                 if ok and b"\n" in piece:
                     *whole, rest = rest.split(b"\n")
                     yield from map(bytes, whole)
-            if not ok:
-                raise RefusalError(Answer(response.status_code, bytes(rest)))
-            yield bytes(rest)
+            yield Answer(response.status_code, bytes(rest)).require_ok().body
+
+    def require_health(self) -> None:
+        """Raises OSError if /health is answered with another status than 200, and the errors of `ask`."""
+        if (status := self.ask("GET", "/health").status) != 200:
+            raise OSError(f"status {status}")
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """What can go wrong on the way to a server, in this module's words."""
+        """Turns httpx's errors into Python's own."""
         try:
             yield
         except (TimeoutError, httpx.TimeoutException):
             raise TimeoutError(f"took longer than {self._timeout_s} s") from None
         except httpx.HTTPError as fault:
-            raise ConnectionError(harmless(f"{type(fault).__name__}: {fault}"[:_EXCERPT].rstrip(": "))) from fault
+            raise ConnectionError(in_words(fault)) from fault
         except httpx.InvalidURL as fault:
             raise ValueError(f"{self._url} is no address of a server: {fault}") from None
 
-    def require_health(self) -> None:
-        """Raises OSError if /health is answered with another status than 200, and what `ask` raises if it is not."""
-        if (status := self.ask("GET", "/health").status) != 200:
-            raise OSError(f"status {status}")
-
     async def _answer(self, method: str, path: str, content: str | None) -> Answer:
-        """Asynchronous, because only so a limit holds for an attempt as a whole, however slowly its bytes drip."""
+        """Asynchronous, because only then a limit holds for an attempt as a whole, however slowly its bytes drip."""
         timeout = httpx.Timeout(None, connect=min(self._timeout_s, _CONNECT_TIMEOUT_S))
         async with (
             asyncio.timeout(self._timeout_s),
-            httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=timeout) as client,
+            httpx.AsyncClient(base_url=self._url, verify=tls(), timeout=timeout) as client,
             client.stream(method, path, content=content, headers=self._headers) as response,
         ):
             require_plain(response.headers)
@@ -150,6 +167,72 @@ class Client:
             return Answer(response.status_code, bytes(body))
 
 
+class Retries:
+    """Tries again after faults that may pass: no answer, none in time, or one that is nonsense.
+
+    The waits between attempts double. After the last attempt fails the server counts as down: until it answers, every
+    call makes a single attempt, so that an episode of many requests does not wait for each.
+    """
+
+    def __init__(self, who: str, retries: int, *, wait_s: float = 1.0, longest_wait_s: float = math.inf) -> None:
+        """`who` names the server in log lines; `wait_s` is the first wait."""
+        self._who, self._retries, self._down = who, retries, False
+        self._wait_s, self._longest_wait_s = wait_s, longest_wait_s
+
+    @property
+    def attempts(self) -> int:
+        """The number of attempts that the next call makes at most."""
+        return 1 if self._down else 1 + self._retries
+
+    def run(self, attempt: Callable[[], T]) -> T:
+        """The result of an attempt. Raises the last TimeoutError, ConnectionError or BadAnswerError."""
+        number, attempts = 1, self.attempts
+        while True:
+            try:
+                found = attempt()
+            except (TimeoutError, ConnectionError, BadAnswerError) as fault:
+                if number == attempts:
+                    self._down = True
+                    raise
+                logger.warning("%s: attempt %d of %d: %s", self._who, number, attempts, fault)
+                time.sleep(min(self._wait_s * 2 ** (number - 1), self._longest_wait_s))
+                number += 1
+            else:
+                self._down = False
+                return found
+
+
+def read_key(variable: str) -> str:
+    """The key in an environment variable, "" where there is none; raises ValueError if no header can carry it."""
+    key = os.environ.get(variable, "")
+    if not re.fullmatch("[!-~]*", key):
+        raise ValueError(f"{variable} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")
+    return key
+
+
+@functools.cache
+def tls() -> ssl.SSLContext:
+    """The settings of all TLS connections; making them takes longer than a search."""
+    return httpx.create_ssl_context()
+
+
+def in_words(fault: BaseException) -> str:
+    """The first cause of a fault, in a line without passwords."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:EXCERPT])).rstrip(": ")
+
+
+def parsed(body: bytes, kind: type[Shape]) -> Shape:
+    """JSON in the shape of a model; raises BadAnswerError, which names the first wrong field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as fault:
+        problem = fault.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise BadAnswerError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+
+
 def require_plain(headers: Mapping[str, str]) -> None:
     """Raises BadAnswerError if an answer with these headers is compressed."""
     if (coding := headers.get("content-encoding", "identity")) != "identity":
@@ -157,6 +240,6 @@ def require_plain(headers: Mapping[str, str]) -> None:
 
 
 def require_small(size: int) -> None:
-    """Raises BadAnswerError if an answer of so many bytes is larger than MAX_ANSWER_BYTES."""
+    """Raises BadAnswerError if an answer of `size` bytes is larger than MAX_ANSWER_BYTES."""
     if size > MAX_ANSWER_BYTES:
         raise BadAnswerError(f"it is larger than {MAX_ANSWER_BYTES >> 20} MiB")

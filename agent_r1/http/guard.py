@@ -1,8 +1,9 @@
-"""What protects the project's servers: a key, or loopback alone without pages; limits of size, connections and time."""
+"""The guard of the project's servers: a key, or this machine's programs alone; limits of size, connections and time."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from hmac import compare_digest
 
 import uvicorn
@@ -18,15 +19,15 @@ from agent_r1.http.client import LOOPBACK, read_key
 
 
 class Guard:
-    """Stands before every route of a server whose clients are trusted with more than reading.
+    """Guards every route of a server whose clients are trusted with more than reading.
 
-    With a key in the environment variable, only requests that bring it pass. Without, only those of this machine's
-    programs: web pages name where they come from, or another host.
+    With a key in the environment variable, only requests with that key pass. Without, only requests of this machine's
+    programs pass: a web page names its origin, or another host.
     """
 
     def __init__(self, app: ASGIApp, variable: str) -> None:
         self._variable, self._key = variable, read_key(variable)
-        self._app = app if self._key else TrustedHostMiddleware(app, allowed_hosts=LOOPBACK)
+        self._app = app if self._key else by_name(app, LOOPBACK)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or not (refused := self._refusal(Headers(scope=scope))):
@@ -43,10 +44,16 @@ class Guard:
         return refusal(401, f"not the key in {self._variable} of this server", "invalid_api_key")
 
 
-class Bounded(H11Protocol):
-    """A connection that ends after `seconds`, however slowly it is used; one beyond `most` ends at once."""
+def by_name(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
+    """The app under these names of its machine only: a web page whose name was made to lead here gets 400."""
+    hosts = [f"[{name}]" if ":" in name else name for name in names]  # an IPv6 address as in a URL
+    return TrustedHostMiddleware(app, allowed_hosts=hosts)
 
-    seconds = 60.0  # that a request with its answer may take
+
+class Bounded(H11Protocol):
+    """A connection that ends after `seconds`, however slowly it is used; more than `most` connections end at once."""
+
+    seconds = 60.0  # of a request with its answer
     most = 512  # connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -60,13 +67,13 @@ class Bounded(H11Protocol):
 
 
 def refusal(status: int, message: str, code: str) -> JSONResponse:
-    """A refusal in the form that OpenAI's clients read, and vLLM's server gives."""
+    """A refusal in OpenAI's form, like those of vLLM's server."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
 
 
 async def read_body(request: Request, most: int, remedy: str) -> bytes:
-    """The body of a request; an HTTPException refuses one of more than `most` bytes with 413, as soon as it is."""
+    """The body of a request. Raises HTTPException 413 as soon as it has more than `most` bytes."""
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -76,20 +83,20 @@ async def read_body(request: Request, most: int, remedy: str) -> bytes:
 
 
 def open_to_all(variable: str, host: str, risk: str) -> str:
-    """What to tell who starts a server without a key, "" where there is one.
+    """The warning for a server without a key, "" for one with a key.
 
-    Raises ValueError where it would listen beyond this machine.
+    Raises ValueError if a server without a key would listen beyond this machine.
     """
     if read_key(variable):
         return ""
-    risk = f"without {variable} whoever reaches this server may {risk}"
+    risk = f"without {variable} all who reach this server may {risk}"
     if host not in LOOPBACK:
         raise ValueError(f"--host {host}: {risk}; set it to a key, here and for its clients, or leave --host out")
     return f"{risk}; it listens on {host} alone"
 
 
 def configured(app: ASGIApp, host: str, port: int, connection: type[Bounded] = Bounded) -> uvicorn.Config:
-    """A server of an app whose connections are bounded and carry one request each."""
+    """The configuration of a server whose connections are `Bounded` and carry one request each."""
     return uvicorn.Config(
         app,
         host=host,

@@ -1,6 +1,6 @@
-"""Environments of gymnasium (Towers et al., arXiv 2407.17032), and those that are registered with it, played in text.
+"""Environments of gymnasium (Towers et al., arXiv 2407.17032), and others registered with it, played in text.
 
-They are made and stepped on the spot, in the stage's own process; one that is slow is better served by OpenEnv.
+They run in the stage's own process; OpenEnv suits slow ones better.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ World = gymnasium.Env[Any, Any]
 
 
 class GymSetup(Setup):
-    """The seed decides how the world begins; what chance does later is the episode's own, and differs in a group."""
+    """The seed decides how the world begins; its later draws are the episode's own, and differ in a group."""
 
     seed: Seed
 
@@ -37,14 +37,14 @@ class GymSetup(Setup):
 class GymEnv(TextEnv):
     """One episode of an environment.
 
-    `env.gymnasium.<name>.success` says what its last move must show. `info`: `info["success"]` is true. `terminated` or
-    `truncated`: the world ended it so; if both, it is terminated. `last_reward` or `return`: that reward, or the sum of
-    all, reaches a threshold. A play without a move has the return 0, so for a threshold of at most 0 the world must
-    have ended the play.
+    `env.gymnasium.<name>.success` defines success at the last move. `info`: `info["success"]` is true. `terminated` or
+    `truncated`: the world ended the play so; if both, it is terminated. `last_reward` or `return`: that reward, or the
+    sum of all, reaches a threshold. A play without a move has the return 0, so for a threshold of at most 0 the world
+    must have ended the play.
     """
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
-        """`seed` is of the chance after the beginning."""
+        """`seed` decides the world's draws after the beginning."""
         self._setup, self._params = meant(question, GymSetup, shared.limits.gymnasium)
         super().__init__(self._params.task or question.text, shared.limits)
         self.moves = self._params.actions or ()
@@ -88,7 +88,7 @@ class GymEnv(TextEnv):
 
 
 def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
-    """Raises ValueError for a question whose world is not declared, and for one that cannot be made or played."""
+    """Raises ValueError for a question whose world is not declared, or cannot be made or played."""
     used = [meant(question, GymSetup, limits.gymnasium) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
         _require_success(name, params, limits.max_steps)
@@ -101,7 +101,7 @@ def require_gymnasium(questions: Sequence[Question], limits: EnvParams) -> None:
 
 
 def _require_success(name: str, params: GymnasiumParams, max_steps: int) -> None:
-    """Raises ValueError if no play could show the success. A play of random moves shows what the world's info has."""
+    """Raises ValueError if no play could show the success. A random play shows whether the world's info has it."""
     world = _make(name, params)
     try:
         lasts = world.spec and world.spec.max_episode_steps
@@ -172,7 +172,7 @@ def _require_playable(space: spaces.Space[Any], actions: list[str] | None) -> No
 
 
 def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | str:
-    """What the environment takes for a text; raises ToolError."""
+    """The environment's action for a text; raises ToolError if there is none."""
     if isinstance(space, spaces.Discrete):
         names = [move.casefold() for move in moves]
         if text.casefold() not in names:
@@ -184,7 +184,7 @@ def _action(text: str, moves: Sequence[str], space: spaces.Space[Any]) -> int | 
 
 
 def _seen(world: World, observed: Any) -> str:
-    """What it draws as text, if it does; else what is observed."""
+    """The world's drawing, if it draws text, and else the observation."""
     if world.render_mode != "ansi":
         return str(observed)
     drawn = world.render()
@@ -194,7 +194,7 @@ def _seen(world: World, observed: Any) -> str:
 
 
 def plain(drawn: str) -> str:
-    """A drawing without its colours: what stands on one as `[S]`, and what has one as `(blue R)`."""
+    """A drawing with its colours in words: `[S]` for a coloured background, `(blue R)` for a coloured letter."""
     return _CONTROL.sub("", _COLOURED.sub(_bracketed, drawn))
 
 

@@ -1,40 +1,214 @@
-"""What an MCP server is handed and what it answers: bounded while it is read, and taken as text."""
+"""One session with an MCP server: how it is opened and closed, and how answers are bounded and read as text."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import logging
 import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import TextIO, cast
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import IO, Any, TextIO, cast
 
+import anyio
 import httpx2
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamable_http_client
 from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
     AudioContent,
     CallToolResult,
     EmbeddedResource,
     ImageContent,
-    ListToolsResult,
     ResourceLink,
     TextContent,
     TextResourceContents,
     Tool,
 )
+from pydantic import ValidationError
 
+from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless, without_password
-from agent_r1.http.client import require_plain, require_small
+from agent_r1.http.client import EXCERPT, BadAnswerError, in_words, read_key, require_plain, require_small
+from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import Schema, ToolResult, function_schema
 
-EXCERPT = 500  # characters of a server's own words in a message
+KEY = "AGENT_R1_MCP_KEY_"  # with a server's name in capitals: the bearer token that it is sent
+START_S = 60.0  # until a server has listed its tools
+STOP_S = 15.0
 MAX_TOOLS = 64
 SESSION_LOST = 40_404  # in place of a server's code: it does not know the session of a request, and did nothing
 _LOST = {"code": SESSION_LOST, "message": "the server does not know the session"}
+_FAULTS = (  # of a session with a server that is ill
+    OSError,
+    MCPError,
+    ValidationError,
+    RuntimeError,  # of a session that has ended, or of a result that is not of its tool's shape
+    httpx2.HTTPError,
+    BadAnswerError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    ExceptionGroup,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class SessionLost(WorldFault):
+    """A server did not carry out a request, because it does not know the session; it may have been restarted."""
+
+
+class McpTimeout(WorldFault, TimeoutError):
+    """A server did not answer in time."""
+
+
+class Session:
+    """A session with one server, held open by a task of its own: any task may open or close it, and its end ends none.
+
+    It can be opened again after it was closed.
+    """
+
+    def __init__(self, name: str, params: McpParams) -> None:
+        """Starts nothing yet. Raises ValueError for an environment variable that cannot be handed on."""
+        where = params.url or " ".join((params.command or [])[:2])
+        self.who = f"the MCP server {name} ({harmless(without_password(where))[:200]})"
+        self._name, self._params = name, params
+        self._key = read_key(KEY + name.upper().replace("-", "_"))
+        if missing := [variable for variable in params.environment if variable not in os.environ]:
+            raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
+        self._calls = set[asyncio.Task[CallToolResult]]()  # under way
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a server's unasked words line by line
+
+    async def open(self, check: Callable[[list[Schema]], None]) -> list[Schema]:
+        """The schemas of the tools; a ValueError of `check` refuses them.
+
+        Raises WorldFault if the server cannot be reached, and ValueError if it cannot be used as it is.
+        """
+        self._opened: asyncio.Future[list[Schema]] = asyncio.get_running_loop().create_future()
+        self._end, self._lost = asyncio.Event(), False
+        self._task = asyncio.create_task(self._live(check), name=f"mcp {self._name}")
+        try:
+            return await self._opened
+        except BaseException:
+            if self._opened.cancelled():
+                self._task.cancel()
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        self._end.set()
+        _, running = await asyncio.wait([self._task], timeout=STOP_S)
+        for task in running:
+            task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled() and (fault := self._task.exception()):
+            logger.info("%s did not end in peace: %s", self.who, in_words(fault))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the server has ended the session."""
+        return self._lost or self._task.done()
+
+    async def open_again(self, check: Callable[[list[Schema]], None]) -> None:
+        """Opens a new session, after the calls that are still under way in this one; see `open`."""
+        if self._calls:
+            await asyncio.wait(self._calls)
+        logger.warning("%s is opened again", self.who)
+        await self.close()
+        await self.open(check)
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """The result of a call.
+
+        Raises McpTimeout if there is none in time, SessionLost if the server does not know the session, and WorldFault
+        for its other faults.
+        """
+        client, limit = self._client, asyncio.timeout(self._params.timeout_s)
+        call = asyncio.create_task(client.call_tool(tool, arguments))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            async with limit:
+                return _as_result(await call)
+        except _FAULTS as fault:
+            if isinstance(fault, MCPError) and fault.code == INVALID_PARAMS:
+                return ToolResult(text=str(fault), call_status=CallStatus.BAD_ARGUMENTS)
+            if limit.expired():
+                raise McpTimeout(f"{self.who} took longer than {self._params.timeout_s:g} s for {tool}") from None
+            raise self._failed(f"failed in {tool}", fault, client) from fault
+
+    async def schemas(self) -> list[Schema]:
+        """The schemas of the tools now. Raises ValueError if they cannot be offered, and else the errors of `call`."""
+        client = self._client
+        try:
+            async with asyncio.timeout(self._params.timeout_s):
+                return await _listed(client, self._params.tools)
+        except TimeoutError:
+            raise McpTimeout(f"{self.who} did not list its tools within {self._params.timeout_s:g} s") from None
+        except _FAULTS as fault:
+            raise self._failed("does not list its tools", fault, client) from fault
+
+    def _failed(self, how: str, fault: Exception, client: Client) -> WorldFault:
+        """Names a request's fault, and notes whether the session ended with it."""
+        code = fault.code if isinstance(fault, MCPError) else None
+        if code in (CONNECTION_CLOSED, SESSION_LOST) and client is self._client:
+            self._lost = True
+        return (SessionLost if code == SESSION_LOST else WorldFault)(f"{self.who} {how}: {in_words(fault)}")
+
+    async def _live(self, check: Callable[[list[Schema]], None]) -> None:
+        """Opens the session, says so, and closes it at the end."""
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout(START_S):
+                        self._client = await stack.enter_async_context(_connected(self._params, self._key, log))
+                        schemas = await _listed(self._client, self._params.tools)
+                        check(schemas)
+                except FileNotFoundError as fault:
+                    self._opened.set_exception(ValueError(f"{self.who} has no command {fault.filename!r}"))
+                except (ValueError, *_FAULTS) as fault:
+                    self._opened.set_exception(self._refusal(fault, log))
+                else:
+                    self._opened.set_result(schemas)
+                    await self._end.wait()
+
+    def _refusal(self, fault: Exception, log: IO[str]) -> Exception:
+        """A fault in opening, with the end of a command's log."""
+        log.seek(0)
+        words = harmless(log.read()[-EXCERPT:]).strip()
+        end = f"; its last words: {words}" if words else ""
+        if isinstance(fault, TimeoutError):
+            return McpTimeout(f"{self.who} did not list its tools within {START_S:g} s{end}")
+        if isinstance(fault, ValueError) and not isinstance(fault, _FAULTS):
+            return ValueError(f"{self.who}: {fault}")
+        return WorldFault(f"{self.who} cannot be used: {in_words(fault)}{end}")
+
+
+@contextlib.asynccontextmanager
+async def _connected(params: McpParams, key: str, log: IO[str]) -> AsyncIterator[Client]:
+    """A client of a command, which writes beside its answers to `log`, or of an address, which is sent the key."""
+    if params.command:
+        command, *arguments = params.command
+        environment = {name: os.environ[name] for name in params.environment}
+        started = StdioServerParameters(command=command, args=arguments, env=environment)
+        async with Client(stdio_client(started, cast(TextIO, log)), cache=None) as client:
+            yield client
+        return
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+    limits = httpx2.Timeout(params.timeout_s, read=None)  # a call has one of its own
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=limits, transport=Bounded()) as http,
+        Client(streamable_http_client(params.url or "", http_client=http), cache=None) as client,
+    ):
+        yield client
 
 
 class Bounded(httpx2.AsyncHTTPTransport):
-    """Cuts the answer to a request while it is read; what a server says unasked has no end.
+    """Limits the answer to a request while it is read. A server's unasked words have no end, and no limit.
 
     By the protocol, 404 to a request of a session says that the server does not know the session.
     """
@@ -67,31 +241,11 @@ class _Counted(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-@contextlib.contextmanager
-def log_file() -> Iterator[TextIO]:
-    """A file for what a command says beside its answers, which goes with it."""
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        yield cast(TextIO, log)
-
-
-def last_words(log: TextIO) -> str:
-    """The end of a message about a command, with the end of its log."""
-    log.seek(0)
-    words = harmless(log.read()[-EXCERPT:]).strip()
-    return f"; its last words: {words}" if words else ""
-
-
-def handed_on(variables: Sequence[str]) -> dict[str, str]:
-    if missing := [name for name in variables if name not in os.environ]:
-        raise ValueError(f"env.tools.mcp hands on {missing[0]}, which is not set in the environment; set it")
-    return {name: os.environ[name] for name in variables}
-
-
-async def listed(list_tools: Callable[..., Awaitable[ListToolsResult]], names: Sequence[str] | None) -> list[Schema]:
+async def _listed(client: Client, names: Sequence[str] | None) -> list[Schema]:
     """The schemas of a server's tools of these names, or of all; a ValueError says why they cannot be offered."""
     tools: list[Tool] = []
     cursor = None
-    while page := await list_tools(cursor=cursor):
+    while page := await client.list_tools(cursor=cursor):
         tools += page.tools
         cursor = page.next_cursor
         if cursor is None or len(tools) > MAX_TOOLS or not page.tools:
@@ -105,8 +259,8 @@ async def listed(list_tools: Callable[..., Awaitable[ListToolsResult]], names: S
     return [function_schema(tool.name, tool.description or "", tool.input_schema) for tool in chosen]
 
 
-def as_result(result: CallToolResult) -> ToolResult:
-    """Its texts; of what is no text, that it was left out. Structured content where there is nothing else."""
+def _as_result(result: CallToolResult) -> ToolResult:
+    """Joins the text blocks, notes each other block as left out, and falls back to the structured content."""
     text = "\n".join(_texts(result))
     if not result.content and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)
@@ -128,10 +282,3 @@ def _texts(result: CallToolResult) -> Iterator[str]:
                 yield f"[a sound ({block.mime_type}) left out]"
             case ResourceLink():
                 yield f"[a link to {block.name}: {block.uri}]"
-
-
-def said(fault: BaseException) -> str:
-    """What is at the bottom of a fault, in a line."""
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:EXCERPT])).rstrip(": ")

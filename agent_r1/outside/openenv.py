@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
-import ssl
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import httpx
 from pydantic import BaseModel, Field, FiniteFloat, RootModel
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -23,19 +20,18 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Reply, Setup, TextEnv, meant
 from agent_r1.faults import WorldFault
-from agent_r1.harmless import harmless, without_password
-from agent_r1.http.client import BadAnswerError, Client, parsed, read_key
+from agent_r1.harmless import harmless
+from agent_r1.http.client import EXCERPT, BadAnswerError, Client, in_words, parsed, read_key, tls
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.params.worlds import OpenEnvParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 
-KEY = "AGENT_R1_OPENENV_KEY_"  # with a server's name in capitals: what it is sent as a bearer token
+KEY = "AGENT_R1_OPENENV_KEY_"  # with a server's name in capitals: the bearer token that it is sent
 MAX_ANSWER_BYTES = 1 << 22
 CLOSE_S = 5.0
-_SEEDS = 1 << 31  # what every generator of random numbers takes
-_EXCERPT = 500  # characters of a server's own words in a message
+_SEEDS = 1 << 31  # the seeds that every generator of random numbers takes
 _REFUSED = "VALIDATION_ERROR"  # the code of an action that is not of the shape that the environment takes
 
 logger = logging.getLogger(__name__)
@@ -43,7 +39,7 @@ _wire = logging.getLogger(f"{__name__}.wire")  # it would log the key with DEBUG
 
 
 class OpenEnvSetup(Setup):
-    """Arguments of the reset; one without a seed is sent the episode's own, so that a group begins in several ways."""
+    """Arguments of the reset. Without a seed the episode's own is sent, so that a group begins in several ways."""
 
     reset: dict[str, Any] = Field(default={})
 
@@ -64,7 +60,7 @@ class _Problem(BaseModel):
     errors: list[_Detail] = Field(default=[])
 
     def __str__(self) -> str:
-        return harmless("; ".join([self.message, *(each.msg for each in self.errors)])[:_EXCERPT])
+        return harmless("; ".join([self.message, *(each.msg for each in self.errors)])[:EXCERPT])
 
 
 class _Observed(BaseModel):
@@ -78,7 +74,7 @@ class _Failed(BaseModel):
 
 
 class _Frame(RootModel[Annotated[_Observed | _Failed, Field(discriminator="type")]]):
-    """What a server answers."""
+    """An answer of the server."""
 
 
 class _Fields(BaseModel):
@@ -93,10 +89,10 @@ class _Schema(BaseModel):
 
 
 class OpenEnv(TextEnv):
-    """One session of a server. Whatever it does wrong is a WorldFault; an action of another shape is the agent's."""
+    """One session of a server. The server's faults are WorldFaults; an action of another shape is the agent's."""
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
-        """`seed` is sent where the row has none."""
+        """`seed` is sent if the row has none."""
         setup, self._params = meant(question, OpenEnvSetup, shared.limits.openenv)
         super().__init__(self._params.task or question.text, shared.limits)
         self._reset = {"seed": seed % _SEEDS} | setup.reset
@@ -124,7 +120,7 @@ class OpenEnv(TextEnv):
         return Reply(self._read(reached), reached.reward, success)
 
     async def close(self) -> None:
-        """Leaves the session; a server that does not let go is left behind."""
+        """Leaves the session, at once if the server does not close it in time."""
         if self._session:
             with contextlib.suppress(OSError, WebSocketException):
                 await self._session.close()
@@ -143,15 +139,15 @@ class OpenEnv(TextEnv):
                 open_timeout=self._params.timeout_s,
                 ping_timeout=None,  # a step may keep a server from anything else, and has a limit of its own
                 close_timeout=CLOSE_S,
-                ssl=_tls() if url.startswith("wss://") else None,
+                ssl=tls() if url.startswith("wss://") else None,
             )
         except TimeoutError:
             raise WorldFault(f"{self._who} was not reached within {self._params.timeout_s:g} s") from None
         except (OSError, WebSocketException, ValueError) as fault:
-            raise WorldFault(f"{self._who} cannot be reached: {_said(fault)}") from fault
+            raise WorldFault(f"{self._who} cannot be reached: {in_words(fault)}") from fault
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> _State | _Problem:
-        """What came of it, or how it was refused; any other answer, or none, is a WorldFault."""
+        """The state that a request leads to, or its refusal. Raises WorldFault for any other answer, or none."""
         if self._session is None:
             raise RuntimeError("the environment was not opened")
         try:
@@ -162,9 +158,9 @@ class OpenEnv(TextEnv):
         except TimeoutError:
             raise WorldFault(f"{self._who} did not answer a {kind} within {self._params.timeout_s:g} s") from None
         except (OSError, WebSocketException, BadAnswerError) as fault:
-            raise WorldFault(f"{self._who} failed in a {kind}: {_said(fault)}") from fault
+            raise WorldFault(f"{self._who} failed in a {kind}: {in_words(fault)}") from fault
         if isinstance(answer, _Problem) and answer.code != _REFUSED:
-            code = harmless(answer.code[:_EXCERPT])
+            code = harmless(answer.code[:EXCERPT])
             raise WorldFault(f"{self._who} failed in a {kind}: {code or 'an error without a code'}: {answer}")
         return answer
 
@@ -177,10 +173,10 @@ class OpenEnv(TextEnv):
 
 
 def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
-    """Looks at the schemas of the servers that the questions name.
+    """Checks the schemas of the servers that the questions name.
 
-    Raises ValueError for a question whose server is not declared, and for one that has other fields than params.yaml
-    says; WorldFault for one that does not answer.
+    Raises ValueError for a server that is not declared, or has other fields than params.yaml names, and WorldFault for
+    a server that does not answer.
     """
     used = [meant(question, OpenEnvSetup, limits.openenv) for question in questions]
     for name, params in {setup.name: params for setup, params in used}.items():
@@ -190,27 +186,21 @@ def require_openenv(questions: Sequence[Question], limits: EnvParams) -> None:
                 raise OSError(f"status {answer.status}: {answer.excerpt}")
             _require_fields(answer.parse(_Schema), params)
         except OSError as fault:
-            raise WorldFault(f"{_who(name, params)} does not say its schema: {_said(fault)}") from fault
+            raise WorldFault(f"{_who(name, params)} does not say its schema: {in_words(fault)}") from fault
         except ValueError as fault:
             raise ValueError(f"{_who(name, params)}: {fault}") from None
 
 
 def _require_fields(schema: _Schema, params: OpenEnvParams) -> None:
     shown = [schema.observation, *([schema.reset_observation] if schema.reset_observation else [])]
-    for what, name, fields in [
+    for side, name, fields in [
         ("action", params.action, schema.action),
         *(("observation", params.observation, fields) for fields in shown),
     ]:
         if name not in fields.properties:
-            raise ValueError(f"its {what} has no field {name!r}{nearest(name, fields.properties)}")
+            raise ValueError(f"its {side} has no field {name!r}{nearest(name, fields.properties)}")
     if more := [name for name in schema.action.required if name != params.action]:
         raise ValueError(f"its action needs {more[0]!r} too, and the policy writes one text")
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Takes longer to make than a step to take."""
-    return httpx.create_ssl_context()
 
 
 def _key(name: str) -> str:
@@ -219,7 +209,3 @@ def _key(name: str) -> str:
 
 def _who(name: str, params: OpenEnvParams) -> str:
     return f"the OpenEnv server {name} ({harmless(params.url)[:200]})"
-
-
-def _said(fault: BaseException) -> str:
-    return harmless(without_password(f"{type(fault).__name__}: {fault}"[:_EXCERPT])).rstrip(": ")

@@ -1,7 +1,7 @@
 """Programs of the policy in a sandbox: Monty, a Python interpreter that has no files, no network and no clock.
 
-Worker processes run them within limits of time, memory and recursion; all episodes of a stage share the workers. An
-episode's names are a few kilobytes between its calls, put down by one worker and taken up by any.
+Worker processes run them within limits of time, memory and recursion. All episodes of a stage share the workers:
+between calls an episode is a few kilobytes of names, saved by one worker and loaded by any.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from agent_r1.params.env import PythonParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import FunctionTool, ToolError, ToolResult, ToolTimeout
 
-NOW = datetime(2024, 7, 26)  # at every moment of every program
+NOW = datetime(2024, 7, 26)  # the clock of every program
 MAX_CHARACTERS = 20_000  # of a program
 MAX_PRINTED = 1 << 20  # bytes
-MAX_STATE = 1 << 20  # bytes that the names of an episode take
+MAX_STATE = 1 << 20  # bytes of an episode's names
 MAX_RECURSION = 500
-_PATIENCE = 10  # how much longer than its limit a call may take that once ended within it
+_PATIENCE = 10  # times its limit that a call may take, if it once ended within the limit
 
 
 class Ran(NamedTuple):
-    """What a program did that came to its end."""
+    """The results of a program that came to its end."""
 
     printed: str
-    state: bytes  # the names that there are after it
+    state: bytes  # the names after it
 
 
 class Sandbox:
-    """The workers. They end with it, and after what they are running."""
+    """The workers, which end with it, after their programs."""
 
     def __init__(self, params: PythonParams) -> None:
         self._params = params
@@ -63,11 +63,11 @@ class Sandbox:
         self._workers.__exit__(kind, fault, traceback)
 
     async def run(self, program: str, state: bytes, *, seed: int, patience: int = 1) -> Ran:
-        """Runs a program after those that left a state, b"" for none; chance is seeded where there is no state.
+        """Runs a program in the state of earlier programs, b"" for none; the seed counts if there is no state.
 
-        Raises ToolTimeout if it takes longer than `patience` times its limit, and ToolError if it fails otherwise. A
-        worker that dies is replaced and the program tried again, once more than there are workers: each of them may
-        have been ended from outside.
+        Raises ToolTimeout if it takes longer than `patience` times its limit, and ToolError for other faults. A worker
+        that dies is replaced and the program tried again, once more than there are workers: each of them may have been
+        killed from outside.
         """
         code = _showing_its_value(program)
         loop = asyncio.get_running_loop()
@@ -89,9 +89,12 @@ class Sandbox:
                 if state:
                     session.load_session(state)
                 session.feed_run(code, print_callback=printed)
-                return Ran(printed.output, _small(session.dump()))
+                left = session.dump()
         except (MontyRuntimeError, MontySyntaxError) as fault:
             raise self._explained(fault, printed.output) from None
+        if len(left) > MAX_STATE:
+            raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
+        return Ran(printed.output, left)
 
     def _limits(self, patience: int) -> ResourceLimits:
         return {
@@ -101,7 +104,7 @@ class Sandbox:
         }
 
     def _explained(self, fault: MontyRuntimeError | MontySyntaxError, printed: str) -> ToolError:
-        """What the policy is told; of what a limit cut short nothing that depends on where it did."""
+        """The policy's message. If a limit cut the program short, it shows nothing that depends on the moment."""
         if isinstance(fault.exception(), TimeoutError) and not fault.traceback():
             return self._too_long()
         if isinstance(fault.exception(), MemoryError):
@@ -113,7 +116,7 @@ class Sandbox:
 
 
 class PythonTool(FunctionTool):
-    """One episode's interpreter; the names of a call that succeeds are there for the next."""
+    """One episode's interpreter; the names of a call that succeeds stay for the next."""
 
     def __init__(self, sandbox: Sandbox, seed: int) -> None:
         async def python(code: str) -> str:
@@ -125,7 +128,7 @@ class PythonTool(FunctionTool):
         self._one_at_a_time = asyncio.Lock()
 
     async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
-        """Brings the names to where a call left them that gave a result and is not made again."""
+        """Restores the names after a call whose result was kept, by running its program."""
         if result.call_status is CallStatus.OK:
             await self._run(arguments["code"], patience=_PATIENCE)
 
@@ -139,26 +142,20 @@ def _policy(seed: int) -> OSPolicy:
     return {"datetime": NOW, "timezone": "utc", "sleep": "zero", "random_start": {"seed": seed}}
 
 
-def _small(state: bytes) -> bytes:
-    if len(state) > MAX_STATE:
-        raise ToolError(f"the names of the program hold more than {MAX_STATE >> 20} MiB; keep less")
-    return state
-
-
 def _last_value(program: str) -> ast.expr | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = ast.parse(program).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None  # the sandbox says what is wrong
+        return None  # the sandbox names the fault
     return body[-1].value if body and isinstance(body[-1], ast.Expr) else None
 
 
 def _showing_its_value(program: str) -> str:
-    """The program with a last line that is a value assigned to `_` and printed, if it is not None.
+    """The program with its last value assigned to `_`, and printed if it is not None.
 
-    Printed where it is made: what is brought out of the sandbox would be ordered and shown in this process's way.
+    The sandbox prints it: brought out, a value would be ordered and shown in this process's way.
     """
     if len(program) > MAX_CHARACTERS:
         raise ToolError(f"the program is longer than {MAX_CHARACTERS:,} characters")

@@ -36,28 +36,28 @@ class Box(Protocol):
     """An object of one episode; its other public methods are tools."""
 
     def reset(self, **row: Any) -> Any:
-        """Begins, now or when it is awaited; what it says, if anything, is shown below the question."""
+        """Begins the episode, now or when awaited; a result other than None is shown below the question."""
         ...
 
 
 @runtime_checkable
 class Rewarding(Protocol):
-    """One that says at the end what the episode was worth."""
+    """A Box that rewards the episode at its end."""
 
     def get_reward(self) -> Any:
-        """A finite number, now or when it is awaited."""
+        """A finite number, now or when awaited."""
         ...
 
 
 class ToolboxEnv(Env):
     """An episode of `ToolEnv` with the methods of an object of its own.
 
-    Rewards at the end are `env`, what `get_reward` says, and `success`: whether that is above `success_above`, or, of a
-    class without it, whether the answer is exactly right.
+    Rewards at the end are `env`, the result of `get_reward`, and `success`: whether that is above `success_above`. For
+    a class without `get_reward`, success is an exactly right answer.
     """
 
     def __init__(self, question: Question, shared: Shared, seed: int) -> None:
-        """`seed` is not used: such a class knows no chance but what the row says."""
+        """`seed` is not used: all chance of such a class comes from the row."""
         limits = shared.limits
         self._setup, self._params = meant(question, ToolboxSetup, limits.toolbox)
         self._box = _made(self._setup.name, self._params)
@@ -105,7 +105,7 @@ class ToolboxEnv(Env):
 
 
 class _Method(Tool):
-    """A method whose ValueError is the agent's fault, as in the contract, and whose results have a limit."""
+    """A method whose ValueError is the agent's fault, as in TRL, and whose results have a limit."""
 
     def __init__(self, tool: Tool, max_characters: int) -> None:
         self.name, self.schema, self.waits = tool.name, tool.schema, tool.waits
@@ -122,8 +122,8 @@ class _Method(Tool):
 def require_toolbox(questions: Sequence[Question], limits: EnvParams) -> None:
     """Makes one object of each class that the questions name.
 
-    Raises ValueError for a question whose class is not declared, whose row `reset` does not take, or of which nobody
-    says what success is; and for a class that is not there, cannot be made, or is none of the contract.
+    Raises ValueError for a question whose class is not declared, whose row `reset` does not take, or whose success is
+    undefined; and for a class that is not there, cannot be made, or has no `reset`.
     """
     boxes: dict[str, Box] = {}
     for question in questions:
@@ -139,11 +139,11 @@ def _require_row(question: Question, setup: ToolboxSetup, box: Box) -> None:
     try:
         inspect.signature(box.reset).bind(**setup.row)
     except TypeError as fault:
-        raise ValueError(f"{where} is not what env.toolbox.{setup.name}.reset takes: {fault}") from None
+        raise ValueError(f"{where} does not fit env.toolbox.{setup.name}.reset: {fault}") from None
     if not question.answers and not isinstance(box, Rewarding):
         raise ValueError(
-            f"question {question.question_id!r} has no answers, and {type(box).__name__} has no get_reward: nobody "
-            "says what success is; give it one of the two"
+            f"question {question.question_id!r} has no answers, and {type(box).__name__} has no get_reward: its "
+            "success is undefined; give it one of the two"
         )
 
 

@@ -47,10 +47,10 @@ _PLAIN = Dialect(tools=False, observations=False)  # messages that every chat mo
 class Chat(Codec):
     """Turns conversations into token ids as the tokenizer's own chat template writes them.
 
-    Only the template's text and what the policy sampled can be added tokens (message marks, tags). Everything else,
-    such as questions, passages, tools and their output, stays text. A template that knows no system messages, tools or
-    tool messages is given them in messages that it knows; see `agent_r1.rollout.codec.Dialect`. An environment that
-    offers no tools answers as a user does: what comes back is one user message.
+    Only the template's text and the sampled text can be added tokens (message marks, tags). Everything else, such as
+    questions, passages, tools and their output, stays text. A template that knows no system messages, tools or tool
+    messages gets them in messages that it knows; see `agent_r1.rollout.codec.Dialect`. An environment without tools
+    answers as a user does, in one user message.
 
     Raises ValueError if the tokenizer has no chat template, or the template has no generation prompt, does not close
     the assistant's message with an added token, or gives other token ids than its messages one by one; the message
@@ -74,7 +74,7 @@ class Chat(Codec):
         }
         if rewritten := [*self._check_sample([SAMPLE_TOOL]), *self._check_sample(())]:
             logger.warning(
-                "the chat template rewrites what was said: %s; a step after which it does starts a new context, and "
+                "the chat template rewrites earlier messages: %s; a step after which it does starts a new context, and "
                 "costs the tokens of that history once more",
                 rewritten[0],
             )
@@ -82,15 +82,15 @@ class Chat(Codec):
     def encode_action(self, text: str, context: Sequence[int] = ()) -> list[int]:
         """The token ids that a policy would sample to write `text`: tags as added tokens, the end token last.
 
-        What is escaped in it stays text. Where the context has opened a thought the policy goes on behind its tag, or,
-        without a thought, closes it.
+        Escaped marks stay text. If the context has opened a thought, the action goes on behind the tag, or, without a
+        thought, closes it.
         """
         if self.opened(context):
             text = text.removeprefix(_THOUGHT) if text.startswith(_THOUGHT) else _THOUGHT_END + text
         return [*self.encode([Piece(text, Source.ACTION)]).ids, self.end_id]
 
     def escape_action(self, text: str) -> str:
-        """The text of an action that nobody sampled: of the marks in it, only an action's tags are left."""
+        """The text of an action that was not sampled, with all marks escaped but an action's tags."""
         return self.escape(text, but=TAGS)
 
     def opened(self, context: Sequence[int]) -> str:
@@ -99,7 +99,7 @@ class Chat(Codec):
         return found[0] if found else ""
 
     def frames(self, observations: int, role: Answering = "tool") -> list[str]:
-        """The template's text around so many observations of one action: before, between and after them.
+        """The template's text around the observations of one action: before, between and after them.
 
         Raises ValueError if the template does not write each of them once, in their order.
         """
@@ -125,14 +125,14 @@ class Chat(Codec):
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def prompts_hash(self, envs: Sequence[Env]) -> str:
-        """The same of all that opened environments begin with; of one kind of prompt its own."""
+        """Identifies the prompts of opened environments; for a single kind of prompt it is the `prompt_hash`."""
         first, *others = dict.fromkeys(self.prompt_hash(env.system, env.tools) for env in envs)
         return hashlib.sha256("".join([first, *others]).encode()).hexdigest() if others else first
 
     def _check_sample(self, tools: Tools) -> Iterator[str]:
         """Compares the contexts of a conversation of two steps with the template's own, id for id.
 
-        Says what the template has rewritten.
+        Yields each rewriting of the template in words.
         """
         dialogue = Dialogue(self, "Be brief.", "Who is it?", tools)
         context = dialogue.opening.ids
@@ -157,7 +157,7 @@ class Chat(Codec):
 
 
 def answering(tools: Tools) -> Answering:
-    """The role in which an environment answers that offers these tools."""
+    """The role in which an environment with these tools answers."""
     return "tool" if tools else "user"
 
 
@@ -170,11 +170,11 @@ def _first_difference(left: S, right: S, around: int = 24) -> tuple[S, S]:
 
 
 class Dialogue:
-    """One conversation. Its contexts are what the template renders of it, where possible by appending.
+    """One conversation. Its contexts are the template's rendering of it, by appending where possible.
 
-    The template's rendering decides: where it begins with all that was there before, followed by the action and the
-    end token, the rest of it is appended. Where it does not (a template may drop old thoughts or trim what was said),
-    or the environment asks for it, a new context holds all of it.
+    If the rendering begins with the context so far, followed by the action and the end token, its rest is appended. If
+    it does not (a template may drop old thoughts or trim messages), or the environment asks for a new context, the new
+    context holds the whole rendering.
     """
 
     def __init__(self, chat: Chat, system: str, user: str, tools: Tools = ()) -> None:
@@ -190,8 +190,8 @@ class Dialogue:
     ) -> Encoded:
         """The tokens between an action, as sampled, and the next one: OBSERVATION, and TEMPLATE around them.
 
-        Where the action is not `closed` by the end token, that comes first, as TEMPLATE. In a new context, which
-        `restart` asks for, the history before them is PROMPT: none of its tokens was sampled here.
+        If the action is not `closed` by the end token, that token comes first, as TEMPLATE. In a new context, as
+        `restart` asks for, the history before the observations is PROMPT: none of its tokens was sampled here.
         """
         chat = self._chat
         said, replies = chat.write(action[:-1] if closed else action), self._escaped(observations)
@@ -212,24 +212,24 @@ class Dialogue:
     def messages(self) -> list[Message]:
         """The current context for a model with a template of its own: roles system, user and assistant, and no tools.
 
-        The tools' schemas end the system's text, and what they answered is the user's, in tags.
+        The tools' schemas end the system's text, and their answers are the user's, in tags.
         """
         put, _ = _PLAIN.put(self._messages, self._tools)
         return [(role, self._chat.unescape(text)) for role, text in put]
 
     def _escaped(self, observations: Sequence[str]) -> list[str]:
-        """The observations as messages: of a user one alone, because templates refuse two in a row."""
+        """The observations as messages; a user's are joined into one, because templates refuse two in a row."""
         texts = observations if self._role == "tool" else ["\n".join(observations)] * bool(observations)
         return [*map(self._chat.escape, texts)]
 
     def _begin_anew(self, restart: Restart) -> None:
-        """Leaves the system message, the new user message and the exchanges that are kept."""
+        """Keeps the system message, the new user message and the last exchanges."""
         begins = [at for at, (role, _) in enumerate(self._messages) if role == "assistant"]
         kept = self._messages[begins[-restart.keep :][0] :] if restart.keep else []
         self._messages = [self._messages[0], ("user", self._chat.escape(restart.user)), *kept]
 
     def _split_history(self, replies: Sequence[str]) -> tuple[str, str]:
-        """The text before the latest observations, and the rest; all of it where they cannot be found."""
+        """The text before the latest observations, and the rest; no rest if the observations are not found."""
         first, *_, last = self._chat.frames(len(replies), self._role)
         wanted = first if len(replies) == 1 else first + replies[0].strip()
         start = self.text.rfind(wanted, 0, len(self.text) - len(last))
@@ -238,7 +238,7 @@ class Dialogue:
     def _framed(self, text: str, replies: Sequence[str]) -> list[Piece]:
         """The observations and the template's text around them."""
         first, *between, last = self._chat.frames(len(replies), self._role)
-        whole = [Piece(text, Source.OBSERVATION)]  # of a template that frames these as it frames no others
+        whole = [Piece(text, Source.OBSERVATION)]  # for a template that frames these unlike any others
         if not text.startswith(first):
             return whole
         pieces, rest = [Piece(first, Source.TEMPLATE)], text[len(first) :]

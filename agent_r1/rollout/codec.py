@@ -1,4 +1,7 @@
-"""Rendered conversations as token ids and back: only marks, and sampled tokens, may be added tokens (law 3)."""
+"""Conversations as a chat template's text, and that text as token ids and back.
+
+Only marks of the template and sampled tokens may be added tokens (law 3).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,38 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.records import Source
 
-FIRST_ESCAPE = 0x10FF00  # private use, and the last of it: a text that holds these characters loses nothing but them
+Message = tuple[str, str]  # role (system, user, assistant or tool) and content
+Tools = Sequence[dict[str, Any]]  # JSON schemas in the OpenAI function form
+
+FIRST_ESCAPE = 0x10FF00  # in the last private-use plane: a text that holds these characters loses nothing but them
+# Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
+SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
+TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
+OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
+SAMPLE: list[Message] = [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)]
+SAMPLE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+TOOLS_TEXT = """
+
+# Tools
+
+You may call one of these functions at a time:
+<tools>
+{schemas}
+</tools>
+
+To call one, write
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +60,7 @@ class Encoded:
 
     ids: list[int]  # [T]
     source: list[int]  # [T] values of Source
-    restarts: bool = False  # a context of its own; else appended to the one before
+    restarts: bool = False  # begins a new context; else appended to the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +74,12 @@ class Piece:
 class Codec:
     """Encodes and decodes rendered conversations. A *mark* is the text of an added token: a message mark or a tag.
 
-    Marks become their tokens, and what lies between two of them is encoded as one by a copy of the tokenizer without
-    added tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it
-    is put into the template: the first character of each is replaced by one that no template and no tokenizer knows,
-    and that comes back when the text is encoded. So a template may cut, strip and quote what it is given.
+    Marks become their tokens. The text between two marks is encoded as one by a copy of the tokenizer without added
+    tokens, so the ids are those of the tokenizer itself. A text whose marks must stay text is escaped before it is put
+    into the template: a character that no template and no tokenizer knows replaces the first one of each mark until
+    the text is encoded. So a template may cut, strip and quote its texts.
 
-    Raises ValueError if the tokenizer has no other tokens than added ones for a character.
+    Raises ValueError if the tokenizer has only added tokens for a character.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -60,7 +94,7 @@ class Codec:
         heads = sorted({mark[0] for mark in self._id_of})
         self._escaped = {head: chr(FIRST_ESCAPE + number) for number, head in enumerate(heads)}
         self._unescaped = str.maketrans({escape: head for head, escape in self._escaped.items()})
-        for text in (chr(FIRST_ESCAPE), *self._id_of):  # refused here, and not by a passage
+        for text in (chr(FIRST_ESCAPE), *self._id_of):  # a tokenizer is refused now, and not at a passage
             list(self._read(text))
 
     def escape(self, text: str, but: Collection[str] = ()) -> str:
@@ -75,7 +109,7 @@ class Codec:
         return text
 
     def unescape(self, text: str) -> str:
-        """The text that was escaped."""
+        """The text before it was escaped."""
         return text.translate(self._unescaped)
 
     def escape_all(self, value: Any) -> Any:
@@ -130,13 +164,13 @@ class Codec:
             yield index, Source.OBSERVATION if Source.OBSERVATION in touched else touched[0]
 
     def _read(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """The tokens of a text without the added ones, and the characters of each.
+        """The tokens of a text, none of them added, and the span of characters of each.
 
-        A tokenizer's model may have marks in its own vocabulary; what it takes for one is read letter by letter.
+        A tokenizer's model may have marks in its own vocabulary; these are read letter by letter.
         """
         try:
             encoding = self._plain.encode(text, add_special_tokens=False)
-        except TypeError:  # of a text that is none
+        except TypeError:  # the text is not valid Unicode
             raise ValueError(f"a text holds half of a character, which UTF-8 cannot write: {text[:80]!a}") from None
         for index, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if index not in self._mark_of:
@@ -149,39 +183,6 @@ class Codec:
             else:
                 for at in range(start, stop):
                     yield from ((letter, at, at + 1) for letter, _, _ in self._read(text[at]))
-
-
-Message = tuple[str, str]  # role (system, user, assistant or tool) and content
-Tools = Sequence[dict[str, Any]]  # JSON schemas in the OpenAI function form
-
-logger = logging.getLogger(__name__)
-
-# Placeholders for the texts of a conversation: no template writes them, changes them or strips them.
-SYSTEM, USER, ACTION, OBSERVATION = "\u2063SYSTEM\u2063", "\u2063USER\u2063", "\u2063ACTION\u2063", "\u2063TOOL\u2063"
-TODAY = datetime(2024, 7, 26)  # for templates that write the date: with the true one no run could be repeated
-OPENING: list[Message] = [("system", SYSTEM), ("user", USER)]
-SAMPLE: list[Message] = [*OPENING, ("assistant", ACTION), ("tool", OBSERVATION)]
-SAMPLE_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a word up.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
-    },
-}
-TOOLS_TEXT = """
-
-# Tools
-
-You may call one of these functions at a time:
-<tools>
-{schemas}
-</tools>
-
-To call one, write
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +213,7 @@ class Dialect:
 class Template:
     """Renders conversations with a tokenizer's own chat template.
 
-    A ValueError refuses one that leaves out or refuses what it is given in whatever way it is put.
+    Raises ValueError for a template that leaves out or refuses its messages in every `Dialect`.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -222,7 +223,7 @@ class Template:
                 "`chat_template` on the tokenizer and save it again"
             )
         self._tokenizer = tokenizer
-        self.dialect = Dialect()  # then what a template may lack is tried, one after the other
+        self.dialect = Dialect()  # the start; each kind of message is then tried in turn
         self.dialect = replace(self.dialect, system=self._shows(OPENING, (), SYSTEM))
         self.dialect = replace(self.dialect, tools=self._shows(OPENING, [SAMPLE_TOOL], "look_up"))
         self.dialect = replace(self.dialect, observations=self._shows(SAMPLE, (), OBSERVATION))
@@ -231,7 +232,7 @@ class Template:
         self.after_action = self._after_action()
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
-        """A conversation as text, up to where the assistant's next message begins; a ValueError where it is refused."""
+        """A conversation as text, up to the assistant's next message. Raises ValueError if the template refuses it."""
         try:
             return self._render(messages, tools, generation_prompt=generation_prompt)
         except TemplateError as error:
@@ -272,7 +273,7 @@ class Template:
         return after
 
     def _check_generation_prompt(self, prompt: str, before: str) -> None:
-        """Compares what the policy is given to go on from with what stands before its text once it is history."""
+        """Requires that a prompt ends like the text before an assistant's message that is history."""
         missing = before.removeprefix(prompt) if before.startswith(prompt) else ""
         unchanged = prompt == self.render(OPENING, [SAMPLE_TOOL], generation_prompt=False)
         if missing.strip() or (unchanged and not before.startswith(prompt)):

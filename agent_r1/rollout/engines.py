@@ -20,7 +20,7 @@ from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Reques
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine
 
-_ADAPTER = "engine"  # what the layers call the adapters in them
+_ADAPTER = "engine"  # the adapters' name in the layers
 
 
 def draw_uniforms(seed: int, count: int) -> NDArray[np.float64]:
@@ -32,8 +32,8 @@ def choose(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor
     """Tokens [B], and their logprobs [B] float32 in nats at temperature 1, whatever the temperature.
 
     A row's token is where the cumulated probabilities of its logits [B, V] pass its uniform number [B] in [0, 1), so
-    that a logit which is off by a rounding error changes it once in many thousand draws. Nothing depends on the other
-    rows. At temperature 0 it is the likeliest token.
+    that a rounding error in a logit changes it once in many thousand draws. At temperature 0 it is the likeliest
+    token. No row depends on the others.
     """
     logprobs = logits.float().log_softmax(-1)
     if temperature == 0:
@@ -62,7 +62,7 @@ def generate(
     end_id: int,
     temperature: float,
 ) -> list[tuple[list[int], list[float]]]:
-    """Ids and logprobs of one action per context; it ends with `end_id`, or where its uniform numbers do."""
+    """Ids and logprobs of one action per context, up to `end_id` or its last uniform number."""
     actions: list[tuple[list[int], list[float]]] = [([], []) for _ in contexts]
     running = list(range(len(contexts)))  # [B] indexes into the contexts
     cache = DynamicCache(config=model.config)
@@ -96,14 +96,14 @@ def generate(
 
 
 class TransformersEngine(Engine):
-    """Samples actions in batches, on CUDA where there is one and else on the CPU, with the threads of this process.
+    """Samples actions in batches, on CUDA if there is a device and else on the CPU, with the threads of this process.
 
-    The same requests to an engine of the same weights, threads and `batch_size` give the same ids and logprobs, bit
-    for bit, on a CPU. In other company a request gives the same but for the rounding of matrix products.
+    On a CPU, the same requests to an engine of the same weights, threads and `batch_size` give the same ids and
+    logprobs, bit for bit. In another batch a request gives the same but for the rounding of matrix products.
     """
 
     def __init__(self, settings: TransformersParams, actor: Actor) -> None:
-        """Loads the model; an EngineError where there is none, it lacks weights, or it reads fewer tokens."""
+        """Loads the model. Raises EngineError if there is none, it lacks weights, or it reads too few tokens."""
         cuda = torch.cuda.is_available()
         self._device = torch.device("cuda" if cuda else "cpu")
         self._dtype = torch.bfloat16 if actor.dtype == "bfloat16" or (actor.dtype == "auto" and cuda) else torch.float32
@@ -127,7 +127,7 @@ class TransformersEngine(Engine):
         return [found[index] for index in range(len(requests))]
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the model by the one in a Hugging Face folder, or its adapters; no cache outlives `sample`."""
+        """Loads the model of a Hugging Face folder, or its adapters; no cache outlives `sample`."""
         if self._actor.adapter_rank:
             self._load_adapter(folder)
         else:
@@ -136,7 +136,7 @@ class TransformersEngine(Engine):
         self.version = version
 
     def close(self) -> None:
-        """There is nothing but memory to give back, and that goes with the engine."""
+        """Does nothing: memory is all that the engine holds, and it is freed with the engine."""
 
     def _act(self, requests: Sequence[Request]) -> list[Action]:
         contexts = [request.context for request in requests]
@@ -152,7 +152,7 @@ class TransformersEngine(Engine):
         own = adapter_in(folder)
         if not self._adapted:
             config = json.loads((own / "adapter_config.json").read_text())
-            with torch.random.fork_rng(devices=[]):  # the learner's, in this process
+            with torch.random.fork_rng(devices=[]):  # the generator is the learner's, in this process
                 inject_adapter_in_model(LoraConfig(**config), self._model, _ADAPTER)
             self._adapted = True
         layers = {name: weight for name, weight in self._model.named_parameters() if f".{_ADAPTER}." in name}
@@ -171,14 +171,14 @@ class TransformersEngine(Engine):
         model, loaded = found  # a pair, where the loading info is asked for
         if loaded["missing_keys"]:
             raise EngineError(f"{path} lacks weights of its model: {', '.join(sorted(loaded['missing_keys']))}")
-        for parameter in model.parameters():  # out of the mapped file: its alignment would change the last bits
+        for parameter in model.parameters():  # copied from the mapped file, whose alignment would change the last bits
             parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
         settled: PreTrainedModel = model.to(self._device).eval()
         return settled
 
 
 def open_engine(settings: EngineParams, actor: Actor) -> Engine:
-    """The engine of `settings.kind`, with its own section; an EngineError says what keeps it from opening."""
+    """The engine of `settings.kind`, with its own section. Raises EngineError if it cannot be opened."""
     match settings.kind:
         case "vllm":
             return VllmEngine(settings.vllm, actor)

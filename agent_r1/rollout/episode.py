@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,7 +42,7 @@ class _Around(Env):
         await self._env.close()
 
     async def _answer(self, action: str) -> Transition:
-        """The environment's own answer."""
+        """The wrapped environment's answer."""
         transition = await self._env.step(action)
         if transition.restart:
             raise ValueError(
@@ -63,20 +64,20 @@ class Window(_Around):
 
 
 class Summary(_Around):
-    """After every so many steps of the environment, with what it says, the policy is asked for a summary.
+    """After `every` steps of the environment the policy is asked for a summary, below the last observation.
 
-    The next context opens with the question, the summary without its thought, and what the environment said last. The
-    summary is an action like any other, and a step of the trajectory; it is none of the environment, counts for no
-    limit of steps, and earns nothing: it states what the step before stated, as 0.
+    The next context opens with the question, the summary without its thought, and the last observations. The summary is
+    an action like any other, and a step of the trajectory. The environment never sees it, no limit of steps counts it,
+    and it earns nothing: each reward of the step before is 0.
 
     Source: SUPO (arXiv 2510.06727), whose summaries are asked for where the context is full.
     """
 
-    _said: Transition | None = None  # what the environment answered, while a summary is asked for
+    _said: Transition | None = None  # the environment's answer, while a summary is asked for
 
     @property
     def asks(self) -> bool:
-        """Whether a summary is asked for, and no action."""
+        """Whether the next action is a summary."""
         return self._said is not None
 
     async def step(self, action: str) -> Transition:
@@ -94,21 +95,35 @@ class Summary(_Around):
 
 
 def _summary(action: str) -> str:
-    """What an action says, without its thought."""
+    """The text of an action without its thought."""
     return "".join(piece.text for piece in split_action(action) if piece.kind != "thought").strip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepView:
-    """A step that was just taken, as text for those who look on. Nothing of it is tokenised again."""
+    """A step that was just taken, as text for people. Nothing of it is tokenised again."""
 
     step: Step
     action: str  # decoded, with the thought's tag where the prompt wrote it, without the end token that closed it
-    observations: tuple[str, ...]  # what the policy reads next, for each call; nothing where the episode ends
+    observations: tuple[str, ...]  # the policy's next reading, for each call; none where the episode ends
     outcome: Outcome | None  # None while the episode goes on
     answer: str  # the text between the answer tags, "" without one
-    fault: str  # what the world did wrong, where the episode is ABORTED, else ""
+    fault: str  # the world's, where the episode is ABORTED, else ""
     tokens: int  # of the episode so far
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Play:
+    """How episodes are played, beside their seed."""
+
+    iteration: int = 0
+    policy_version: int = 0
+    greedy: bool = False  # the likeliest tokens
+    told: bool = False  # requests hold messages too, for a sampler that knows no tokens
+    over: Callable[[], None] | None = None  # called as each episode ends
+
+
+PLAY = Play()
 
 
 class PromptTooLong(ValueError):
@@ -118,13 +133,10 @@ class PromptTooLong(ValueError):
 class Episode:
     """The state of one running episode."""
 
-    def __init__(
-        self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: tuple[int, int], policy_version: int
-    ) -> None:
-        """`seed` is of the collection and its iteration."""
-        self._attempt, self._chat, self._limits = attempt, chat, limits
-        self._iteration, self._policy_version = seed[1], policy_version
-        self._seed_parts = (*seed, attempt.question_id, attempt.sample)
+    def __init__(self, attempt: Attempt, chat: Chat, limits: EnvParams, seed: int, play: Play = PLAY) -> None:
+        """`seed` is the collection's."""
+        self._attempt, self._chat, self._limits, self._play = attempt, chat, limits, play
+        self._seed_parts = (seed, play.iteration, attempt.question_id, attempt.sample)
         self._env = in_context(attempt.env(derive(*self._seed_parts, "env")), limits.context)
         self._context_starts = [0]
         self._ids: list[int] = []
@@ -157,20 +169,21 @@ class Episode:
         """Ends the episode, because the world failed between two steps."""
         self.outcome, self.fault = Outcome.ABORTED, fault.words
 
-    def request(self, index: int, *, greedy: bool, told: bool = False) -> Request:
+    def request(self, index: int) -> Request:
+        """The next action to sample; `index` is the episode's number."""
         return Request(
             episode=index,
             step=len(self._steps),
             context=self._context(),
             seed=derive(*self._seed_parts, len(self._steps)),
             max_tokens=min(self._limits.max_action_tokens, self._room()),
-            greedy=greedy,
+            greedy=self._play.greedy,
             summary=isinstance(self._env, Summary) and self._env.asks,
-            messages=self._dialogue.messages() if told else (),
+            messages=self._dialogue.messages() if self._play.told else (),
         )
 
     async def advance(self, request: Request, action: Action) -> StepView:
-        """Appends the sampled action, lets the environment answer it, and appends what comes back."""
+        """Appends the sampled action, lets the environment answer it, and appends the answer."""
         self._check(request, action)
         start = len(self._ids)
         self._ids += action.token_ids
@@ -208,13 +221,13 @@ class Episode:
             raise RuntimeError(f"the episode of question {self._attempt.question_id!r} is not over")
         attempt = self._attempt
         return Trajectory(
-            trajectory_id=f"{self._iteration}/{attempt.question_id}/{attempt.sample}",
+            trajectory_id=f"{self._play.iteration}/{attempt.question_id}/{attempt.sample}",
             question_id=attempt.question_id,
             group=attempt.group,
             sample=attempt.sample,
             seed=derive(*self._seed_parts),
-            policy_version=self._policy_version,
-            iteration=self._iteration,
+            policy_version=self._play.policy_version,
+            iteration=self._play.iteration,
             token_ids=np.array(self._ids, np.int32),
             source=np.array(self._source, np.uint8),
             logprobs=np.array(self._logprobs, np.float32),
@@ -225,20 +238,20 @@ class Episode:
         )
 
     def _check(self, request: Request, action: Action) -> None:
-        """Refuses what is no answer to the request; what comes from an engine is trusted no further."""
+        """Refuses an action that does not answer the request; an engine is trusted no further."""
         ids, logprobs, most = action.token_ids, action.logprobs, request.max_tokens
         if not 1 <= len(ids) == len(logprobs) <= most:
             raise EngineError(f"an action of at most {most} tokens has {len(ids)} and {len(logprobs)} logprobs")
         if not np.isfinite(logprobs).all():
             raise EngineError(
                 f"an action's logprobs are not all finite: question {self._attempt.question_id!r}, sample "
-                f"{self._attempt.sample}, step {request.step}, weights of version {self._policy_version}; start again "
-                "from the checkpoint with a lower train.update.learning_rate"
+                f"{self._attempt.sample}, step {request.step}, weights of version {self._play.policy_version}; start "
+                "again from the checkpoint with a lower train.update.learning_rate"
             )
         if (action.stop_reason is StopReason.END) != (ids[-1] == self._chat.end_id):
             raise EngineError(f"an action stopped by {action.stop_reason} ends with token {ids[-1]}")
         if self._context() != request.context:
-            raise RuntimeError("a context changed while its action was sampled: it may only grow by what is appended")
+            raise RuntimeError("a context changed while its action was sampled: only its episode may append to it")
 
     def _observe(self, transition: Transition, action: list[int], closed: bool) -> None:
         if transition.outcome is not None:

@@ -15,19 +15,21 @@ from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.env import EnvParams, Order
 from agent_r1.records import Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.episode import Episode, StepView
+from agent_r1.rollout.episode import PLAY, Episode, Play, StepView
 from agent_r1.rollout.sampling import Action, Flowing, Request, Sampler
 from agent_r1.seeds import derive
 
 Sample = Callable[[Sequence[Request]], Sequence[Action]]
 Act = Callable[[Request], Awaitable[Action]]
 
-_COMPARED = 16  # requests that are sampled three times
-_CROWD = 64  # in which the last time is, those among them
+_COMPARED = 16  # requests that `compare` samples three times
+_CROWD = 64  # requests that the last of these times samples together
+
+logger = logging.getLogger(__name__)
 
 
 class Rounds:
-    """A batch leaves when every episode that lives has asked, in the order of the episodes.
+    """A batch leaves when every living episode has asked, in the order of the episodes.
 
     So the batches, and with them every bit, are the same however long the environments take.
     """
@@ -44,7 +46,7 @@ class Rounds:
         return await answer
 
     def leave(self) -> None:
-        """To be said once for every episode: it asks for nothing more."""
+        """Notes, once for every episode, that it asks for nothing more."""
         self._living -= 1
         self._leave_if_complete()
 
@@ -61,45 +63,156 @@ class Rounds:
 class Arrivals:
     """A request leaves as soon as its episode has it, so that no episode waits for another's environment.
 
-    Every action has the draws of its own seed; whether it also has the same bits in any company, `compare` says.
+    Every action has the draws of its own seed; `compare` measures whether it also has the same bits in any company.
     """
 
     def __init__(self, sampler: Flowing) -> None:
-        self._sampler = sampler
-
-    async def act(self, request: Request) -> Action:
-        """The action that is sampled for a request."""
-        return await self._sampler.act(request)
+        self.act = sampler.act
 
     def leave(self) -> None:
-        """As in rounds, where others wait for it."""
-
-
-class OneByOne:
-    """Requests are sampled one after the other, in a thread, so that whoever waits for something else goes on."""
-
-    def __init__(self, sample: Sample) -> None:
-        self._sample, self._turn = sample, asyncio.Lock()
-
-    async def act(self, request: Request) -> Action:
-        """The action that is sampled for a request."""
-        async with self._turn:
-            [action] = await asyncio.to_thread(self._sample, [request])
-            return action
+        """Does nothing: no other episode waits for it."""
 
 
 def at_once(sampler: Sampler) -> Act:
-    """Has each request sampled without waiting for others, among those under way where the sampler can do that."""
-    return sampler.act if isinstance(sampler, Flowing) else OneByOne(sampler.sample).act
+    """Has each request sampled without waiting for others, among the requests under way if the sampler can do that.
+
+    Other samplers get one request after the other, in a thread, so that other tasks go on meanwhile.
+    """
+    if isinstance(sampler, Flowing):
+        return sampler.act
+    turn = asyncio.Lock()
+
+    async def act(request: Request) -> Action:
+        async with turn:
+            [action] = await asyncio.to_thread(sampler.sample, [request])
+            return action
+
+    return act
 
 
-def order_of(sampler: Sampler, order: Order, episodes: int) -> Rounds | Arrivals:
-    """What `env.order` asks for. Raises ValueError for a sampler that knows rounds alone."""
-    return Rounds(sampler.sample, episodes) if order == "rounds" else Arrivals(_flowing(sampler, order))
+def _flowing(sampler: Sampler, order: Order) -> Flowing:
+    if isinstance(sampler, Flowing):
+        return sampler
+    raise ValueError(
+        f"{type(sampler).__name__} takes no request in while it answers others, and env.order is {order}; set "
+        "env.order: rounds, or engine.kind: vllm or server"
+    )
+
+
+def collect(
+    sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared, *, seed: int, play: Play = PLAY
+) -> list[Trajectory]:
+    """Runs all episodes to their ends, in the order of `shared.limits.order`.
+
+    In rounds, every living episode gets one action in one call; their environments answer at the same time, so that a
+    round waits for the slowest and not for their sum. By arrival no episode waits for another.
+
+    An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
+    not appended, and earns nothing. A new context begins where the environment or `shared.limits.context` rewrites the
+    context, or the chat template renders the history in another way than before; see `Dialogue`.
+
+    Episodes that the world cuts short are made again once, with the same seeds; the ones cut short again are ABORTED.
+
+    Every action's seed is derived from (seed, iteration, question, sample, step). `shared.limits.max_tokens` bounds a
+    context and `max_action_tokens` one action.
+
+    Raises TooManyAborted if more than the share `env.aborted_share` is cut short, PromptTooLong if a prompt leaves no
+    room for an action, and ValueError if the sampler knows rounds alone.
+    """
+    limits = shared.limits
+    chat.frames(limits.parallel_calls)  # refuses before anything is sampled
+
+    def run(indices: Iterable[int]) -> dict[int, Episode]:
+        begun = {index: Episode(attempts[index], chat, limits, seed, play) for index in indices}
+        in_rounds = limits.order == "rounds"
+        order = Rounds(sampler.sample, len(begun)) if in_rounds else Arrivals(_flowing(sampler, limits.order))
+        shared.run(_together(_to_its_end(episode, index, order, play) for index, episode in begun.items()))
+        return begun
+
+    episodes = run(range(len(attempts)))
+    if aborted := _faults(episodes):
+        logger.warning("the world cut %d of %d episodes short: %s", len(aborted), len(episodes), min(aborted.values()))
+        episodes |= run(aborted)
+        aborted, share = _faults(episodes), limits.aborted_share
+        how = f"in a second attempt too, and env.aborted_share is {share}: {min(aborted.values(), default='')}"
+        require_few(len(aborted), len(episodes), share, how)
+    return [episode.finish() for episode in episodes.values()]
+
+
+def attend(
+    act: Act, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int, episode: int = 0
+) -> AsyncGenerator[StepView]:
+    """Runs one episode and gives each step as soon as it is taken; `collect` would collect the same tokens.
+
+    Iterate it in the loop of `shared`, where several may run at the same time, and close it (`aclose`) if it is left
+    before its end. Arguments and errors are those of `collect`; `episode` is its number among the running ones.
+    """
+    return _steps(Episode(attempt, chat, shared.limits, seed), episode, act)
+
+
+def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> Iterator[StepView]:
+    """Runs one episode like `attend`, and waits for each step."""
+    steps = attend(Rounds(sampler.sample, 1).act, chat, attempt, shared, seed=seed)
+
+    async def next_step() -> StepView | None:
+        return await anext(steps, None)
+
+    try:
+        while view := shared.run(next_step()):
+            yield view
+    finally:
+        shared.run(steps.aclose())
+
+
+async def _to_its_end(episode: Episode, index: int, order: Rounds | Arrivals, play: Play) -> None:
+    async for _ in _steps(episode, index, order.act):
+        pass
+    if play.over:
+        play.over()
+    order.leave()
+
+
+async def _steps(episode: Episode, index: int, act: Act) -> AsyncGenerator[StepView]:
+    try:
+        await episode.open()
+        while episode.outcome is None:
+            request = episode.request(index)
+            try:
+                action = await act(request)
+            except WorldFault as fault:
+                episode.abort(fault)
+                return
+            yield await episode.advance(request, action)
+    finally:
+        await episode.close()
+
+
+async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines at the same time. The first error ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in coroutines:
+                group.create_task(each)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _faults(episodes: Mapping[int, Episode]) -> dict[int, str]:
+    """The world's fault in each episode that it cut short."""
+    return {index: episode.fault for index, episode in episodes.items() if episode.fault}
+
+
+def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:
+    """The metrics of `compare` on the episodes' first contexts; none in rounds, whose company is always the same."""
+    if shared.limits.order == "rounds":
+        return {}
+    envs = [shared.run(opened(attempt.env(0))) for attempt in attempts]
+    contexts = [Dialogue(chat, env.system, env.user, env.tools).opening.ids for env in envs]
+    return shared.run(compare(sampler, contexts, shared.limits))
 
 
 async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: EnvParams) -> dict[str, float]:
-    """By how much actions depend on who is sampled at the same time.
+    """Measures how much actions depend on the requests that are sampled at the same time.
 
     The same 16 requests are sampled together, one by one, and in another order among 48 others; their contexts [T] are
     taken in turn. Raises ValueError if the actions differ in any bit and the order is `exact_arrival`.
@@ -112,30 +225,17 @@ async def compare(sampler: Sampler, contexts: Sequence[Sequence[int]], limits: E
     shuffled = np.random.default_rng(derive("order")).permutation(_CROWD).tolist()
     found = dict(zip(shuffled, await asyncio.gather(*(act(crowd[index]) for index in shuffled)), strict=True))
     gaps, changed = zip(*map(apart, together * 2, [*alone, *(found[index] for index in range(_COMPARED))]), strict=True)
-    metrics = {"order/logprob_gap": float(np.max(gaps)), "order/changed_tokens": float(sum(changed))}
-    _judge(limits.order, **{name.removeprefix("order/"): value for name, value in metrics.items()})
-    return metrics
+    gap, tokens = float(np.max(gaps)), float(sum(changed))
+    _judge(limits.order, gap, tokens)
+    return {"order/logprob_gap": gap, "order/changed_tokens": tokens}
 
 
 def apart(one: Action, other: Action) -> tuple[float, int]:
-    """The largest gap in nats while the ids agree, and the number of tokens from the first on that does not."""
+    """The largest gap in nats while the ids agree, and the number of tokens from the first different id on."""
     pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
     shorter, longer = sorted((len(one.token_ids), len(other.token_ids)))
     alike = next((at for at, (left, right) in pairs if left != right), shorter)
     return float(np.abs(one.logprobs[:alike] - other.logprobs[:alike]).max(initial=0.0)), longer - alike
-
-
-def _judge(order: Order, *, logprob_gap: float, changed_tokens: float) -> None:
-    if logprob_gap == changed_tokens == 0:
-        log.info("an action has the same bits together, alone and in a crowd: arrivals change nothing")
-        return
-    found = f"actions depend on their company, by up to {logprob_gap:.2g} nats and in {changed_tokens:.0f} tokens"
-    if order == "exact_arrival":
-        raise ValueError(
-            f"{found}, and env.order is exact_arrival; set it to rounds, which is exact, or to arrival, which goes on, "
-            "or give vLLM one thread on a CPU (engine.vllm.threads: 1)"
-        )
-    log.warning("%s: this training is reproducible but for that; env.order: rounds is exact", found)
 
 
 def _request(index: int, context: Sequence[int], limits: EnvParams) -> Request:
@@ -144,151 +244,26 @@ def _request(index: int, context: Sequence[int], limits: EnvParams) -> Request:
     return Request(episode=index, step=0, context=kept, seed=derive("order", index), max_tokens=room)
 
 
-def _flowing(sampler: Sampler, order: Order) -> Flowing:
-    if isinstance(sampler, Flowing):
-        return sampler
-    raise ValueError(
-        f"{type(sampler).__name__} takes no request in while it answers others, and env.order is {order}; set "
-        "env.order: rounds, or engine.kind: vllm or server"
-    )
-
-
-log = logging.getLogger(__name__)
-
-
-def collect(
-    sampler: Sampler,
-    chat: Chat,
-    attempts: Sequence[Attempt],
-    shared: Shared,
-    *,
-    seed: int,
-    iteration: int = 0,
-    policy_version: int = 0,
-    greedy: bool = False,
-    told: bool = False,
-    over: Callable[[], None] = lambda: None,
-) -> list[Trajectory]:
-    """Runs all episodes to their ends, in the order of `shared.limits.order`.
-
-    In rounds, every episode that still lives gets one action in one call; their environments answer at the same time,
-    so that a round waits for the slowest and not for their sum. By arrival no episode waits for another.
-
-    An episode whose next observation would leave no room for another action ends as TOKEN_LIMIT; the observation is
-    not appended, and earns nothing. Where the environment or `shared.limits.context` rewrites the context, or the chat
-    template renders the history in another way than it did, a new context begins; see `Dialogue`.
-
-    Episodes that the world cuts short are made again once, with the same seeds; those that it cuts short again are
-    ABORTED. A TooManyAborted says that they are more than the share of `env.aborted_share`.
-
-    Every action's seed is derived from (seed, iteration, question, sample, step). Of `shared.limits`, `max_tokens`
-    bounds a context and `max_action_tokens` one action. Where the sampler is to be `told`, requests hold messages too.
-    `over` is called as each episode ends, for those who look on.
-    A PromptTooLong says that a prompt leaves no room for an action, another ValueError that the sampler knows rounds
-    alone.
-    """
-    limits = shared.limits
-    chat.frames(limits.parallel_calls)  # refuses before anything is sampled
-
-    def play(indices: Iterable[int]) -> dict[int, Episode]:
-        begun = {index: Episode(attempts[index], chat, limits, (seed, iteration), policy_version) for index in indices}
-        order = order_of(sampler, limits.order, len(begun))
-        plays = (_play(episode, index, order, over, greedy=greedy, told=told) for index, episode in begun.items())
-        shared.run(_together(plays))
-        return begun
-
-    episodes = play(range(len(attempts)))
-    if aborted := _faults(episodes):
-        log.warning("the world cut %d of %d episodes short: %s", len(aborted), len(episodes), min(aborted.values()))
-        episodes |= play(aborted)
-        aborted, share = _faults(episodes), limits.aborted_share
-        how = f"in a second attempt too, and env.aborted_share is {share}: {min(aborted.values(), default='')}"
-        require_few(len(aborted), len(episodes), share, how)
-    return [episode.finish() for episode in episodes.values()]
-
-
-def attend(
-    act: Act, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int, episode: int = 0
-) -> AsyncGenerator[StepView]:
-    """Runs one episode and gives each step as soon as it is taken; its tokens are those that `collect` would collect.
-
-    To be iterated in the loop of `shared`, where others may be at the same time, and closed (`aclose`) where it is left
-    before its end. Arguments and errors are those of `collect`; `episode` tells it from those beside it.
-    """
-    return _steps(Episode(attempt, chat, shared.limits, (seed, 0), policy_version=0), episode, act)
-
-
-def follow(sampler: Sampler, chat: Chat, attempt: Attempt, shared: Shared, *, seed: int) -> Iterator[StepView]:
-    """The same for one who waits for each step."""
-    steps = attend(Rounds(sampler.sample, 1).act, chat, attempt, shared, seed=seed)
-    try:
-        while view := shared.run(_next(steps)):
-            yield view
-    finally:
-        shared.run(steps.aclose())
-
-
-async def _next(steps: AsyncGenerator[StepView]) -> StepView | None:
-    return await anext(steps, None)
-
-
-def prove_order(sampler: Sampler, chat: Chat, attempts: Sequence[Attempt], shared: Shared) -> dict[str, float]:
-    """What `compare` finds of the episodes' first contexts; nothing in rounds, where the company is always the same."""
-    if shared.limits.order == "rounds":
-        return {}
-    envs = [shared.run(opened(attempt.env(0))) for attempt in attempts]
-    contexts = [Dialogue(chat, env.system, env.user, env.tools).opening.ids for env in envs]
-    return shared.run(compare(sampler, contexts, shared.limits))
-
-
-async def _play(
-    episode: Episode, index: int, order: Rounds | Arrivals, over: Callable[[], None], *, greedy: bool, told: bool
-) -> None:
-    async for _ in _steps(episode, index, order.act, greedy=greedy, told=told):
-        pass
-    over()
-    order.leave()
-
-
-async def _steps(
-    episode: Episode, index: int, act: Act, *, greedy: bool = False, told: bool = False
-) -> AsyncGenerator[StepView]:
-    try:
-        await episode.open()
-        while episode.outcome is None:
-            request = episode.request(index, greedy=greedy, told=told)
-            try:
-                action = await act(request)
-            except WorldFault as fault:
-                episode.abort(fault)
-                return
-            yield await episode.advance(request, action)
-    finally:
-        await episode.close()
-
-
-async def _together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs them at the same time. The first error ends the others, and is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for each in coroutines:
-                group.create_task(each)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-
-
-def _faults(episodes: Mapping[int, Episode]) -> dict[int, str]:
-    """What the world did wrong, of each episode that it cut short."""
-    return {index: episode.fault for index, episode in episodes.items() if episode.fault}
+def _judge(order: Order, gap: float, tokens: float) -> None:
+    if gap == tokens == 0:
+        logger.info("an action has the same bits together, alone and in a crowd: arrivals change nothing")
+        return
+    found = f"actions depend on their company, by up to {gap:.2g} nats and in {tokens:.0f} tokens"
+    if order == "exact_arrival":
+        raise ValueError(
+            f"{found}, and env.order is exact_arrival; set it to rounds, which is exact, or to arrival, which goes on, "
+            "or give vLLM one thread on a CPU (engine.vllm.threads: 1)"
+        )
+    logger.warning("%s: this training is reproducible but for that; env.order: rounds is exact", found)
 
 
 class ScriptedSampler:
-    """Plays given action texts with logprobs of 0; one that is too long for its request is cut, as a policy's is."""
+    """Plays given action texts with logprobs of 0; a text too long for its request is cut like a policy's."""
 
     def __init__(self, scripts: Sequence[Iterable[str]], chat: Chat) -> None:
-        """`scripts[episode]` are its actions' texts, without the end token; each is asked for when its turn has come.
+        """`scripts[episode]` are the texts of its actions, without the end token, each read when its turn comes.
 
-        An episode that is made again begins its script again. A summary that is asked for between is empty.
+        An episode that is made again begins its script again. A summary that is asked for in between is empty.
         """
         self._scripts, self._chat = scripts, chat
         self._playing: dict[int, Iterator[str]] = {}
@@ -307,6 +282,6 @@ class ScriptedSampler:
         return actions
 
     async def act(self, request: Request) -> Action:
-        """The same whoever else asks."""
+        """The next action of the script of the request's episode."""
         [action] = self.sample([request])
         return action

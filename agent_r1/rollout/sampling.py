@@ -1,4 +1,4 @@
-"""Samplers and engines take token ids and give token ids."""
+"""The interface of samplers and engines: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Request:
     context: list[int]  # all token ids the policy sees
     seed: int  # derived from (seed, iteration, question, sample, step)
     max_tokens: int  # at least 1
-    greedy: bool = False  # takes the likeliest token, whatever the temperature; the requests of one call are alike
-    summary: bool = False  # what is asked for is no action in the environment; a policy reads so, a script does not
+    greedy: bool = False  # the likeliest tokens, whatever the temperature; the same for all requests of one call
+    summary: bool = False  # asks for a summary and no action; a script cannot read that in the context
     messages: Sequence[tuple[str, str]] = ()  # the context as roles and texts, for a sampler that knows no tokens
 
     def home(self, count: int) -> int:
-        """Which of `count` samplers of the same weights its episode stays with."""
+        """The sampler, of `count` with the same weights, that answers all requests of this episode."""
         return self.episode % count
 
 
@@ -47,10 +47,10 @@ class Action:
 
 
 class Sampler(Protocol):
-    """Something that acts: an engine, or a demonstrator with a script."""
+    """A source of actions: an engine, or a demonstrator with a script."""
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """One action per request, in their order; none ends later than its `max_tokens`."""
+        """One action per request, in their order, each of at most `max_tokens`."""
         ...
 
 
@@ -59,14 +59,14 @@ class Flowing(Sampler, Protocol):
     """A sampler that takes a request in while it answers others."""
 
     async def act(self, request: Request) -> Action:
-        """The action of a request. Whoever is cancelled while it waits leaves the sampler fit for use."""
+        """The action of a request. A caller that is cancelled while it waits leaves the sampler fit for use."""
         ...
 
 
 class Beneath(NamedTuple):
-    """What the adapters of a policy run beside, instead of being merged."""
+    """The model beside which a policy's adapters run, instead of being merged."""
 
-    model: str  # a Hugging Face folder or hub id: the one that they were trained beside
+    model: str  # a Hugging Face folder or hub id: the one of their training
     rank: int  # of the adapters
 
 
@@ -78,13 +78,13 @@ class Actor:
     end_id: int  # the token that ends an action
     max_tokens: int  # of a context with its action
     temperature: float  # 0 is greedy
-    dtype: str  # auto is float32 on a CPU and bfloat16 on CUDA, and with servers whatever they run
+    dtype: str  # auto is float32 on a CPU, bfloat16 on CUDA, and with servers their own
     adapter_rank: int = 0  # of adapters beside the weights; servers get them merged
     adapters: str = ""  # the folder of the policy whose adapters it starts with; "" for none yet
     version: int = 0  # of the weights, until `load_weights` says another
 
     def beside(self, beneath: Beneath | None) -> Self:
-        """This actor as the adapters in its model's folder beside another model, where one is given."""
+        """This actor as the adapters in its model's folder beside another model, if one is given."""
         if beneath is None:
             return self
         return replace(self, model=beneath.model, adapters=self.model, adapter_rank=beneath.rank)
@@ -93,24 +93,24 @@ class Actor:
 class Engine(Sampler, Protocol):
     """A sampler with a model of its own, whose weights can be replaced; a context manager that closes itself."""
 
-    version: int  # of the weights: what the last `load_weights` said
+    version: int  # of the weights, as given to the last `load_weights`
     homes: int = 1  # samplers that share the requests out, each with weights of its own; see `Request.home`
     rests: bool = False  # whether `rest` frees anything
 
     def rest(self) -> None:
-        """Frees memory of a device that is shared, until the engine is called again."""
+        """Frees the memory of a shared device until the engine is called again."""
         return
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Replaces the weights by those of a policy's Hugging Face folder and drops every cache of the old ones.
 
-        An engine with adapters takes those in its folder `adapter`, and leaves the model beneath as it is, so that
-        nothing of them is lost in rounding; servers take the merged weights.
+        An engine with adapters loads the folder's `adapter` and leaves its own model as it is, so that rounding costs
+        the adapters nothing; servers load the merged weights.
         """
         ...
 
     def close(self) -> None:
-        """Gives back what the engine holds; safe to call twice."""
+        """Frees the engine's resources; safe to call twice."""
         ...
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class Engine(Sampler, Protocol):
 
 
 class EngineError(RuntimeError):
-    """The engine failed outside of this process; the message says how, and what to do where that is known."""
+    """The engine failed outside of this process; the message says how, and the remedy if that is known."""
 
 
 class EngineUnavailable(EngineError, ConnectionError):
@@ -129,4 +129,4 @@ class EngineUnavailable(EngineError, ConnectionError):
 
 
 class EngineRestarted(EngineError, ConnectionError):
-    """The engine has lost its weights, so that asking again is of no use; who starts anew gives it some."""
+    """The engine has lost its weights, so that asking again is of no use; a new start gives it some."""

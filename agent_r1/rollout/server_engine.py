@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -18,18 +17,18 @@ from transformers import AutoConfig
 
 from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
-from agent_r1.http.client import Answer, BadAnswerError, Client, Shape, read_key
+from agent_r1.http.client import BUSY, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
 from agent_r1.params.stages import ServerParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.vllm_engine import SERVER_KEY
 from agent_r1.rollout.vllm_process import read_shape, sampling_options
 
-_BUSY = {429, 502, 503, 504}  # the server, or what stands before it, asks to come again
-_FRESH = "default"  # what a server calls the weights that it was started with
-_SHOWN = 100  # characters of what a server calls its weights
-_BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 400, 401, 404
+_FRESH = "default"  # the label of the weights that a server was started with
+_SHOWN = 100  # characters of a server's labels in a message
 _Id = Annotated[int, Field(ge=0)]
 _Logprob = Annotated[float, Field(le=1e-3, allow_inf_nan=False)]  # nats; rounding lifts that of a sure token above 0
+
+logger = logging.getLogger(__name__)
 
 
 class _Token(BaseModel):
@@ -57,7 +56,7 @@ class _Generated(BaseModel):
 
 
 class _Description(BaseModel):
-    """What `agent_r1.rollout.vllm_process.WorkerExtension` says of the model: `read_shape` and two more."""
+    """A model's `read_shape` and two more, by `agent_r1.rollout.vllm_process.WorkerExtension`."""
 
     model_type: str | None
     vocab_size: _Id
@@ -68,7 +67,7 @@ class _Description(BaseModel):
 
 
 class _Results(BaseModel):
-    """The answer to a method of vLLM's workers, a list with one from each."""
+    """The results of a method that vLLM's workers ran, one of each worker."""
 
     results: Annotated[list[Any], Field(min_length=1)]
 
@@ -84,15 +83,15 @@ class _Cleared(BaseModel):
 
 
 class _Anything(BaseModel):
-    """An answer of which nothing is read."""
+    """An answer that is not read."""
 
 
 class BadRequestError(EngineError):
-    """What was asked cannot be answered, by this server or by another."""
+    """A request that no server can answer."""
 
 
 def connect(url: str, timeout_s: float) -> Client:
-    """A client that sends the key of the engine servers, where there is one."""
+    """A client that sends the key of the engine servers, if there is one."""
     return Client(url, timeout_s, read_key(SERVER_KEY))
 
 
@@ -101,12 +100,13 @@ class VllmServer:
 
     def __init__(self, url: str, settings: ServerParams) -> None:
         self.url = url
-        self._retries = settings.retries
+        self._who = f"the engine server {url}"
+        self._retries = Retries(self._who, settings.retries)
         self._client = connect(url, settings.timeout_s)
         self._vocab_size = 0  # until it describes itself
 
     def answers(self) -> bool:
-        """Whether it is there, asked once."""
+        """Whether the server answers, asked once."""
         try:
             self._client.require_health()
         except (OSError, BadAnswerError):
@@ -114,27 +114,27 @@ class VllmServer:
         return True
 
     def describe(self) -> dict[str, Any]:
-        """The shape, limit and type of the model it runs: see `agent_r1.rollout.vllm_process.WorkerExtension`."""
+        """The shape, limit and type of the server's model; see `agent_r1.rollout.vllm_process.WorkerExtension`."""
         found = self._remote_call(_Descriptions, "describe").results[0]
         self._vocab_size = found.vocab_size
         return found.model_dump()
 
     def generate(self, ids: Sequence[int], sampling: dict[str, Any], weights: str) -> tuple[list[int], list[float]]:
-        """The ids and logprobs that follow on token ids, sampled under the label `weights` of `load_weights`.
+        """The ids and logprobs that follow on token ids, sampled from the weights that `load_weights` labelled.
 
-        Raises EngineUnavailable if there is no answer, EngineRestarted if it is of the weights that the server was
-        started with, and EngineError if it is of others, a refusal, or none that vLLM gives.
+        Raises EngineUnavailable if there is no answer, EngineRestarted if it comes from the weights that the server was
+        started with, and EngineError if it comes from others, is a refusal, or has not vLLM's form.
         """
         path = "/inference/v1/generate"
         [choice] = self._post(_Generated, path, {"token_ids": list(ids), "sampling_params": sampling}).choices
         found = {span.version for span in choice.weight_versions}
         if found == {_FRESH}:
-            raise EngineRestarted(f"the engine server {self.url} was restarted: it has lost the weights {weights}")
+            raise EngineRestarted(f"{self._who} was restarted: it has lost the weights {weights}")
         if found != {weights}:
             others = harmless(", ".join(sorted(found)))[:_SHOWN]
             raise EngineError(
-                f"the engine server {self.url} has other weights than it was given ({others}, not {weights}): "
-                "another training uses it too; give every training its own servers"
+                f"{self._who} has other weights than it was given ({others}, not {weights}): another training uses it "
+                "too; give every training its own servers"
             )
         sampled, logprobs = choice.token_ids, [token.logprob for token in choice.logprobs.content]
         most, [end_id] = sampling["max_tokens"], sampling["stop_token_ids"]
@@ -147,85 +147,78 @@ class VllmServer:
         return sampled, logprobs
 
     def load_weights(self, path: str, label: str) -> None:
-        """Takes the weights of a folder and forgets all that came of the old ones; they are called `label` then."""
+        """Loads the weights of a folder, labels them, and drops the caches of the old ones."""
         self._remote_call(_Results, "reload_weights", weights_path=path)
         self._remote_call(_Results, "refresh_embeddings")
         if not self._post(_Cleared, "/reset_prefix_cache").success:
-            raise EngineError(f"the engine server {self.url} is answering others; give every training its own servers")
+            raise EngineError(f"{self._who} is answering others; give every training its own servers")
         self._post(_Anything, "/update_weight_version", {"new_version": label})
 
     def _remote_call(self, kind: type[Shape], method: str, **arguments: str) -> Shape:
-        """The answer to a method of vLLM's workers."""
         return self._post(kind, "/collective_rpc", {"method": method, "kwargs": arguments})
 
     def _post(self, kind: type[Shape], path: str, body: dict[str, Any] | None = None) -> Shape:
-        for attempt in range(self._retries + 1):
-            if attempt:
-                time.sleep(2.0 ** (attempt - 1))
-            try:
-                answer = self._client.ask("POST", path, json.dumps(body or {}))
-                if answer.status not in _BUSY:
-                    self._refuse(path, answer)
-                    return answer.parse(kind)
-                problem = f"status {answer.status}"
-            except (TimeoutError, ConnectionError) as error:
-                problem = str(error)
-            except BadAnswerError as error:
-                raise self._nonsense(path, str(error)) from None
-            log.warning("%s%s: %s, attempt %d of %d", self.url, path, problem, attempt + 1, self._retries + 1)
-        raise EngineUnavailable(
-            f"the engine server {self.url} did not answer {path} in {self._retries + 1} attempts ({problem}); start it "
-            "with `agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
-            "engine.server.timeout_s"
-        )
+        content, attempts = json.dumps(body or {}), self._retries.attempts
+        try:
+            return self._retries.run(lambda: self._attempt(kind, path, content))
+        except (TimeoutError, ConnectionError) as fault:
+            raise EngineUnavailable(
+                f"{self._who} did not answer {path} in {attempts} attempts ({fault}); start it with "
+                "`agent-r1 serve_engine MODEL --port PORT`, correct engine.server.urls, or raise "
+                "engine.server.timeout_s"
+            ) from None
 
-    def _refuse(self, path: str, answer: Answer) -> None:
-        """Raises EngineError where an answer is an error."""
-        if answer.status == _NOT_FOUND:
-            raise EngineError(
-                f"the engine server {self.url} has no {path}: it was not started with "
-                "`agent-r1 serve_engine`, which opens what trainings need"
-            )
-        if answer.status == _UNAUTHORIZED:
-            raise EngineError(f"the engine server {self.url} has another key; set {SERVER_KEY} to what it is there")
-        if answer.status != 200:
-            kind = BadRequestError if answer.status == _BAD_REQUEST else EngineError
-            raise kind(f"the engine server {self.url} refused {path}: {answer.excerpt}")
+    def _attempt(self, kind: type[Shape], path: str, content: str) -> Shape:
+        try:
+            return self._client.ask("POST", path, content).require_ok(BUSY).parse(kind)
+        except BadAnswerError as fault:
+            raise self._nonsense(path, str(fault)) from None
+        except RefusalError as fault:
+            raise self._refused(path, fault) from None
+
+    def _refused(self, path: str, fault: RefusalError) -> EngineError:
+        """The error for a refusal, with its remedy."""
+        match fault.answer.status:
+            case 404:
+                return EngineError(
+                    f"{self._who} has no {path}: it was not started with `agent-r1 serve_engine`, which opens all that "
+                    "trainings need"
+                )
+            case 401:
+                return EngineError(f"{self._who} has another key; set {SERVER_KEY} to the same here")
+            case 400:
+                return BadRequestError(f"{self._who} refused {path}: {fault.answer.reason}")
+        return EngineError(f"{self._who} refused {path}: {fault.answer.reason}")
 
     def _nonsense(self, path: str, problem: str) -> EngineError:
-        return EngineError(
-            f"the engine server {self.url} answered {path} with something else than vLLM does: {problem}"
-        )
-
-
-log = logging.getLogger(__name__)
+        return EngineError(f"{self._who} answered {path} with something else than vLLM does: {problem}")
 
 
 class ServerEngine(Engine):
     """Samples actions on one or more servers that `agent-r1 serve_engine` started.
 
-    An episode stays with its home server, where its prefix is cached. A server that fails is left out until the next
-    weights, with a warning, and its requests are asked at the next one; a call fails when none is left. A request's
-    draws come from its own seed. Which requests meet in a batch depends on timing, so that logprobs are reproducible
-    but for rounding, and a token changes where rounding decides it; servers of one thread on a CPU do not round so.
+    An episode stays with its home server, which caches its prefix. A server that fails is left out until the next
+    weights, with a warning, and its requests go to the next one; a call fails when none is left. A request's draws come
+    from its own seed. Timing decides which requests share a batch, so that logprobs are reproducible but for rounding,
+    and a token changes where rounding decides it; servers of one thread on a CPU do not round so.
     """
 
     def __init__(self, settings: ServerParams, actor: Actor) -> None:
-        """Makes sure that every server fits the model, and loads its weights there.
+        """Checks that every server fits the model, and loads its weights there.
 
-        The servers see a model's folder under the same path, and are this engine's alone while it is open. An
-        EngineError names one that was started otherwise or runs a model of another shape; EngineUnavailable says that
-        none answers.
+        The servers must see the model's folder under the same path, and serve this engine alone while it is open.
+        Raises EngineError for a server that was started otherwise or runs a model of another shape, and
+        EngineUnavailable if none answers.
         """
+        try:
+            self._shape = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
+        except (OSError, ValueError) as error:
+            raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
         self.homes = len(settings.urls)
         self._homes = [_Home(url, settings) for url in settings.urls]
         self._actor = actor
-        self._session = uuid.uuid4().hex[:8]  # tells these weights from those that another engine loads
+        self._session = uuid.uuid4().hex[:8]  # in the labels of this engine's weights, and of no other's
         try:
-            try:
-                self._shape = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
-            except (OSError, ValueError) as error:
-                raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
             for home in self._homes:
                 try:
                     _check(home.server, actor, self._shape)
@@ -243,16 +236,16 @@ class ServerEngine(Engine):
                 future.result()
         finally:
             for future in futures:
-                future.cancel()  # those that did not start, where one has failed
+                future.cancel()  # after a failure: the others need not start
         return [future.result() for future in futures]
 
     async def act(self, request: Request) -> Action:
         return await asyncio.wrap_future(self._submit(request))
 
     def load_weights(self, folder: Path, version: int) -> None:
-        """Replaces the weights on every server by those of a folder or hub id and drops the caches of the old.
+        """Replaces the weights on every server by those of a folder or hub id and drops the caches of the old ones.
 
-        One that was left out is taken back if it answers and still fits the model.
+        A server that was left out is taken back if it answers and still fits the model.
         """
         path = str(folder.resolve() if folder.is_dir() else folder)
         self._weights = f"{self._session}-{version}"
@@ -262,17 +255,17 @@ class ServerEngine(Engine):
             raise self._none_left()
         self.version = version
         running = sum(not home.fault for home in self._homes)
-        log.info("%d of %d engine servers run %s", running, self.homes, folder)
+        logger.info("%d of %d engine servers run %s", running, self.homes, folder)
 
     def close(self) -> None:
-        """Sends no further requests; the servers run on."""
+        """Sends no more requests; the servers run on."""
         for home in self._homes:
             home.pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, home: _Home, path: str) -> None:
         """Gives a server its weights, or leaves it out."""
         try:
-            if home.fault:  # it may have come back, and as another one
+            if home.fault:  # the server may have come back, and with another model
                 if not home.server.answers():
                     return
                 _check(home.server, self._actor, self._shape)
@@ -285,10 +278,10 @@ class ServerEngine(Engine):
         return self._homes[request.home(self.homes)].pool.submit(self._act, request)
 
     def _act(self, request: Request) -> Action:
-        """The action that its home server samples, or the next one that can."""
+        """The action that the home server samples, or the next server that can."""
         sampling, own = sampling_options(self._actor, request), request.home(self.homes)
         in_turn = [*self._homes[own:], *self._homes[:own]]
-        for home in sorted(in_turn, key=lambda home: home.fault is not None):  # one left out may answer after all
+        for home in sorted(in_turn, key=lambda home: home.fault is not None):  # a faulty one may answer after all
             try:
                 with home.room:
                     ids, logprobs = home.server.generate(request.context, sampling, self._weights)
@@ -301,7 +294,7 @@ class ServerEngine(Engine):
         raise self._none_left()
 
     def _none_left(self) -> EngineError:
-        """What to raise where every server was left out: as hopeful as the most hopeful of their faults."""
+        """The error when every server is left out: of the most hopeful kind among their faults."""
         faults = [home.fault for home in self._homes if home.fault]
         kinds = (EngineUnavailable, EngineRestarted, EngineError)
         kind = next(kind for kind in kinds if any(isinstance(fault, kind) for fault in faults))
@@ -319,15 +312,15 @@ class _Home:
         self._telling = Lock()
 
     def leave_out(self, fault: EngineError) -> None:
-        """Says so, once, though several threads may find out at the same time."""
+        """Warns once, though several threads may meet faults at the same time."""
         with self._telling:
             if self.fault is None:
-                log.warning("%s is left out until the next weights: %s", self.server.url, fault)
+                logger.warning("%s is left out until the next weights: %s", self.server.url, fault)
             self.fault = fault
 
 
 def _check(server: VllmServer, actor: Actor, expected: dict[str, Any]) -> None:
-    """Refuses a server whose model has another shape than is expected, or is too narrow."""
+    """Refuses a server whose model has another shape, vocabulary, window or type than the actor needs."""
     found = server.describe()
     wrong = [f"{name} {found[name]!r}, not {value!r}" for name, value in expected.items() if found[name] != value]
     if wrong:

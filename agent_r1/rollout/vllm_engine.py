@@ -1,4 +1,4 @@
-"""The policy as a sampler: vLLM in processes of its own, at the near ends of pipes, token ids in and out."""
+"""vLLM as an engine: processes of its own at the far ends of pipes, token ids in and out."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.vllm_process import ARRIVED, FAILED
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # what a server asks for, and its clients send
+SERVER_KEY = "AGENT_R1_ENGINE_KEY"  # the key of the engine servers, which their clients send
 
 _CLOSE_TIMEOUT_S = 10.0
-_QUIET = {  # variables of the engine's process, where the caller's environment has no others
+_QUIET = {  # defaults for the environment of the engine's process
     "VLLM_LOGGING_LEVEL": "CRITICAL",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
     "VLLM_NO_USAGE_STATS": "1",
 }
-_SCRATCH = "agent_r1_engine_"  # short: paths of sockets, which end below, have 108 bytes at most
+_SCRATCH = "agent_r1_engine_"  # short: the paths of sockets in it have 108 bytes at most
 
 
 def claim_scratch() -> tuple[Path, int]:
-    """A new temporary folder for a process of vLLM, which leaves files there, and the descriptor that locks it.
+    """A new temporary folder for a process of vLLM, and the descriptor that locks it.
 
-    The folder is claimed until the last process that has the descriptor, by inheritance too, is gone. Folders that
-    nobody claims were left by processes that were killed, and are removed.
+    The folder is claimed until the last process with the descriptor, inherited or not, is gone. Unclaimed folders of
+    killed processes are removed.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         with contextlib.suppress(OSError):  # claimed, or another user's
             descriptor = _lock(left)
             shutil.rmtree(left, ignore_errors=True)
             os.close(descriptor)
-    unnamed = Path(tempfile.mkdtemp(prefix="agent_r1_"))  # the name comes with the lock: nobody may find it unlocked
+    unnamed = Path(
+        tempfile.mkdtemp(prefix="agent_r1_")
+    )  # renamed once it is locked: no other process may find it unlocked
     descriptor = _lock(unnamed)
     return unnamed.rename(unnamed.with_name(unnamed.name.replace("agent_r1_", _SCRATCH))), descriptor
 
@@ -66,17 +68,17 @@ def _lock(folder: Path) -> int:
 class VllmEngine(Engine):
     """Samples actions with vLLM in `replicas` processes, on `tensor_parallel_size` GPUs each or on the cores of a CPU.
 
-    An episode stays with one process, where its prefix is cached, and which it is depends on no timing. The same
-    requests in the same order, to an engine of the same weights, `threads` and `replicas`, give the same ids and
-    logprobs, bit for bit, on a CPU; with one thread there the number of replicas changes none.
+    An episode stays with one process, which caches its prefix; timing does not decide which. On a CPU, the same
+    requests in the same order to an engine of the same weights, `threads` and `replicas` give the same ids and
+    logprobs, bit for bit; with one thread the number of replicas changes nothing.
     """
 
     def __init__(self, settings: VllmParams, actor: Actor) -> None:
-        """Waits until every process has loaded the model; an EngineError says why one could not, or lacks room."""
+        """Waits until every process has loaded the model. Raises EngineError if one cannot, or lacks room."""
         started, gpus = time.perf_counter(), visible_gpus()
         replicas = places(settings, gpus)
         processes = f"{len(replicas)} processes" if len(replicas) > 1 else "vLLM"
-        log.info("starting %s for %s, which takes up to a minute", processes, actor.model)
+        logger.info("starting %s for %s, which takes up to a minute", processes, actor.model)
         self.version, self.homes = actor.version, len(replicas)
         self.rests = settings.sleep and bool(gpus)
         self._processes: list[VllmProcess] = []
@@ -89,15 +91,15 @@ class VllmEngine(Engine):
         except BaseException:
             self.close()
             raise
-        log.info("vLLM is ready after %.0f s", time.perf_counter() - started)
+        logger.info("vLLM is ready after %.0f s", time.perf_counter() - started)
 
     @property
     def pids(self) -> list[int]:
-        """Of the engine's processes."""
+        """The ids of the engine's processes."""
         return [process.pid for process in self._processes]
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        own: dict[int, list[int]] = {}  # which requests a process answers
+        own: dict[int, list[int]] = {}  # process -> its requests
         for index, request in enumerate(requests):
             own.setdefault(request.home(self.homes), []).append(index)
         found = self._exchange({at: ("sample", [requests[index] for index in asked]) for at, asked in own.items()})
@@ -105,7 +107,7 @@ class VllmEngine(Engine):
         return [actions[index] for index in range(len(requests))]
 
     async def act(self, request: Request) -> Action:
-        """The action of a request that vLLM takes in at its next token; one that is cancelled is taken out again."""
+        """The action of a request that vLLM takes in at its next token, and out again if the caller is cancelled."""
         return await self._processes[request.home(self.homes)].act(request)
 
     def rest(self) -> None:
@@ -117,14 +119,14 @@ class VllmEngine(Engine):
         self.version = version
 
     def close(self) -> None:
-        """Ends the processes at once, whatever they do, and removes what they left; safe to call twice."""
+        """Ends the processes at once, even while they work, and removes their files; safe to call twice."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
             process.bury()
 
     def _exchange(self, messages: Mapping[int, object]) -> dict[int, Any]:
-        """What calls of some processes give, at the same time; all are over when the first error is raised."""
+        """The answers of processes to messages, sent at the same time. The first error is raised when all are over."""
         for at, message in messages.items():
             self._processes[at].begin(message)
         answers, errors = {}, []
@@ -142,8 +144,8 @@ class VllmProcess:
     """The near end of the pipe to one process of vLLM."""
 
     def __init__(self, threads: int, place: Mapping[str, str]) -> None:
-        """Starts it; the first message says what it loads. `place` is of `places`."""
-        self._waiting: dict[int, asyncio.Future[Action]] = {}  # by tickets, which count what has arrived
+        """Starts the process with the variables of one of `places`; the first message names the model."""
+        self._waiting: dict[int, asyncio.Future[Action]] = {}  # ticket -> the answer; tickets number the arrivals
         self._tickets = count()
         self._connection, theirs = Pipe()
         self._scratch, claim = claim_scratch()
@@ -152,28 +154,24 @@ class VllmProcess:
             pass_fds=[theirs.fileno(), claim],
             env=engine_environment(threads, self._scratch, place),
         )
+        self.pid = self._process.pid
         theirs.close()
         os.close(claim)
 
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
     def begin(self, message: object) -> None:
-        """Asks for something; to be followed by `finish`."""
+        """Sends a message; its answer is read with `finish`."""
         if self._waiting:
-            raise RuntimeError(f"{len(self._waiting)} requests are waited for; an engine is called between them")
+            raise RuntimeError(f"{len(self._waiting)} requests are under way; call the engine between them")
         self._tell(message)
 
     def finish(self) -> Any:
-        """What was asked for. What arrives before it is of requests that were taken out too late."""
+        """The answer to the message. Arrivals before it belong to requests that were taken out too late."""
         while (heard := self._hear())[0] == ARRIVED:
             pass
         return heard[1]
 
     async def act(self, request: Request) -> Action:
-        """See `VllmEngine.act`."""
+        """The action of a request; for cancelling see `VllmEngine.act`."""
         loop, ticket = asyncio.get_running_loop(), next(self._tickets)
         if not self._waiting:
             loop.add_reader(self._connection.fileno(), self._deliver)
@@ -190,12 +188,12 @@ class VllmProcess:
                 loop.remove_reader(self._connection.fileno())
 
     def terminate(self) -> None:
-        """Ends the process at once, whatever it does."""
+        """Ends the process at once, even while it works."""
         self._connection.close()
         self._process.terminate()
 
     def bury(self) -> None:
-        """Waits until the process is gone, and removes what it left."""
+        """Waits until the process is gone, and removes its files."""
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -204,7 +202,7 @@ class VllmProcess:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _deliver(self) -> None:
-        """Gives actions to those who wait for them. What went wrong is told to all who wait."""
+        """Gives each action to its waiter. An error goes to all waiters."""
         try:
             for ticket, action in self._hear()[1]:
                 if ticket in self._waiting and not self._waiting[ticket].done():
@@ -215,7 +213,7 @@ class VllmProcess:
                     answer.set_exception(error)
 
     def _tell(self, message: object) -> None:
-        with contextlib.suppress(ConnectionError):  # what the process said last says why: `_hear` comes next
+        with contextlib.suppress(ConnectionError):  # `_hear` comes next, and the process's last words say why
             self._connection.send(message)
 
     def _hear(self) -> tuple[str, Any]:
@@ -232,9 +230,9 @@ class VllmProcess:
 
 
 def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """The variables that give every replica its GPUs, or its parts on a CPU their cores; none for one that is alone.
+    """The variables that give every replica its GPUs, or on a CPU its parts their cores; none for a single process.
 
-    Raises EngineError where the replicas take more GPUs than there are, or without any more cores.
+    Raises EngineError if the replicas take more GPUs, or on a CPU more cores, than there are.
     """
     cores, threads = sorted(os.sched_getaffinity(0)), settings.threads
     replicas, parts = settings.processes(gpus=len(gpus), cores=len(cores)), settings.tensor_parallel_size

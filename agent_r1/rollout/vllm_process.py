@@ -1,8 +1,8 @@
 """vLLM in a process of its own: how it is set up, and the calls that come through the pipe of `VllmEngine`.
 
-That process keeps vLLM's environment variables, thread settings and memory away from the learner. Inside it the engine
-runs in-process, so that the requests of a round are admitted all at once and batches do not depend on timing; those
-that come by themselves are admitted at the next token. It runs this file, and alone imports vLLM.
+The process runs this file, and it alone imports vLLM: its environment variables, threads and memory stay away from the
+learner's. vLLM's engine runs in the process itself, so that the requests of a round are admitted all at once and
+batches do not depend on timing; single requests are admitted at the next token.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, EngineError, Request
 
-DONE, ARRIVED, FAILED = "done", "arrived", "failed"  # what the process says
+DONE, ARRIVED, FAILED = "done", "arrived", "failed"  # kinds of messages from the process
 
 _BATCHED_TOKENS = 8192  # in one forward pass: bounds the memory of its activations
-_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for; a smaller one fits as well
+_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM makes room for these; a smaller rank fits as well
 
 
 def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: str, cuda: bool) -> dict[str, Any]:
-    """The keyword arguments of vLLM's `LLM`; by the same names, with dashes, the options of its server.
+    """The keyword arguments of vLLM's `LLM`; with dashes, the options of its server.
 
-    On a CPU nothing is compiled, which costs more there than it saves.
+    On a CPU nothing is compiled: that costs more there than it saves.
     """
     common = {
         "model": model,
@@ -61,7 +61,7 @@ def model_options(settings: VllmParams, *, model: str, max_tokens: int, dtype: s
 
 
 def sampling_options(actor: Actor, request: Request) -> dict[str, Any]:
-    """The fields of vLLM's `SamplingParams` of a request."""
+    """The fields of vLLM's `SamplingParams` for a request."""
     return {
         "seed": request.seed,
         "max_tokens": request.max_tokens,
@@ -74,7 +74,7 @@ def sampling_options(actor: Actor, request: Request) -> dict[str, Any]:
 
 
 def read_shape(config: Any) -> dict[str, Any]:
-    """The fields of a Hugging Face text configuration that size a model, and tell it from another one."""
+    """The fields of a Hugging Face text configuration that size a model and tell models apart."""
     fields = config.to_dict()
     return {name: fields.get(name) for name in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers")}
 
@@ -86,7 +86,7 @@ class WorkerExtension:
     model_config: Any
 
     def refresh_embeddings(self) -> None:
-        """Drops what was derived from the old embeddings: on a CPU a tied output layer would go on using them."""
+        """Derives the output layers anew: on a CPU a tied one would go on using the old embeddings."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         for module in self.model_runner.get_model().modules():
@@ -122,17 +122,17 @@ class Worker:
             options["enable_sleep_mode"] = True
         self._actor = actor
         self._llm = LLM(**options)
-        self._adapter: Any = None  # what vLLM calls a LoRARequest, once there is one
+        self._adapter: Any = None  # a vLLM LoRARequest, once there is one
         self._rests = False
 
     def rest(self, _: None) -> None:
-        """Frees the GPU's memory. The weights go to the machine's: not every call that follows brings new ones."""
+        """Frees the GPU's memory. The weights move to the machine's: the next call may bring no new ones."""
         if not self._rests:
             self._llm.sleep(level=1)
             self._rests = True
 
     def wake(self) -> None:
-        """Takes the memory back, without which nothing is sampled or loaded."""
+        """Takes the GPU's memory back, before sampling or loading."""
         if self._rests:
             self._llm.wake_up()
             self._rests = False
@@ -145,27 +145,21 @@ class Worker:
         return [self._action(output) for output in outputs]
 
     def arrive(self, ticket: int, request: Request) -> None:
-        """Has vLLM take a request in at its next token."""
+        """Hands a request to vLLM, which takes it in at its next token."""
         self.wake()
-        self._engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
-
-    def abort(self, ticket: int) -> None:
-        """Takes a request out, unless it is answered."""
-        self._engine.abort_request([str(ticket)])
-
-    def is_busy(self) -> bool:
-        return bool(self._engine.has_unfinished_requests())
+        self.engine.add_request(str(ticket), *self._asked(request), lora_request=self._adapter)
 
     def advance(self) -> list[tuple[int, Action]]:
-        """Samples one token of every request that arrived; gives the tickets and actions of those that are over."""
-        return [(int(output.request_id), self._action(output)) for output in self._engine.step() if output.finished]
+        """Samples one token of every request under way; gives the tickets and actions of the finished ones."""
+        return [(int(output.request_id), self._action(output)) for output in self.engine.step() if output.finished]
 
     @property
-    def _engine(self) -> Any:
+    def engine(self) -> Any:
+        """The engine inside vLLM's `LLM`."""
         return self._llm.llm_engine
 
     def _asked(self, request: Request) -> tuple[Any, Any]:
-        """A request in vLLM's words."""
+        """A request in vLLM's types."""
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
@@ -180,7 +174,7 @@ class Worker:
         return Action.of(ids, logprobs, self._actor.end_id)
 
     def load_weights(self, folder: str) -> None:
-        """Takes the weights of a Hugging Face folder, or its adapters, and forgets all that came of the old ones."""
+        """Loads the weights of a Hugging Face folder, or its adapters, and drops the caches of the old ones."""
         self.wake()
         if self._actor.adapter_rank:
             self._load_adapter(adapter_in(Path(folder).resolve()))
@@ -188,22 +182,22 @@ class Worker:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
             self._llm.collective_rpc("refresh_embeddings")
         if not self._llm.reset_prefix_cache():
-            raise EngineError("vLLM keeps its prefix cache, which is of the old weights: a request is still running")
+            raise EngineError("vLLM keeps its prefix cache of the old weights: a request is still running")
 
     def _load_adapter(self, folder: Path) -> None:
-        """Puts the adapters of a folder in the place of the last ones: there is room for one, and each has its number.
+        """Puts the adapters of a folder in the place of the last ones, under a number of their own.
 
-        A number of its own, because a policy version comes twice where a training goes back.
+        The policy version is no such number: it comes twice where a training goes back.
         """
         from vllm.lora.request import LoRARequest
 
         number = self._adapter.lora_int_id + 1 if self._adapter else 1
         self._adapter = LoRARequest(f"adapter {number}", number, str(folder))
-        self._llm.llm_engine.add_lora(self._adapter)
+        self.engine.add_lora(self._adapter)
 
 
 def serve(connection: Connection) -> None:
-    """Answers calls, and requests as they arrive, until the other end closes. A failure's answer is its traceback."""
+    """Answers calls, and requests as they arrive, until the other end closes. A failure sends its traceback."""
     try:
         worker = Worker(*connection.recv())
         calls: dict[str, Callable[[Any], Any]] = {
@@ -215,14 +209,14 @@ def serve(connection: Connection) -> None:
         inbox: SimpleQueue[Any] = SimpleQueue()
         Thread(target=_listen, args=(connection, inbox), daemon=True).start()
         while True:
-            while not worker.is_busy() or not inbox.empty():
+            while not worker.engine.has_unfinished_requests() or not inbox.empty():
                 match inbox.get():
                     case None:
                         return
                     case "arrive", ticket, request:
                         worker.arrive(ticket, request)
                     case "abort", ticket:
-                        worker.abort(ticket)
+                        worker.engine.abort_request([str(ticket)])  # unless it was answered
                     case name, argument:
                         connection.send((DONE, calls[name](argument)))
             if actions := worker.advance():
@@ -234,7 +228,7 @@ def serve(connection: Connection) -> None:
 
 
 def _listen(connection: Connection, inbox: SimpleQueue[Any]) -> None:
-    """Takes what comes at once, so that never both ends wait for the other to read; at last None."""
+    """Reads messages as they come, so that the two ends never wait for each other to read. None is the last."""
     try:
         while True:
             inbox.put(connection.recv())
@@ -245,8 +239,10 @@ def _listen(connection: Connection, inbox: SimpleQueue[Any]) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(handlers=[logging.NullHandler()])  # or vLLM's first words, before it sets up its own, are shown
-    gc.disable()  # imports make a million objects that stay; looking at them again and again takes a fifth of the start
+    logging.basicConfig(
+        handlers=[logging.NullHandler()]
+    )  # hides vLLM's first words, before it sets up its own handlers
+    gc.disable()  # imports make a million objects that stay: going through them takes a fifth of the start
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent closes the pipe
     serve(Connection(int(sys.argv[1])))
     os._exit(0)  # at once: vLLM takes seconds to clean up, and the next engine wants the memory

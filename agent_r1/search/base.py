@@ -40,8 +40,8 @@ class Ranker(Protocol):
     def rank(self, query: str, k: int) -> Positions:
         """Positions of the `k` best passages, best first, fewer where fewer match.
 
-        Depends on the query and nothing else, and equal scores rank in the order of the passages: a search has one
-        result, whatever is asked with it or before it.
+        Depends on the query alone, and equal scores rank in the order of the passages: a search has one result, in any
+        company.
         """
         ...
 
@@ -65,7 +65,7 @@ def read_batches(path: Path, size: int | None = None) -> Iterator[pa.RecordBatch
 
 
 def full_texts(batch: pa.RecordBatch, separator: str) -> list[str]:
-    """Title and text of each passage, what an index looks at."""
+    """Title and text of each passage, as an index reads them."""
     titles, texts = batch.column("title").to_pylist(), batch.column("text").to_pylist()
     return [f"{title}{separator}{text}" for title, text in zip(titles, texts, strict=True)]
 
@@ -81,12 +81,12 @@ def store(source: Path, target: Path) -> int:
 
 
 class Passages:
-    """A memory-mapped Arrow file: a passage costs memory while it is looked at."""
+    """A memory-mapped Arrow file: a passage costs memory only while it is read."""
 
     def __init__(self, path: Path) -> None:
         self._table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
     def at(self, positions: Positions) -> list[Passage]:
-        """The passages at some positions, in the order of these."""
+        """The passages at some positions, in that order."""
         columns = {name: self._table.column(name) for name in SCHEMAS[Passage].names}
         return [Passage(**{name: column[int(i)].as_py() for name, column in columns.items()}) for i in positions]

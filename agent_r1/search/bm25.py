@@ -36,22 +36,22 @@ VOCABULARY, STARTS, PASSAGES, SCORES, BOUNDS = (
 
 
 def words(text: str) -> list[str]:
-    """The words that are matched: lower case, no accents, no plural s. Stop words stay: BM25 weighs them low.
+    """The words of a text, in lower case, without accents and plural s. Stop words stay: BM25 weighs them low.
 
-    On HotpotQA folding accents and plurals each find more gold passages; leaving out stop words finds fewer.
+    On HotpotQA, folding accents and folding plurals each find more gold passages; leaving out stop words finds fewer.
     """
     return [singular(word) for word in raw_words(text)]
 
 
 def raw_words(text: str) -> list[str]:
-    """Lower case and no accents, but with their plural s."""
+    """The words of a text, in lower case and without accents, but with their plural s."""
     if not text.isascii():
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return _WORD.findall(text.lower())
 
 
 def singular(word: str) -> str:
-    """Without a plural s; short words and those in -ss stay."""
+    """The word without a plural s; short words and words in -ss stay."""
     return word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
 
 
@@ -68,7 +68,7 @@ def build(source: Path, folder: Path, params: BM25Params) -> None:
 
 
 def _write_runs(source: Path, folder: Path) -> tuple[dict[str, int], NDArray[np.int64], list[Path]]:
-    """The words by id, the length of every passage in words, and a file for the pairs of every batch."""
+    """The id of each word, the length of each passage in words, and a file of the pairs of each batch."""
     ids: dict[str, int] = {}  # by first appearance; a word and its plural are one
     raw_ids: dict[str, int] = {}
     lengths: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -134,7 +134,7 @@ def _write_vocabulary(path: Path, ids: dict[str, int]) -> NDArray[np.int32]:
 def _write_columns(
     folder: Path, paths: Sequence[Path], ranks: NDArray[np.int32], lengths: NDArray[np.int64], params: BM25Params
 ) -> None:
-    """Deals the runs out: a column gets its share of the first run, then of the second, and so stays sorted.
+    """Adds up the runs in their order, so that every column stays sorted.
 
     `ranks` [V] gives a word's place in the sorted vocabulary by its id, `lengths` [N] the words of each passage.
     """
@@ -165,7 +165,7 @@ def _write_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The passages, at least one, that contain a word of the query, and what each gets for it."""
+    """The passages, at least one, that contain a word of the query, and their scores for it."""
 
     passages: NDArray[np.int32]  # ascending
     scores: Scores  # of the word, once
@@ -173,16 +173,16 @@ class _Column:
     bound: float  # the most that a passage gets for the word, `times` counted
 
     def at(self, passages: NDArray[np.int32]) -> Scores:
-        """The score of each of some passages, 0 where the word is not."""
+        """The scores of some passages, 0 for passages without the word."""
         places = np.searchsorted(self.passages, passages).clip(max=len(self.passages) - 1)
         return np.where(self.passages[places] == passages, self.scores[places], np.float32(0))
 
 
 class BM25(Ranker):
-    """A memory-mapped index: memory holds a number per passage and the pages of the columns that are asked for."""
+    """A memory-mapped index: memory holds a number per passage, and the pages of the columns in use."""
 
     def __init__(self, folder: Path, passages: int) -> None:
-        """Opens what `build` wrote about so many passages."""
+        """Opens a folder that `build` wrote for `passages` passages."""
         self._size = passages
         self._vocabulary = pa.ipc.open_file(pa.memory_map(str(folder / VOCABULARY))).get_batch(0)["word"]
         self._starts, self._passages, self._scores, self._bounds = (
@@ -190,7 +190,7 @@ class BM25(Ranker):
         )
 
     def rank(self, query: str, k: int) -> Positions:
-        """Positions of the best passages, best first; those that share no word with the query are left out."""
+        """Positions of the best passages, best first, without passages that share no word with the query."""
         asked = words(query)
         columns = {word: column for word, times in Counter(asked).items() if (column := self._column(word, times))}
         if not columns:
@@ -211,15 +211,15 @@ class BM25(Ranker):
 
 
 def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int32]:
-    """Passages, ascending, that hold the best `k` and everything that equals the last of them.
+    """Passages, ascending, among them the best `k` and all that equal the k-th.
 
-    Adds the columns up from the rarest word on, until what the remaining ones could give to a passage that was not
-    met is less than the k-th best has already (MaxScore: Turtle and Flood 1995). The long columns of common words are
-    then only looked up for the few passages that may still get far enough.
+    Adds the columns up from the rarest word on, until a new passage could not reach the k-th best score from the
+    remaining columns alone (MaxScore: Turtle and Flood 1995). The long columns of common words are then only looked up
+    for the few passages that may still reach it.
     """
     columns = sorted(columns, key=lambda column: len(column.passages))
     bounds = np.array([column.bound for column in columns])
-    rest = np.append(np.cumsum(bounds[::-1])[::-1], 0.0)  # [columns + 1] what columns i and later can give
+    rest = np.append(np.cumsum(bounds[::-1])[::-1], 0.0)  # [columns + 1] the most that columns i and later give
     slack = rest[0] * sum(column.times for column in columns) * np.finfo(np.float32).eps  # of sums in another order
     sums = np.zeros(size, np.float32)
     least, added = 0.0, 0
@@ -241,7 +241,7 @@ def _candidates(columns: Sequence[_Column], size: int, k: int) -> NDArray[np.int
 
 
 def _kth_best(passages: NDArray[np.int32], reached: Scores, columns: Sequence[_Column], k: int) -> float:
-    """The smallest of the full scores of the `k` passages that have reached most, once the other columns are added."""
+    """The smallest full score of the `k` passages that lead so far, with the other columns added."""
     if len(passages) < k:
         return 0.0
     leading = np.argpartition(reached, -k)[-k:]

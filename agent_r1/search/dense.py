@@ -46,7 +46,7 @@ class Encoder:
         self._model = load_pretrained(AutoModel, params.encoder, dtype=torch.float32).eval().to(self._device)
 
     def passages(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of passages, encoded with others of about their length: padding costs as much as text."""
+        """The vectors of passages, in batches of about one length: padding costs as much as text."""
         prefixed = [self._params.passage_prefix + text for text in texts]
         order = sorted(range(len(texts)), key=lambda i: len(prefixed[i]))
         size = self._params.batch_size
@@ -83,7 +83,7 @@ def build(source: Path, folder: Path, params: DenseParams, kept: Path) -> None:
     if count < max(1, params.nlist):
         raise ValueError(f"{count} passages cannot fill nlist {params.nlist} clusters; lower search.dense.nlist")
     identity = (sha256(source), model_hash(params.encoder), params.passage_prefix, params.pooling, params.max_tokens)
-    place = kept / fingerprint(*identity)  # named by what the vectors depend on
+    place = kept / fingerprint(*identity)  # named by all that decides the vectors
     place.mkdir(parents=True, exist_ok=True)
     for other in set(kept.iterdir()) - {place}:
         shutil.rmtree(other)
@@ -118,7 +118,7 @@ class Dense(Ranker):
             faiss.extract_index_ivf(self._index).nprobe = params.nprobe
 
     def rank(self, query: str, k: int) -> Positions:
-        """Positions of the nearest passages, best first; with clusters fewer, where those looked at hold fewer."""
+        """Positions of the nearest passages, best first; fewer than `k` if the searched clusters hold fewer."""
         scores, positions = self._index.search(self._encoder.query(query), min(k, self._index.ntotal))
         found = positions[0] >= 0
         order = np.lexsort((positions[0][found], -scores[0][found]))

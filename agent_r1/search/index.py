@@ -1,4 +1,4 @@
-"""The configured index: built into a folder, and opened again only with what it was built from."""
+"""The configured index: built into a folder, and opened again only with the same passages, settings and encoder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEDY = "run the index stage (`dvc repro index`)"
 class Cached(Search):
     """Remembers the latest searches of an index, by its hash, the query and k; a search that fails is not remembered.
 
-    A search of the index has one result, so that remembering it changes nothing but time.
+    A search of the index has one result, so that remembering it only saves time.
     """
 
     def __init__(self, index: Search, index_hash: str, entries: int) -> None:
@@ -61,7 +61,7 @@ class Cached(Search):
         return [list(found[key]) for key in keys]
 
     def take_hit_share(self) -> float:
-        """The share of the searches that were remembered, of those since this was last asked; 0 without any."""
+        """The share of remembered searches since the last call; 0 without any search."""
         share = self._hits / self._asked if self._asked else 0.0
         self._asked = self._hits = 0
         return share
@@ -69,7 +69,7 @@ class Cached(Search):
 
 @dataclass(frozen=True)
 class Hybrid(Ranker):
-    """Reciprocal rank fusion of the best `candidates` of each ranker, or of `k` where more are asked for."""
+    """Reciprocal rank fusion of the best `candidates` of each ranker, or of the best `k` if that is more."""
 
     rankers: Sequence[Ranker]
     params: HybridParams
@@ -117,7 +117,7 @@ class Index(Search):
 
 
 class _Nothing:
-    """Of no passages."""
+    """Ranks no passages."""
 
     def rank(self, query: str, k: int) -> Positions:
         return np.empty(0, np.int64)
@@ -127,8 +127,8 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
     """Writes the configured index of a Parquet file of passages, whole or not at all; an older one is replaced.
 
     The same passages give the same bytes. A dense build keeps its vectors beside the folder and goes on from them.
-    Raises FileNotFoundError if there are no passages, OSError if there is no encoder, ValueError if there is nothing to
-    index, or the server has other passages, and SearchUnavailable if there is no server.
+    Raises FileNotFoundError if there is no file, OSError if there is no encoder, ValueError if there is nothing to
+    index or the server has other passages, and SearchUnavailable if there is no server.
     """
     with replaced_folder(folder) as fresh:
         fresh.mkdir()
@@ -140,10 +140,10 @@ def build(params: SearchParams, passages: Path, folder: Path) -> None:
 
 
 def open_index(params: SearchParams, passages: Path, folder: Path) -> Cached:
-    """The configured index, if it is the one in the folder and made of these passages.
+    """The index in a folder, if it is the configured one of these passages.
 
     Raises FileNotFoundError if there is no index, ValueError if it was built from other passages, with other settings
-    or with another encoder, or the server serves another one, and SearchUnavailable if there is no server.
+    or with another encoder, or the server serves another index, and SearchUnavailable if there is no server.
     """
     meta = _read_meta(folder)
     _refuse_other_passages(f"the index at {folder}", meta.passages_hash, passages)
@@ -168,7 +168,7 @@ def open_local(folder: Path) -> Index:
 
 
 def describe(folder: Path) -> Health:
-    """Kind, hashes and size of the index in a folder; a remote index has the hash that it has where it is served."""
+    """Kind, hashes and size of the index in a folder; a remote index has the hash that its server gave."""
     meta = _read_meta(folder)
     index_hash = meta.served_hash or sha256(folder)
     return Health(kind=meta.kind, index_hash=index_hash, passages_hash=meta.passages_hash, size=meta.size)
@@ -236,8 +236,8 @@ def _open_remote(params: SearchParams, meta: Meta) -> Remote:
     return Remote(params.remote, meta.served_hash)
 
 
-def _refuse_other_passages(what: str, passages_hash: str, passages: Path) -> None:
+def _refuse_other_passages(index: str, passages_hash: str, passages: Path) -> None:
     if passages_hash != (own := sha256(passages)):
         raise ValueError(
-            f"{what} was built from other passages ({passages_hash[:12]}) than {passages} ({own[:12]}); {_REMEDY}"
+            f"{index} was built from other passages ({passages_hash[:12]}) than {passages} ({own[:12]}); {_REMEDY}"
         )

@@ -11,10 +11,9 @@ import psutil
 import uvicorn
 from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, HTTPException, Request
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from agent_r1.http.client import LOOPBACK, Answer, BadAnswerError
-from agent_r1.http.guard import configured, read_body
+from agent_r1.http.client import LOOPBACK, BadAnswerError, parsed
+from agent_r1.http.guard import by_name, configured, read_body
 from agent_r1.search.base import Search
 from agent_r1.search.index import describe, open_local
 from agent_r1.search.remote import Health, SearchReply, SearchRequest
@@ -25,18 +24,18 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -> FastAPI:
-    """The server's two routes: POST /search and GET /health, under one of its names only.
-
-    A page in a browser whose name was made to lead here sends its own name, and gets 400.
-    """
+    """The server's two routes: POST /search and GET /health, under its own names only."""
     app = FastAPI(title="agent_r1 search")
-    names = [f"[{name}]" if ":" in name else name for name in hosts]  # as a URL has an IPv6 address
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=names)
-    one_at_a_time = CapacityLimiter(1)  # tokenizers are not made for threads; query by query, so that all have a turn
+    app.add_middleware(by_name, names=hosts)
+    one_at_a_time = CapacityLimiter(1)  # tokenizers are not made for threads; clients take turns by query
 
     @app.post("/search")
     async def search(request: Request) -> SearchReply:
-        asked = _parse(await read_body(request, MAX_BODY_BYTES, "ask fewer queries at a time"))
+        body = await read_body(request, MAX_BODY_BYTES, "ask fewer queries at a time")
+        try:
+            asked = parsed(body, SearchRequest)
+        except BadAnswerError as fault:
+            raise HTTPException(422, str(fault)) from None
         results = []
         for query in asked.queries:
             if await request.is_disconnected():
@@ -51,15 +50,8 @@ def create_app(index: Search, health: Health, hosts: Sequence[str] = LOOPBACK) -
     return app
 
 
-def _parse(body: bytes) -> SearchRequest:
-    try:
-        return Answer(200, body).parse(SearchRequest)
-    except BadAnswerError as fault:
-        raise HTTPException(422, str(fault)) from None
-
-
 def own_names(host: str) -> list[str]:
-    """The names and addresses of this machine under which a server at `host` is asked."""
+    """The names and addresses under which clients ask a server at `host` of this machine."""
     if host in LOOPBACK:
         return [*LOOPBACK]
     addresses = [each.address for card in psutil.net_if_addrs().values() for each in card]
@@ -67,7 +59,7 @@ def own_names(host: str) -> list[str]:
 
 
 def serve(folder: Path, host: str, port: int, names: Sequence[str] = ()) -> None:
-    """Serves an index that the index stage has built; `names` are further ones that clients ask for it by."""
+    """Serves an index that the index stage has built, under further `names` too."""
     health = describe(folder)
     app = create_app(open_local(folder), health, [*own_names(host), *names])
     logger.info("serving the %s index of %d passages at port %d", health.kind, health.size, port)

@@ -25,6 +25,7 @@ from agent_r1.params.train import TrainParams
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
+from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import collect, prove_order
 from agent_r1.rollout.sampling import Actor, Request
 from agent_r1.seeds import derive
@@ -221,16 +222,8 @@ class Collector:
         }
 
     def _play(self, attempts: Sequence[Attempt], batch: Batch, *, greedy: bool = False) -> list[Trajectory]:
-        return collect(
-            self.engine,
-            self.chat,
-            attempts,
-            self.shared,
-            seed=batch.seed,
-            iteration=batch.iteration,
-            policy_version=batch.policy_version,
-            greedy=greedy,
-        )
+        play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
+        return collect(self.engine, self.chat, attempts, self.shared, seed=batch.seed, play=play)
 
     def _refill(self, trajectories: list[Trajectory], batch: Batch, credit: CreditParams) -> Metrics:
         """Adds the trajectories of further questions in place of those whose returns are all equal."""

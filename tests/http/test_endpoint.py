@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent_r1.faults import WorldFault
-from agent_r1.http import endpoint as endpoint_module
+from agent_r1.http import client as client_module
 from agent_r1.http.endpoint import ENDPOINT_KEY, Endpoint
 from tests.answering import Heard, Said, answering
 
@@ -42,7 +42,7 @@ def test_a_model_is_asked_in_openais_form_with_the_key(monkeypatch: pytest.Monke
 
 def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(endpoint_module, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=waits.append))
     statuses = [429, 503, 200, 500, 500, 500, 500, 200]
     with answering(lambda _: (statuses.pop(0), json.dumps(SAID).encode())) as url:
         asked = Endpoint(url, timeout_s=20.0, retries=2)
@@ -58,7 +58,7 @@ def test_a_busy_endpoint_is_asked_again_and_one_that_is_down_only_once(monkeypat
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
-        (200, b"<html>", "something else than OpenAI's form: Invalid JSON"),
+        (200, b"<html>", "in another form than OpenAI's: Invalid JSON"),
         (200, b"{}", "choices: Field required"),
         (200, b'{"choices": []}', "choices: List should have at least 1 item"),
         (200, b'{"choices": [{"message": {"content": 3}}]}', "message.content: Input should be a valid string"),

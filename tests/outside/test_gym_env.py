@@ -123,7 +123,7 @@ def test_the_loop_plays_it(chat: Chat) -> None:
 
 
 def test_chance_plays_it_for_its_floor(chat: Chat) -> None:
-    """Of 40 walks on the ice without slips, drawn by their seeds, none is the same as all others, and most are lost."""
+    """40 walks on the ice without slips, drawn by their seeds, differ from each other, and most are lost."""
     known = shared(gymnasium={"w": ICE, "said": {"id": "some_worlds:Said-v0"}}, max_steps=20, max_tokens=4000)
     row = asked("gymnasium", {"name": "w", "seed": 7})
     with known:

@@ -1,4 +1,4 @@
-"""The sandbox, with real workers: what it shows, what stays, and what attacks come to."""
+"""The sandbox, with real workers: its output, its names, and attacks on it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_workers_end_with_the_sandbox_and_are_replaced_when_they_die() -> None:
 
 
 def test_a_program_that_crashes_its_worker_has_failed() -> None:
-    """As the outside does it, twice: no program is known that can."""
+    """The test kills the worker, twice: no known program can."""
     before = {worker.pid for worker in workers()}
 
     async def kill_a_busy_one() -> None:

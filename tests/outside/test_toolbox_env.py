@@ -158,13 +158,9 @@ def test_the_source_is_part_of_what_a_training_is_made_of(tmp_path: Path) -> Non
     [
         (declared("Wordle"), {"name": "v"}, "question 'q1': setup names 'v', which env.toolbox does not define"),
         (declared("Wordle"), {"name": "w", "class": "os:Env"}, "question 'q1': setup: unknown key 'class'"),
-        (declared("Wordle"), {"name": "w"}, r"'q1': setup\.row is not what .*\.w\.reset takes: missing .* 'word'"),
+        (declared("Wordle"), {"name": "w"}, r"'q1': setup\.row does not fit .*\.w\.reset: missing .* 'word'"),
         (declared("Wordle"), {"name": "w", "row": {"word": "a", "x": 1}}, "unexpected keyword argument 'x'"),
-        (
-            declared("Quiet"),
-            {"name": "w"},
-            "'q1' has no answers, and Quiet has no get_reward: nobody says",
-        ),
+        (declared("Quiet"), {"name": "w"}, "'q1' has no answers, and Quiet has no get_reward: its success"),
         (declared("Worlde"), {"name": "w"}, r"env\.toolbox\.w: some_boxes has no 'Worlde'; did you mean 'Wordle'"),
         ({"w": {"class": "no_boxes:X"}}, {"name": "w"}, r"env\.toolbox\.w: module 'no_boxes' cannot be imported"),
         ({"w": {"class": "some_boxes"}}, {"name": "w"}, r"toolbox\.w\.class"),

@@ -38,7 +38,7 @@ def asked(env: str, setup: Any, **fields: Any) -> Question:
 def collected(
     kind: Callable[..., Env], question: Question, known: Shared, chat: Chat, *scripts: str
 ) -> list[Trajectory]:
-    """What the loop of the policies makes of an episode each; a script is its answers, with blanks between them."""
+    """The trajectory of each episode in the policies' loop; a script is its answers, with blanks between them."""
     attempts = [
         Attempt(question_id=question.question_id, group=0, sample=sample, env=partial(kind, question, known))
         for sample, _ in enumerate(scripts)
@@ -49,7 +49,7 @@ def collected(
 
 
 async def played(env: Env, *actions: str) -> list[Transition]:
-    """What an opened environment answers; `<answer>` around an action that has no tags."""
+    """The replies of an opened environment; an action without tags gets `<answer>` around it."""
     written = [action if "<" in action or not action else f"<answer>{action}</answer>" for action in actions]
     try:
         await env.open()

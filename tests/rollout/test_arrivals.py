@@ -90,7 +90,7 @@ async def until_asked(engine: ByHand, tasks: int) -> list[Any]:
 
 
 def test_actions_find_those_who_asked_for_them() -> None:
-    """In whatever order they are over; nobody listens to the pipe when nobody waits."""
+    """Actions may end in any order, and the pipe has a reader only while a request waits."""
 
     async def ask(engine: ByHand) -> list[Action]:
         tasks = [asyncio.create_task(engine.act(request(number))) for number in range(3)]
@@ -159,7 +159,7 @@ def test_who_is_cancelled_takes_the_request_out_and_what_still_arrives_of_it_is_
             await given_up
         assert engine.theirs.poll(), "it is not taken out"
         assert engine.theirs.recv() == ("abort", lost)
-        with pytest.raises(RuntimeError, match="1 requests are waited for"):
+        with pytest.raises(RuntimeError, match="1 requests are under way"):
             engine.sample([request()])
         engine.theirs.send(("arrived", [(lost, action(1)), (kept, action(2))]))
         return await asyncio.wait_for(waits, PATIENCE_S)

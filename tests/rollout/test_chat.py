@@ -1,6 +1,6 @@
 """Chat templates in the styles of real model families: appended where they append, a new context where they rewrite.
 
-Whatever is appended is what the template renders, id for id, and no text of the world becomes a mark.
+Appended tokens are the template's rendering, id for id, and no text of the world becomes a mark.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_r1.rollout.codec import Dialect, Encoded, Tools
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 SEARCH = {"type": "function", "function": {"name": "search", "description": "Finds.", "parameters": QUERY}}
 STYLES = ("qwen2_5", "qwen3", "qwen3_thinking", "llama3", "mistral")
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # what a Unigram model falls back on
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the fallback of a Unigram model
 THOUGHT = "<think>Who?</think>Tesk."
 
 TokenizerOf = Callable[..., PreTrainedTokenizerFast]
@@ -82,7 +82,7 @@ def test_step_by_step_equals_the_template(tokenizer: PreTrainedTokenizerFast) ->
 
 
 def reply_to(chat: Chat, *observations: str, closed: bool = True, tools: Tools = (SEARCH,)) -> Encoded:
-    """What is appended to an action that says nothing special."""
+    """The tokens that are appended to a plain action."""
     action = chat.encode_action("a")[: None if closed else -1]
     reply = Dialogue(chat, "s", "u", tools).reply(action, observations, closed=closed)
     assert not reply.restarts
@@ -169,7 +169,7 @@ def test_any_observation_is_kept_between_the_templates_pieces(chat: Chat, text: 
 
 
 def messages_as_put(style: str, action: str, observation: str, role: str) -> list[dict[str, str]]:
-    """By hand what the style's template must be given: only Mistral's takes less than all of it."""
+    """The messages that each template takes, by hand: only Mistral's takes fewer kinds."""
     if style == "mistral":
         wrapped = f"<tool_response>\n{observation}\n</tool_response>" if role == "tool" else observation
         contents = [("user", "Be brief.\n\nWho?"), ("assistant", action), ("user", wrapped)]
@@ -261,7 +261,7 @@ def test_a_template_that_rewrites_is_announced_with_the_first_span(
         assert not caplog.records
         Chat(tokenizer_of("qwen3"))
     [record] = caplog.records
-    assert "rewrites what was said" in record.getMessage()
+    assert "rewrites earlier messages" in record.getMessage()
     assert "<think>a</think>b" in record.getMessage()
 
 
@@ -329,7 +329,7 @@ def test_half_of_a_character_is_refused(chat: Chat) -> None:
 
 
 def test_a_tokenizer_that_reads_across_marks_is_refused(tokenizer_of: TokenizerOf) -> None:
-    """Its own rendering has other ids than the pieces: the first span that differs is named."""
+    """The whole rendering has other ids than its pieces, and the message names the first span that differs."""
     tokenizer: Any = tokenizer_of("qwen2_5")
     tokenizer.add_tokens([AddedToken("im_tail", single_word=False, lstrip=True, normalized=False)])
     tokenizer.chat_template = tokenizer.chat_template.replace("'\\n<tool_response>", "' im_tail\\n<tool_response>")

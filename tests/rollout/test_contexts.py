@@ -1,4 +1,4 @@
-"""Episodes that outlast their contexts: bounded, token for token what was sampled, and the learner's in every one."""
+"""Episodes that outlast their contexts: bounded, token for token as sampled, and read alike by the learner."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Talking(Env):
 
 
 class Noting:
-    """A sampler that keeps what went through it, by episode."""
+    """A sampler that keeps its requests and actions, by episode."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -111,7 +111,7 @@ def test_an_episode_of_three_times_the_limit_finishes(rewritten: Played) -> None
 
 
 def test_every_context_is_what_was_asked_and_every_action_what_was_sampled(rewritten: Played) -> None:
-    """So what is sampled stands once in a trajectory, and a context grows by what follows alone."""
+    """Every sampled token stands once in a trajectory, and a context only grows at its end."""
     noting, trajectories = rewritten
     for index, each in enumerate(trajectories):
         for step, (request, action) in zip(each.steps, noting.seen[index], strict=True):
@@ -136,7 +136,7 @@ def test_sampler_and_learner_agree_in_every_context(rewritten: Played, tiny_mode
 
 
 def test_every_estimator_credits_every_action_once(rewritten: Played, tiny_model: Path) -> None:
-    """Summaries as well: the loss runs over what was sampled and nothing else, and an update can be made of it."""
+    """The loss runs over the sampled tokens alone, summaries too, and an update can be made of it."""
     _, trajectories = rewritten
     together = [replace(each, group=0, sample=number) for number, each in enumerate(trajectories)]
     update = SETTINGS.train.update
@@ -157,7 +157,7 @@ def test_every_estimator_credits_every_action_once(rewritten: Played, tiny_model
 
 
 def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None:
-    """It spells marks out: where it was sampled they are what was sampled, afterwards text in a prompt."""
+    """The summary spells marks out: they stay as sampled in its own context, and are text in the next prompt."""
     _, [each, *_] = play(Summing(hostile, chat), chat, "summary", 1, max_action_tokens=120, max_tokens=512)
     second = each.contexts[1]
     opening = each.source[second].tolist().index(Source.ACTION)
@@ -169,7 +169,7 @@ def test_a_summary_is_text_in_the_next_context(chat: Chat, hostile: str) -> None
 
 
 def test_a_script_is_not_asked_for_summaries(chat: Chat) -> None:
-    """Every text of it reaches the environment, and what it says between is the end token alone."""
+    """Every action reaches the environment, and a summary is the end token alone."""
     noting, [each, _] = play(ScriptedSampler([["go"] * STEPS] * EPISODES, chat), chat, "summary", 4)
     said = [chat.decode(action.token_ids[:-1]) for _, action in noting.seen[0]]
     assert said == [text for step in range(1, STEPS + 1) for text in ["go", *[""] * (step % 4 == 0)]]
@@ -186,7 +186,7 @@ def test_a_new_context_is_what_the_template_renders(
     tiny_tokenizer: PreTrainedTokenizerFast,
     tokenizer_of: Callable[..., PreTrainedTokenizerFast],
 ) -> None:
-    """Of the new opening and the kept exchanges: history is PROMPT, and of observations the latest is one."""
+    """The context renders the new opening and the kept exchanges; all but the latest observation is PROMPT."""
     chat = Chat(tiny_tokenizer if style == "built_in" else tokenizer_of(style))
     tools = [SAMPLE_TOOL] if with_tools else []
     dialogue = Dialogue(chat, "Be brief.", "Who?", tools)

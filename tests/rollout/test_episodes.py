@@ -1,4 +1,4 @@
-"""Episodes by hand, by script and by an untrained policy: what is trained on is what was sampled, id for id."""
+"""Episodes by hand, by script and by an untrained policy: training gets the sampled tokens, id for id."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent_r1.faults import TooManyAborted
 from agent_r1.params import SHIPPED, load
 from agent_r1.records import CallStatus, Outcome, Question, Source, StopReason, Trajectory
 from agent_r1.rollout.chat import Chat, Dialogue
-from agent_r1.rollout.episode import StepView
+from agent_r1.rollout.episode import Play, StepView
 from agent_r1.rollout.episodes import ScriptedSampler, collect, follow
 from agent_r1.rollout.sampling import Action, Engine, EngineError, Request, Sampler
 from agent_r1.search.base import Search
@@ -58,7 +58,7 @@ class Echo(Env):
 
 @dataclass
 class Recording:
-    """A sampler that keeps what went through it."""
+    """A sampler that keeps its requests and actions."""
 
     sampler: Sampler
     rounds: list[list[tuple[Request, Action]]] = field(default_factory=list)
@@ -96,7 +96,7 @@ def attempts(envs: Sequence[Any]) -> list[Attempt]:
 
 def run(sampler: Sampler, chat: Chat, envs: Sequence[Any], iteration: int = 0, **limits: float) -> list[Trajectory]:
     with Shared(LIMITS.model_copy(update=limits)) as shared:
-        return collect(sampler, chat, attempts(envs), shared, seed=7, iteration=iteration)
+        return collect(sampler, chat, attempts(envs), shared, seed=7, play=Play(iteration=iteration))
 
 
 def test_one_episode_by_hand(chat: Chat) -> None:
@@ -204,7 +204,7 @@ def test_who_looks_on_is_told_as_each_episode_ends(chat: Chat) -> None:
 
     envs, over = [Echo("seen", steps=steps) for steps in (2, 1)], Mock()
     with Shared(LIMITS) as shared:
-        collect(Watched([["go"] * 3] * 2, chat), chat, attempts(envs), shared, seed=7, over=over)
+        collect(Watched([["go"] * 3] * 2, chat), chat, attempts(envs), shared, seed=7, play=Play(over=over))
     assert (ended, over.call_count) == ([0, 0, 1], 2)
 
 
@@ -236,7 +236,7 @@ def test_an_observation_without_room_is_not_appended(chat: Chat, spare: int) -> 
         assert [request.max_tokens for request, _ in sampler.of(0)] == [min(64, limit - len(opening)), 1]
     else:
         assert trajectory.token_ids.tolist() == opening + action
-    read = {"progress": 1.0} if spare else {}  # what the action did stays a fact, what it would have shown is none
+    read = {"progress": 1.0} if spare else {}  # an observation that nobody reads earns nothing
     assert trajectory.steps[0].rewards == {"think": 1.0} | read
 
 
@@ -275,7 +275,7 @@ def test_logprobs_that_are_not_finite_name_request_and_weights(chat: Chat) -> No
 
 @dataclass
 class Flaky(Echo):
-    """Its second step meets a fault of the world, as often as `faults` says."""
+    """The world fails in the second step, `faults` times."""
 
     faults: int = 0
 
@@ -288,7 +288,7 @@ class Flaky(Echo):
 
 
 def test_an_episode_that_the_world_cut_short_is_made_again(chat: Chat) -> None:
-    """It is the one that would have been: same question, same seeds, and nothing of the first attempt in it."""
+    """The second attempt has the same question and seeds, and nothing of the first attempt."""
     scripts = [["a", "b"], ["c", "d"]]
     [calm, beside] = run(ScriptedSampler(scripts, chat), chat, [Echo("o", 1), Echo("p", 1)])
     recorded = Recording(ScriptedSampler(scripts, chat))
@@ -374,7 +374,7 @@ def test_the_budget_is_a_contexts(spare: int, tokenizer_of: TokenizerOf) -> None
 def test_a_thought_that_the_prompt_opens_is_read_with_its_tag(
     hostile_question: Question, hostile_index: Search, tokenizer_of: TokenizerOf
 ) -> None:
-    """Only the environment reads the tag; the policy goes on after it, and what was sampled stays what it was."""
+    """Only the environment reads the tag; the policy goes on after it, and its sampled tokens stay as they were."""
     chat = Chat(tokenizer_of("qwen3_thinking"))
     script = [f"<think>Whose?\n</think>\n\n{CALL}", CALL, "<think>x</think><answer>Q</answer>"]
     sampler = Recording(ScriptedSampler([script], chat))

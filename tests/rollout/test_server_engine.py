@@ -1,4 +1,4 @@
-"""The engine behind URLs: what goes wrong on the way to a server, how requests are shared out, how one is started."""
+"""The engine behind URLs: faults on the way to a server, how requests are shared out, how a server is started."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from transformers import AutoConfig
 
+from agent_r1.http import client as client_module
 from agent_r1.http.client import Answer, Client
 from agent_r1.params import Params, load
-from agent_r1.rollout import server_engine
 from agent_r1.rollout.sampling import Engine, EngineError, EngineRestarted, EngineUnavailable, Request
 from agent_r1.rollout.serve import Guard, command, environment, serve
 from agent_r1.rollout.server_engine import VllmServer
@@ -160,7 +160,7 @@ def test_a_server_that_fails_is_left_out_until_the_next_weights(
 def test_a_call_fails_when_no_server_is_left(
     opened: Open, tiny_model: Path, harms: list[Harm], kind: type[EngineError]
 ) -> None:
-    """As what may work later, or in a stage that begins again, where one of the servers gives hope of it."""
+    """The error says that it may work later, or in a stage that begins again, if a server gives hope of that."""
     echoes = [Echo(tiny_model), Echo(tiny_model)]
     with (
         serving(echoes[0]) as here,
@@ -259,16 +259,17 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 
 
 def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice 503, then the answer; the seconds between are not waited here."""
+    """The seconds between are not waited here. A server that stayed down is asked once."""
     waits: list[float] = []
-    monkeypatch.setattr(server_engine, "time", SimpleNamespace(sleep=waits.append))  # other threads sleep as they did
-    statuses = [503, 503, 200, 503, 503, 503]
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(sleep=waits.append))  # other threads sleep as they did
+    statuses = [503, 408, 200, 503, 503, 503, 503]
     with serving(lambda *_: (statuses.pop(0), {"results": [DESCRIPTION]})) as url:
         server = connected(url, retries=2)
         assert server.describe() == DESCRIPTION
         assert waits == [1.0, 2.0]
-        with pytest.raises(EngineError, match=r"in 3 attempts \(status 503\)"):
-            server.describe()
+        for attempts in (3, 1):
+            with pytest.raises(EngineError, match=rf"in {attempts} attempts \(status 503, "):
+                server.describe()
     assert not statuses
 
 
@@ -361,7 +362,7 @@ def settings() -> Params:
 
 
 def options(line: list[str]) -> dict[str, str]:
-    """What follows each option; "" where another one does."""
+    """The value of each option; "" for one without."""
     pairs = zip(line, [*line[1:], "--"], strict=True)
     return {name: "" if value.startswith("--") else value for name, value in pairs if name.startswith("--")}
 
@@ -421,7 +422,7 @@ def test_every_route_asks_for_the_key(monkeypatch: pytest.MonkeyPatch, path: str
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_without_a_key_no_web_page_is_answered(path: str) -> None:
-    assert asked(path, {}) == 200
+    assert asked(path, {}) == asked(path, {"host": "[::1]:8001"}) == 200
     assert asked(path, {"origin": "http://evil.example"}) == 403
     assert asked(path, {"host": "evil.example:8001"}) == 400
 
@@ -442,7 +443,7 @@ def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("key", "host", "further", "message"),
     [
-        ("", "0.0.0.0", [], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY whoever reaches this"),
+        ("", "0.0.0.0", [], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY all who reach this"),
         ("", "127.0.0.1", ["--ho=node-3"], "--ho would say where vLLM listens; write --host"),
         ("two words", "127.0.0.1", [], "AGENT_R1_ENGINE_KEY holds a blank"),
     ],

@@ -89,7 +89,7 @@ def requests(count: int = 24, max_tokens: int = 30) -> list[Request]:
 
 @torch.no_grad()
 def learner_logprobs(folder: Path, ids: list[int]) -> NDArray[np.float32]:
-    """[T - 1] what transformers thinks of the tokens after the first."""
+    """[T - 1] the logprobs of the tokens after the first, by transformers."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     logits = model(torch.tensor([ids])).logits[0, :-1]
     return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
@@ -101,7 +101,7 @@ def bits(actions: list[Action]) -> list[tuple[list[int], bytes]]:
 
 @pytest.fixture(scope="module")
 def changed_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with embeddings moved far enough to change what it says; they are tied to its output."""
+    """The tiny model with embeddings moved far enough to change its actions; they are tied to its output."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     weight = model.get_input_embeddings().weight
@@ -227,7 +227,7 @@ def test_a_folder_is_claimed_as_long_as_a_process_has_its_descriptor(
 def test_two_processes_give_the_bits_of_one(
     engine: Engine, alone: VllmEngine, tiny_model: Path, changed_model: Path
 ) -> None:
-    """Each has half of the episodes, in whatever order they are asked for, and weights of its own."""
+    """Each process has half of the episodes, asked for in any order, and weights of its own."""
     assert isinstance(engine, VllmEngine)
     assert engine.homes == len(set(engine.pids)) == 2
     asked = requests()
@@ -367,7 +367,7 @@ with open_engine(settings, actor) as engine:
 def test_nothing_is_left_of_an_engine_whose_parent_was_killed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process ends, and the next that claims a folder, as every start does, clears what it left."""
+    """The engine's process ends, and the next start removes its folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     parent = subprocess.Popen(
         [sys.executable, "-c", OPEN, str(tiny_model)],
@@ -448,7 +448,7 @@ def make(tiny_model: Path) -> Callable[[], Learner]:
 
 
 def move(learner: Learner) -> None:
-    """Far enough to change what the policy says."""
+    """Far enough to change the policy's actions."""
     learner.policy_version += 1
     generator = torch.Generator().manual_seed(learner.policy_version)
     for weight in trained_state(learner.policy).values():
@@ -456,7 +456,7 @@ def move(learner: Learner) -> None:
 
 
 def save(learner: Learner, folder: Path) -> Path:
-    """A checkpoint whose policy is nothing but its adapters, so that nothing else can be what is loaded."""
+    """A checkpoint whose policy holds only adapters, so that nothing else can be loaded."""
     checkpoint.save(folder, learner, checkpoint.Progress(iterations=1, policy_version=learner.policy_version))
     assert checkpoint.is_adapters_alone(folder / "policy")
     return folder / "policy"
@@ -464,7 +464,7 @@ def save(learner: Learner, folder: Path) -> Path:
 
 @torch.no_grad()
 def gap(learner: Learner, actions: list[Action]) -> float:
-    """The largest difference in nats between what sampler and learner think of the actions."""
+    """The largest difference in nats between the sampler's and the learner's logprobs of the actions."""
     gaps = []
     for request, action in zip(ADAPTED, actions, strict=True):
         ids = torch.tensor([request.context + action.token_ids])
@@ -531,7 +531,7 @@ def test_weights_are_not_taken_while_the_cache_of_the_old_ones_stays() -> None:
 
 
 def test_a_sampler_that_sleeps_wakes_for_whatever_is_asked_of_it() -> None:
-    """Which on a CPU it cannot do: vLLM is one that notes what it is told."""
+    """A CPU cannot sleep: vLLM is an object that notes its calls."""
     told = list[str]()
 
     def note(name: str, answer: object = None) -> Callable[..., Any]:

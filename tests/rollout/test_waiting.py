@@ -161,7 +161,7 @@ def test_who_stops_looking_on_closes_the_environment(chat: Chat) -> None:
 def test_several_observations_are_rendered_as_the_template_does(
     tokenizer_of: Any, tiny_tokenizer: PreTrainedTokenizerFast, family: str, said: tuple[str, str]
 ) -> None:
-    """Each is OBSERVATION, what the template writes around and between them is not, and a lookalike of that is text."""
+    """Each result is OBSERVATION, the template's text around and between them is not, and its lookalikes are text."""
     tokenizer = tiny_tokenizer if family == "built_in" else tokenizer_of(family)
     chat = Chat(tokenizer)
     dialogue = Dialogue(chat, "Be brief.", "Who?", [SAMPLE_TOOL])

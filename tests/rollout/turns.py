@@ -1,4 +1,4 @@
-"""Episodes whose environments make them wait, and what must be the same of them whoever met whom."""
+"""Episodes whose environments make them wait, and the parts of them that must not depend on who met whom."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def dense_params(tiny_encoder: Path) -> DenseParams:
 
 @pytest.fixture
 def search_params(dense_params: DenseParams) -> SearchParams:
-    """Those of params.yaml, with the small encoder."""
+    """The search parameters of params.yaml, with the small encoder."""
     own = load(Path(__file__).parents[2] / "params.yaml").search
     fused = HybridParams(rrf_constant=60, candidates=3)
     return own.model_copy(update={"dense": dense_params, "hybrid": fused})

@@ -1,4 +1,4 @@
-"""The BM25 index: ranking by hand, ties, what is on disk, another implementation's scores, recall on real questions."""
+"""The BM25 index: ranking by hand, ties, files, another implementation's scores, recall on real questions."""
 
 from __future__ import annotations
 

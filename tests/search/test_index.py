@@ -1,4 +1,4 @@
-"""Building and opening what params.yaml configures, what is refused, the memory of searches and fused rankings."""
+"""Building and opening the configured index, refusals, the memory of searches and fused rankings."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_bm25_needs_neither_faiss_nor_torch() -> None:
 
 
 class Recorded(Search):
-    """Finds the query itself, k times, and keeps what it was asked."""
+    """Finds the query itself, k times, and keeps its queries."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []

@@ -21,7 +21,6 @@ from agent_r1.envs.tool_env import ToolEnv
 from agent_r1.http import client as client_module
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Outcome, Passage
-from agent_r1.search import remote as remote_module
 from agent_r1.search.base import SearchTimeout, SearchUnavailable
 from agent_r1.search.remote import Remote
 from agent_r1.tools.search import search_tool
@@ -77,7 +76,7 @@ def drip(handler: Handler) -> None:
 
 
 def drip_headers(handler: Handler) -> None:
-    """As `drip`, with a header that never ends."""
+    """A header that never ends, byte by byte."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
     _slowly(handler, b"x")
 
@@ -164,9 +163,9 @@ def test_a_fault_that_passes_is_tried_again() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (say(b"oh", 500), "answered with status 500"),
-        (say(b"busy", 503), "answered with status 503"),
-        (say(b"slow down", 429), "answered with status 429"),
+        (say(b"oh", 500), "does not answer: status 500"),
+        (say(b"busy", 503), "does not answer: status 503"),
+        (say(b"slow down", 429), "does not answer: status 429"),
         (say(b"<html>"), "answered with something else than search results"),
         (say({"results": [[PASSAGE]]}), "answered with something else than search results: index_hash: Field required"),
         (say({"index_hash": "abc", "results": [[7]]}), r"search results: results\.0\.0: Input should be an object"),
@@ -198,7 +197,7 @@ def test_a_slow_server_times_out(slow: Answer) -> None:
 def test_a_server_that_is_not_there_is_tried_less_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     slept = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-    monkeypatch.setattr(remote_module, "time", slept)  # other threads sleep too
+    monkeypatch.setattr(client_module, "time", slept)  # other threads sleep too
     with socket.socket() as unheard:  # bound and not listening: connections are refused
         unheard.bind(("127.0.0.1", 0))
         remote = client(f"http://127.0.0.1:{unheard.getsockname()[1]}", retries=3)

@@ -1,4 +1,4 @@
-"""The search server: what it refuses, and as its users run it, a process on loopback."""
+"""The search server: its refusals, and a process on loopback, as its users run it."""
 
 from __future__ import annotations
 
