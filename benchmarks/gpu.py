@@ -29,7 +29,7 @@ from transformers import Qwen2Config
 from agent_r1.devices.gpus import default_device
 from agent_r1.evaluation.comparison import markdown_table
 from agent_r1.learn import memory
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.model import compute_dtype
 from agent_r1.learn.peak import measure, release
 from agent_r1.params import SHIPPED, Params, load
@@ -87,9 +87,8 @@ def measure_one(shape: str, engine: str, trains: str, *, work: Work, rate: float
     parts = memory.estimate(demand)
     memory.require_fit(parts, memory.available_gib(device))
     weights = memory.count_parameters(demand.model, None).policy
-    learner = Learner(
-        folder, settings.train.update, settings.model, with_critic=False, seed=0, merges=False, offload=offload
-    )
+    options = Options(merges=False, offload=offload)
+    learner = Learner(folder, settings.train.update, settings.model, with_critic=False, seed=0, options=options)
     actor = Actor(
         model=str(folder),
         end_id=learner.tokenizer.eos_token_id,

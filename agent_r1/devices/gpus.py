@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, if there are any."""
+"""The devices that this process may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls each of them; their numbers where it is not set."""
+    """The names of the GPUs in CUDA_VISIBLE_DEVICES, or their numbers where it is not set."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     found = torch.cuda.device_count()
     return named.split(",")[:found] if named else [str(index) for index in range(found)]

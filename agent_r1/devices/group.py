@@ -1,4 +1,4 @@
-"""The ranks of one learner as processes of torch.distributed, which notice when one of them is lost."""
+"""The ranks of one learner as processes of torch.distributed. They notice the loss of one of them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.rendezvous import rendezvous
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import Led, Order, Ranks
-from agent_r1.devices.sharding import Backbone, release, share_out
+from agent_r1.devices.ranks import Backbone, Led, Order, Ranks, release, shard
 
 T = TypeVar("T")
 
 _LOOK_S = 0.1  # between two looks whether all have arrived
-GATHERING_S = 600.0  # that ranks wait for each other at the start; one may have to wait for its machine
+GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
+BEAT_S = 1.0
 COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a verb
-LEADING = timedelta(days=7)  # that followers wait for the leader's next verb: it samples meanwhile; see `life`
+LEADING = timedelta(days=7)  # that followers wait for the next verb while the leader samples; `Life` notices its end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Which of the ranks a process is, and where they meet."""
+    """The number of a rank, and the address where all meet."""
 
     rank: int
     size: int
@@ -47,9 +47,9 @@ class Place:
 
     @classmethod
     def given(cls) -> Place | None:
-        """The place that torchrun, SLURM or the like gave this process; None where it was started by itself.
+        """The place that a launcher such as torchrun or SLURM gave this process; None without a launcher.
 
-        A ValueError names the variable that is missing or no number in range.
+        A ValueError names the variable that is missing or out of range.
         """
         if "RANK" not in os.environ:
             return None
@@ -76,10 +76,9 @@ class Place:
 
 
 class Group(Ranks):
-    """The ranks of one learner, each of which runs in a process of its own with a device of its own."""
+    """The ranks of one learner, each a process with a device of its own. `joined` builds it."""
 
     def __init__(self, device: torch.device) -> None:
-        """Joins what `joined` has set up."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._device = device
         self._mesh = init_device_mesh(device.type, (self.size,))
@@ -98,7 +97,7 @@ class Group(Ranks):
             self._broadcast(order)
 
     def hear(self) -> Order | None:
-        """The leader's next order; None where there is none to come."""
+        """The leader's next order; None after the last one."""
         return cast(Order | None, self._broadcast(None))
 
     def dismiss(self) -> None:
@@ -110,7 +109,7 @@ class Group(Ranks):
         torch.save([*mine], packed)
         everyones: list[bytes] = [b""] * self.size
         dist.all_gather_object(everyones, packed.getvalue(), group=self._host)
-        # What comes from the other ranks of the same program is as good as one's own.
+        # Unpickling is safe: the other ranks run the same program.
         opened = [torch.load(io.BytesIO(each), map_location="cpu", weights_only=False) for each in everyones]
         return [entry for entries in opened for entry in entries]
 
@@ -122,9 +121,9 @@ class Group(Ranks):
     def share_out(self, model: nn.Module) -> None:
         if isinstance(model, PreTrainedModel):
             self._backbones[model] = Backbone(model)
-            share_out(self._backbones[model], self._mesh, reshard_after_forward=False)
+            shard(self._backbones[model], self._mesh, reshard_after_forward=False)
         else:
-            share_out(model, self._mesh, reshard_after_forward=True)
+            shard(model, self._mesh, reshard_after_forward=True)
 
     def backbone(self, policy: PreTrainedModel) -> nn.Module:
         return self._backbones[policy]
@@ -139,17 +138,14 @@ class Group(Ranks):
 
 
 def follow(learner: Led, group: Group) -> None:
-    """Does on a learner what the leader does on its own, until there is no more to do."""
+    """Repeats on a learner the leader's calls, until the leader dismisses the followers."""
     while order := group.hear():
         learner.params, learner.seed = order.params, order.seed
         order.verb(learner, *order.arguments, **order.options)
 
 
 def meet(place: Place, waiting_s: float = GATHERING_S) -> Store:
-    """The store of all ranks, once they are all there.
-
-    Raises OSError if they are not in time, or the leader's port is taken.
-    """
+    """The store of all ranks, once all are there. Raises OSError if one is late or the leader's port is taken."""
     try:
         store, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timedelta(seconds=waiting_s))))
     except (dist.DistNetworkError, dist.DistStoreError) as fault:
@@ -159,7 +155,7 @@ def meet(place: Place, waiting_s: float = GATHERING_S) -> Store:
 
 
 def require_meeting_place(place: Place) -> None:
-    """Checks, before any rank is started, that the ranks of a launcher can meet; raises OSError where they cannot."""
+    """Checks that the ranks of a launcher can meet, before any is started. Raises OSError otherwise."""
     try:
         socket.getaddrinfo(place.address, place.port)
     except (OSError, UnicodeError) as fault:
@@ -172,11 +168,11 @@ def require_meeting_place(place: Place) -> None:
 
 
 def host(place: Place, listening: int, waiting_s: float = GATHERING_S) -> Store:
-    """The store of all ranks where the leader has started them, on a socket that it listens at; raises as `meet`."""
+    """The store of ranks that the leader has started, on the socket `listening`. Raises as `meet`."""
     store = TCPStore(place.address, place.port, None, True, wait_for_workers=False, master_listen_fd=listening)
     others = [_arrival(rank) for rank in range(1, place.size)]
     deadline = time.monotonic() + waiting_s
-    while not store.check(others):  # and not in `wait`, which no signal reaches
+    while not store.check(others):  # no signal would reach `store.wait`
         if time.monotonic() > deadline:
             raise _not_met(place, waiting_s, "some did not arrive")
         time.sleep(_LOOK_S)
@@ -202,7 +198,7 @@ def joined(store: Store, place: Place, computing: timedelta = COMPUTING) -> Iter
 
 
 def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
-    """Checks that all ranks have the same of what must not differ, by name; all of them raise the same ValueError."""
+    """Checks that the named values are the same on all ranks. All of them raise the same ValueError otherwise."""
     everyones = ranks.gather([dict(mine)])
     for name, expected in everyones[0].items():
         others = {rank: each.get(name, "nothing") for rank, each in enumerate(everyones)}
@@ -215,7 +211,7 @@ def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
 
 
 def _arrival(rank: int) -> str:
-    """What a rank writes into the store first."""
+    """The key in the store by which a rank shows that it has arrived."""
     return f"arrived/{rank}"
 
 
@@ -247,19 +243,16 @@ def _number(name: str, least: int, most: int) -> int:
     return int(text)
 
 
-BEAT_S = 1.0
-
-
 class Life:
-    """Threads that show the other ranks that this one is alive, and call `lost` once where one of them is silent.
+    """Threads that show the other ranks that this one is alive, and call `lost` once when one of them falls silent.
 
-    The leader watches all, the others the leader. Silence is counted in this process's own looks, so that one that was
-    stopped itself, or whose machine slept, does not take that for the silence of the others.
+    The leader watches all, the others watch the leader. Silence is counted in this process's own looks. A process that
+    was stopped, or whose machine slept, therefore does not take its own pause for the silence of the others.
     """
 
     def __init__(self, store: Store, rank: int, size: int, silence_s: float, lost: Callable[[int], None]) -> None:
-        """`silence_s` is how long a rank may be silent; `lost` is told which one was, from a thread."""
-        self._store = store.clone()  # type: ignore[attr-defined]  # which its stub does not know
+        """A rank may be silent for `silence_s`. A thread calls `lost` with the number of a silent one."""
+        self._store = store.clone()  # type: ignore[attr-defined]  # missing in its stub
         self._rank, self._looks, self._lost = rank, silence_s / BEAT_S, lost
         self._seen = dict.fromkeys(range(1, size) if rank == 0 else (0,), b"")
         self._over = threading.Event()
@@ -275,7 +268,7 @@ class Life:
         self._over.set()
 
     def _beat(self) -> None:
-        """Asks the store, which may never answer; then what was seen does not change any more."""
+        """Asks the store. It may never answer; then the beats that were seen stay as they are."""
         beats = 0
         while not self._over.wait(BEAT_S):
             beats += 1
@@ -284,7 +277,7 @@ class Life:
                 for other in self._seen:
                     if self._store.check([f"life/{other}"]):
                         self._seen[other] = self._store.get(f"life/{other}")
-            except RuntimeError:  # torch's own kinds are: the leader's process, where the store is, has gone
+            except RuntimeError:  # as torch's own errors are: the leader's process, which has the store, has gone
                 return
 
     def _look(self) -> None:

@@ -1,21 +1,33 @@
-"""The processes that share one learner: a leader that runs the training, and followers that do what its learner does.
+"""The processes that share one learner, and the models whose weights they share.
 
-Each computes its part of every micro-batch's turn, and keeps its part of the weights. What all of them do is decided by
-the leader alone; how it is dealt out follows from the lengths of the trajectories.
+A leader runs the training, and followers repeat on their learners what it does on its own. Each rank computes its part
+of every turn of micro-batches and keeps its shard of the weights, by PyTorch's FSDP2: a sharded tensor is a DTensor.
+The leader alone decides what all do. The lengths of the trajectories decide how the work is dealt.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agent_r1.devices.gpus import default_device
 from agent_r1.params.update import UpdateParams
@@ -27,63 +39,63 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A call of the leader's that the followers make on their learners too."""
+    """A call of the leader that the followers repeat on their learners."""
 
     verb: Callable[..., Any]
     arguments: Sequence[Any]  # without the learner
     options: Mapping[str, Any]
-    params: UpdateParams  # what the leader has set on its learner by now, and the next too
+    params: UpdateParams  # the leader's current ones, as is the seed
     seed: int
 
 
 class Ranks:
-    """What a learner asks of the others that share it; here there are none, and it has all for itself."""
+    """The view that a learner has of the ranks that share it. This one is of a learner in a single process."""
 
     rank = 0  # of this process; the leader's is 0
     size = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process runs the training, and writes what is written once."""
+        """Whether this process runs the training, and writes the files that are written once."""
         return self.rank == 0
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device that this process computes on."""
         return default_device()
 
     def loads_on(self, device: torch.device) -> torch.device:
-        """Where a model is whole before it is shared out."""
+        """The device that holds a whole model before it is sharded."""
         return device
 
     def tell(self, order: Order) -> None:
-        """Has the followers do what the leader is about to do."""
+        """Has the followers repeat the leader's next call."""
 
     def gather(self, mine: Sequence[T]) -> list[T]:
-        """What all of them have, those of the leader first; their tensors are on the CPU."""
+        """The entries of all ranks, the leader's first. Their tensors are on the CPU."""
         return [*mine]
 
     def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-        """Arrays of which every entry is one rank's, and 0 in those of the others."""
+        """Joins arrays in which every entry is computed by one rank and 0 in the others."""
         return [*mine]
 
     def share_out(self, model: nn.Module) -> None:
-        """Leaves each of them a part of the weights; gradients are those of all their losses added up."""
+        """Leaves each rank a shard of the weights. Their gradients add up over the losses of all ranks."""
 
     def backbone(self, policy: PreTrainedModel) -> nn.Module:
-        """What is called to have a policy's backbone see contexts; whatever follows has all other weights at hand."""
+        """The module to call as the policy's backbone. The call gathers all weights outside of the layers."""
         backbone: nn.Module = policy.get_decoder()
         return backbone
 
     def let_go(self, policy: PreTrainedModel) -> None:
-        """Lets go of what `backbone` gathered, where no backward pass does that."""
+        """Frees the weights that `backbone` gathered, where no backward pass does."""
 
 
 ALONE = Ranks()
 
 
 class Led(Protocol):
-    """Something that every rank has, and whose calls the leader decides on."""
+    """A learner of every rank, whose calls the leader decides on."""
 
     ranks: Ranks
     params: UpdateParams
@@ -94,7 +106,7 @@ L = TypeVar("L", bound=Led)
 
 
 def led(verb: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
-    """Makes a verb of a learner one that all ranks do together, with the leader's arguments; it calls no other."""
+    """Makes a verb of a learner one that all ranks run together, with the leader's arguments. It calls no other one."""
 
     @functools.wraps(verb)
     def call(learner: L, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -102,3 +114,105 @@ def led(verb: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
         return verb(learner, *args, **kwargs)
 
     return cast(Callable[Concatenate[L, P], R], call)
+
+
+class Backbone(nn.Module):
+    """A policy that is called as its backbone alone.
+
+    FSDP gathers the weights outside of the layers at this one call of a micro-batch, and keeps them until its backward
+    pass. Gathering is the work of all ranks, while each rank has its own number of chunks for the output layer.
+    """
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.policy.get_decoder()(**inputs)
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
+    """Leaves this rank its shard of the model, layer by layer. Calls of the model gather the rest."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in [*layers, model]:
+        kept = reshard_after_forward or module is not model
+        sharded = fully_shard(module, mesh=mesh, reshard_after_forward=kept)
+        sharded.set_gradient_divide_factor(1.0)  # losses are divided already, by the counts of all ranks
+        sharded.set_force_sum_reduction_for_comms(True)
+        # The first gathering decides whether a gathered weight trains; adapters that are left out then would not.
+        sharded.unshard()
+        sharded.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a sharded one. Every rank asks for it at the same time."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(state: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+    """The full tensors of a state on the CPU, gathered one by one; none where they are not to be kept."""
+    found = {}
+    for name, tensor in state.items():
+        entire = whole(tensor)
+        if keep:
+            found[name] = entire.cpu()
+    return found
+
+
+def parts(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """This rank's shard of every tensor of a full state dict, as the model is sharded."""
+    own = model.state_dict()
+    return {name: _part(tensor, own[name]) if name in own else tensor for name, tensor in state.items()}
+
+
+def _part(tensor: Tensor, own: Tensor) -> Tensor:
+    if not isinstance(own, DTensor):
+        return tensor
+    # src_data_rank None: every rank has read the full tensor, and takes its own shard of it
+    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether this rank has only a shard of the model."""
+    return any(isinstance(weight, DTensor) for weight in model.parameters())
+
+
+def release(model: nn.Module) -> None:
+    """Frees the gathered weights outside of the layers."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors; every rank writes its own shards. Raises OSError as writing does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _own_faults():
+        state_dict_saver.save({**tensors}, storage_writer=writer, no_dist=not dist.is_initialized())
+
+
+def load_tensors(folder: Path, into: Mapping[str, Tensor]) -> None:
+    """Fills tensors with the stored ones of the same names, whichever ranks wrote them.
+
+    A ValueError names one that differs.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    with _own_faults():
+        state_dict_loader.load({**into}, storage_reader=reader, no_dist=not dist.is_initialized())
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names of the tensors in a folder."""
+    return {*HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata}
+
+
+@contextmanager
+def _own_faults() -> Iterator[None]:
+    """Raises the cause of a fault: DCP wraps every one, an interrupt too, into a fault of its own."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process alone
+            yield
+    except CheckpointException as fault:
+        cause, _ = fault.failures[min(fault.failures)]
+        raise cause from fault

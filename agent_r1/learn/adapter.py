@@ -1,6 +1,6 @@
 """LoRA adapters: small trainable matrices beside weights that stay as they were loaded.
 
-Source: Hu et al. 2021 (arXiv 2106.09685), as peft has it. There is no dropout: sampler and learner would disagree.
+Source: Hu et al. 2021 (arXiv 2106.09685), as implemented by peft. Dropout is off: sampler and learner would disagree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.devices.gpus import default_device
-from agent_r1.devices.sharding import gathered, is_shared_out, parts, whole
+from agent_r1.devices.ranks import gathered, is_sharded, parts, whole
 from agent_r1.files import load_pretrained, model_hash
 from agent_r1.learn.model import compute_dtype, load_policy
 from agent_r1.params import Params
@@ -28,7 +28,7 @@ from agent_r1.params.stages import LoraParams
 
 ADAPTER = "default"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-BENEATH = "beneath"  # what the weights' file calls the hash of the model that they were trained beside
+BENEATH = "beneath"  # key of `Stored.beneath` in the file of the weights
 REMEDY = "bring the policy back (`dvc checkout`, a backup), or train it again"
 
 Shapes = Mapping[str, tuple[str, list[int]]]  # peft's name of a tensor -> its type and shape
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterConfig(BaseModel):
-    """The adapters in peft's words; more of them, which peft and vLLM would obey, are refused."""
+    """The file that configures adapters for peft and vLLM. Further options, which both would obey, are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,9 +55,8 @@ class AdapterConfig(BaseModel):
 
     @property
     def params(self) -> LoraParams:
-        targets = self.target_modules
-        named: list[str] = [targets] if isinstance(targets, str) else targets
-        return LoraParams(rank=self.r, alpha=self.lora_alpha, targets=named)
+        targets = ["all-linear"] if isinstance(self.target_modules, str) else self.target_modules
+        return LoraParams(rank=self.r, alpha=self.lora_alpha, targets=targets)
 
 
 class Stored(NamedTuple):
@@ -69,11 +68,11 @@ class Stored(NamedTuple):
 
 
 def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
-    """Freezes a model and puts adapters beside its linear layers, in place; they change nothing at first.
+    """Freezes a model and puts float32 adapters beside its linear layers, in place. At first they change nothing.
 
-    What trains is float32, whatever the model's weights are in. A ValueError refuses targets that no layer is named by.
+    A ValueError refuses targets that name no layer.
     """
-    from peft import LoraConfig, inject_adapter_in_model  # take a while, and only adapters need them
+    from peft import LoraConfig, inject_adapter_in_model  # slow imports, needed by adapters alone
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -87,10 +86,10 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights of the same model without adapters that computes the same, rounded to the weights' own type.
+    """The weights of an equivalent model without adapters, rounded to their own type.
 
-    Merged ones are on the CPU: beside what trains, a GPU may have no room for them. The model's own weights are left
-    alone: adding an update and taking it away again would change their last bits.
+    Merged weights are on the CPU, because a GPU may have no room for them. The model's own weights stay as they are:
+    adding an update and subtracting it again would change their last bits.
     """
     state = {
         name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
@@ -104,7 +103,7 @@ def merged_state(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def detached(model: nn.Module) -> Iterator[None]:
-    """The model as it was before its adapters were trained; without adapters, as it is."""
+    """Disables the adapters of a model for a while, so that it is the model that was loaded."""
     layers = _adapted(model).values()
     for layer in layers:
         layer.enable_adapters(False)
@@ -116,32 +115,32 @@ def detached(model: nn.Module) -> Iterator[None]:
 
 
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
-    """The weights that train, by name: with adapters, what differs from the model that was loaded."""
+    """The weights that train, by name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Takes over the `trained_state` of another model of the same shape, which started from the same weights.
+    """Loads the `trained_state` of a model of the same shape that started from the same weights.
 
-    Raises ValueError if the names of the weights that train are not those of this model.
+    Raises ValueError if other weights train in it.
     """
     require_same_weights(state, trained_state(model))
     model.load_state_dict(parts(state, model), strict=False)
 
 
 def require_same_weights(stored: Iterable[str], own: Iterable[str]) -> None:
-    """A ValueError names a weight that trains in one of two models alone."""
+    """Raises ValueError for a weight that trains in only one of two models."""
     if differing := sorted({*stored} ^ {*own}):
         raise ValueError(f"the state is of a model that trains other weights, {differing[0]} for one; train it again")
 
 
 def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) -> None:
-    """Writes a model as an ordinary Hugging Face folder, its adapters, where it has any, merged into its weights.
+    """Writes a model as an ordinary Hugging Face folder, with its adapters merged into the weights.
 
-    One of the ranks that share the model `writes`; the others hand over what they have.
+    Only the rank that `writes` does; the others contribute their shards.
     """
     state = merged_state(model) if _adapted(model) else None
-    if is_shared_out(model):  # where transformers does not see which weights are tied, the same ones
+    if is_sharded(model):  # then transformers does not see which weights are tied
         own = (state or model.state_dict()).items()
         state = gathered({name: weight for name, weight in own if name not in model.all_tied_weights_keys}, keep=writes)
     if writes:
@@ -149,10 +148,9 @@ def save_merged(model: PreTrainedModel, folder: Path, *, writes: bool = True) ->
 
 
 def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str, *, writes: bool = True) -> None:
-    """Writes the adapters of a model alone into the folder of its policy, as peft and vLLM read them.
+    """Writes a model's adapters into the folder of its policy, in the format of peft and vLLM.
 
-    `writes` is as for `save_merged`; `beneath` is the `model_hash` of the model that they were attached to, which is in
-    no such file.
+    `beneath` is the `model_hash` of the model that they were attached to; `writes` is as for `save_merged`.
     """
     own, trained = adapter_in(folder), gathered(trained_state(model), keep=writes)
     if not writes:
@@ -164,9 +162,9 @@ def save_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: st
 
 
 def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: str) -> None:
-    """Takes over what `save_adapter` wrote of another model with the same adapters.
+    """Loads adapters of the same shape from the folder of a policy.
 
-    Raises ValueError if the folder of a policy holds other ones, or none.
+    Raises ValueError if the folder holds others, or none.
     """
     stored = read_stored(folder)
     if stored is None:
@@ -179,9 +177,9 @@ def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: st
 
 
 def read_stored(folder: Path) -> Stored | None:
-    """What is said of the adapters in the folder of a policy; None where there are none.
+    """Describes the adapters in the folder of a policy; None where there are none.
 
-    Raises ValueError if it is not what `save_adapter` writes.
+    Raises ValueError if `save_adapter` did not write them.
     """
     own = adapter_in(folder)
     if not own.is_dir():
@@ -189,7 +187,7 @@ def read_stored(folder: Path) -> Stored | None:
     try:
         config = AdapterConfig.model_validate_json((own / CONFIG).read_bytes())
         with safe_open(own / WEIGHTS, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
             shapes = {name: (each.get_dtype(), each.get_shape()) for name, each in slices.items()}
             beneath = (file.metadata() or {}).get(BENEATH, "")
     except (OSError, SafetensorError, ValidationError) as fault:
@@ -198,10 +196,10 @@ def read_stored(folder: Path) -> Stored | None:
 
 
 def require_fit(stored: Stored, folder: Path, model: str | Path) -> None:
-    """Checks adapters of a policy's folder against the model that they are to run beside.
+    """Checks the adapters in a policy's folder against the model that they shall run beside.
 
-    Raises ValueError if that is another one than they were trained beside, or a tensor is missing, unknown, or of
-    another type or shape than the model's layers ask for.
+    Raises ValueError if they were trained beside another one, or a tensor is missing, unknown, or of another type or
+    shape than the model's layers need.
     """
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(load_pretrained(AutoConfig, model), trust_remote_code=False)
@@ -223,9 +221,9 @@ def _require_fit(stored: Stored, folder: Path, expected: Shapes, beneath: str) -
 
 
 def merge(folder: Path, model: str | Path, dtype: torch.dtype) -> None:
-    """Writes the merged weights into the folder of a policy that is there as adapters alone.
+    """Writes merged weights in `dtype` into the folder of a policy that holds adapters alone.
 
-    `model` is the one that they were trained beside, with weights in `dtype`. Raises as `load_adapter`.
+    `model` is the one that they were trained beside. Raises as `load_adapter`.
     """
     stored = read_stored(folder)
     if stored is None:
@@ -237,7 +235,7 @@ def merge(folder: Path, model: str | Path, dtype: torch.dtype) -> None:
 
 
 def warn_of_rounding(settings: Params) -> None:
-    """Engines of this machine run adapters as they are; servers get them merged into the weights."""
+    """Warns where adapters are sampled with after merging, as servers do, and bfloat16 rounds them."""
     merged = settings.model.adapter is not None and settings.engine.kind == "server"
     if merged and compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16:
         logger.warning(
@@ -249,7 +247,7 @@ def warn_of_rounding(settings: Params) -> None:
 
 
 def _adapted(model: nn.Module) -> dict[str, Any]:
-    """The layers that have adapters, as peft puts them there, by name."""
+    """The layers with adapters of peft, by name."""
     names = {name.partition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
     return {name: model.get_submodule(name) for name in sorted(names)}
 
@@ -259,12 +257,12 @@ def _peft_name(name: str) -> str:
 
 
 def _shapes_of(model: nn.Module) -> Shapes:
-    """What `save_adapter` would write of a model."""
+    """The tensors that `save_adapter` writes for a model."""
     return {_peft_name(name): ("F32", list(weight.shape)) for name, weight in trained_state(model).items()}
 
 
 def _reason(fault: Exception) -> str:
-    """One line of why a file is not what it should be."""
+    """The reason in one line."""
     if isinstance(fault, ValidationError):
         [first, *_] = fault.errors()
         return f"{CONFIG}: {'.'.join(map(str, first['loc']))}: {first['msg']}"

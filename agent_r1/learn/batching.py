@@ -1,4 +1,4 @@
-"""Which trajectories go through a model together, and what the model says about them. Everything here is deterministic.
+"""Micro-batches of trajectories and the scores that models give them. Everything here is deterministic.
 
 Legend for shapes: R = trajectories of a micro-batch, B = their contexts, each a row of its own, T = the longest
 context, N = selected tokens of all trajectories.
@@ -33,44 +33,44 @@ Floats32 = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """Where and how a model runs."""
+    """The device, precision and micro-batch size that a model runs with."""
 
     device: torch.device
     dtype: torch.dtype  # of the matrix products; weights are float32
     max_tokens: int  # of a micro-batch, padding included
-    packed: bool = False  # whether there is no padding, see `packing`
-    float32_output: bool = False  # of the output layer, where the others compute in bfloat16
+    packed: bool = False  # whether contexts are packed without padding
+    float32_output: bool = False  # whether the output layer computes in float32 while the others use bfloat16
     ranks: Ranks = ALONE
 
     def deal(self, lengths: Sequence[Sequence[int]]) -> list[tuple[list[int], bool]]:
-        """This rank's packs, as `deal` says."""
+        """This rank's packs, from the function `deal`."""
         ranks = self.ranks
         return deal(lengths, self.max_tokens, packed=self.packed, rank=ranks.rank, ranks=ranks.size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Trajectories that go through a model together, and which of their tokens are asked for."""
+    """Trajectories that go through a model together, and a mask of the selected tokens."""
 
     rows: list[int]  # [R] indices into the trajectories that were batched
     masks: list[Mask]  # [R] of [L]
     ids: Tensor  # [B, T] int64, right-padded; no context sees another
     mask: Tensor  # [B, T] bool, false on padding
-    idle: bool = False  # whether it repeats what another rank has, because this one has none left and all take turns
+    idle: bool = False  # whether it repeats another rank's, because this one has none left and all take turns
 
     def take(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        """The entries [N] at the selected tokens, in the order of `ids[mask]`, of arrays [L] of all trajectories."""
+        """Takes the entries [N] at the selected tokens, ordered as `ids[mask]`, from arrays [L] of all trajectories."""
         chosen = [arrays[row][mask] for row, mask in zip(self.rows, self.masks, strict=True)]
         return torch.from_numpy(np.concatenate(chosen)).to(self.ids.device)
 
     def split(self, entries: Tensor) -> list[Tensor]:
-        """Takes entries [N] apart again: [R], one piece per trajectory."""
+        """Splits entries [N] into one piece for each of the R trajectories."""
         return list(torch.split(entries, [int(mask.sum()) for mask in self.masks]))
 
     def cut(self, sizes: Sequence[int]) -> Iterator[MicroBatch]:
-        """The same trajectories with so many of their tokens after the other; `ids` and `mask` stay the whole one's."""
+        """Splits the selected tokens into consecutive chunks of `sizes`; every chunk keeps `ids` and `mask`."""
         lengths = [len(mask) for mask in self.masks]
-        numbers = np.split(np.cumsum(np.concatenate(self.masks)), np.cumsum(lengths)[:-1])  # of the tokens, from 1 on
+        numbers = np.split(np.cumsum(np.concatenate(self.masks)), np.cumsum(lengths)[:-1])  # from 1
         for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
             pairs = zip(self.masks, numbers, strict=True)
             yield replace(self, masks=[mask & (stop - size < number) & (number <= stop) for mask, number in pairs])
@@ -81,7 +81,7 @@ def minibatches(
 ) -> Iterator[NDArray[np.int64]]:
     """Splits `range(count)` in each of the `epochs` into `minibatches` random sets, one for every optimiser step.
 
-    They are of nearly equal size. A ValueError refuses fewer trajectories than sets.
+    Their sizes differ by 1 at most. A ValueError refuses fewer trajectories than sets.
     """
     if count < params.minibatches:
         raise ValueError(
@@ -94,9 +94,9 @@ def minibatches(
 
 
 def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], compute: Compute) -> Iterator[MicroBatch]:
-    """This rank's trajectories in micro-batches within `compute.max_tokens`, as many as every other rank has.
+    """Splits this rank's trajectories into micro-batches of up to `compute.max_tokens`; every rank has as many.
 
-    One whose mask [L] selects no token is in none.
+    A trajectory whose mask [L] selects no token is left out.
     """
     asked = [index for index, mask in enumerate(masks) if mask.any()]
     lengths = [[span.stop - span.start for span in trajectories[index].contexts] for index in asked]
@@ -115,18 +115,18 @@ def micro_batches(trajectories: Sequence[Trajectory], masks: Sequence[Mask], com
 def deal(
     lengths: Sequence[Sequence[int]], max_tokens: int, *, packed: bool = False, rank: int = 0, ranks: int = 1
 ) -> list[tuple[list[int], bool]]:
-    """The packs of one of some ranks, which take turns, and whether it idles; arguments as in `pack_by_length`.
+    """The packs of one rank, one for each turn, and whether it idles in that turn. Arguments as in `pack_by_length`.
 
-    All ranks have as many turns, and find the same packs from the lengths alone. The budget is the smallest that takes
-    no more turns, so that the packs of a turn are nearly alike. A rank that a turn leaves without one idles with the
-    shortest trajectory, which another rank has too.
+    All ranks take the same number of turns, and find the same packs from the lengths alone. The budget is the smallest
+    that needs no more turns, so that the packs of a turn are nearly equal. A rank without a pack in the last turn idles
+    with the shortest trajectory, whose results are dropped.
     """
     share_out = pack_tightly if packed else pack_by_length
     packs = share_out(lengths, max_tokens)
     if ranks == 1:
         return [(pack, False) for pack in packs]
     turns, least = -(-len(packs) // ranks), 0
-    while max_tokens - least > 1:  # the one is enough, the other too little
+    while max_tokens - least > 1:  # `max_tokens` is enough, `least` is too little
         middle = (least + max_tokens) // 2
         tried = share_out(lengths, middle)
         packs, least, max_tokens = (packs, middle, max_tokens) if len(tried) > turns * ranks else (tried, least, middle)
@@ -136,11 +136,11 @@ def deal(
 
 
 def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """Packs trajectories of similar length so that a pack, its contexts padded to the longest, keeps to a budget.
+    """Packs trajectories of similar length, so that a pack with its contexts padded to the longest keeps to a budget.
 
-    The packs hold indices into `lengths`, the tokens of each context of each trajectory; a trajectory's contexts stay
-    together, and one beyond the budget gets a pack of its own. The longest come first, so that too large a budget fails
-    at once.
+    The packs hold indices into `lengths`, the tokens of each context of each trajectory. The contexts of a trajectory
+    stay together, and a trajectory beyond the budget gets a pack of its own. The longest come first, so that too large
+    a budget fails at once.
     """
     packs: list[list[int]] = []
     width, height = 0, 0  # of the pack being filled
@@ -155,7 +155,7 @@ def pack_by_length(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[li
 
 
 def pack_tightly(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """The same where nothing is padded, so that long and short may share a pack: each goes into the first with room."""
+    """Packs trajectories without padding: each one, the longest first, goes into the first pack with room."""
     packs, taken = list[list[int]](), list[int]()
     for index in sorted(range(len(lengths)), key=lambda index: (-sum(lengths[index]), index)):
         tokens = sum(lengths[index])
@@ -169,10 +169,10 @@ def pack_tightly(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list
 
 
 def pad(rows: Sequence[NDArray[Any]], dtype: torch.dtype) -> Tensor:
-    """Rows of different lengths as one tensor [B, T], zeros on the right.
+    """Joins rows of different lengths into a tensor [B, T] with zeros on the right.
 
-    With causal attention no real token sees the padding, so a model needs no attention mask for the result; leaving
-    the mask out keeps the fast attention kernel.
+    No real token sees the padding under causal attention. The result therefore needs no attention mask, and keeps the
+    fast attention kernel.
     """
     # `tensor` copies: rows read from Parquet are read-only
     return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True)
@@ -200,7 +200,7 @@ def score_logprobs(
 ) -> list[Floats32]:
     """The logprob in nats of every masked token: [L] per trajectory, 0 elsewhere.
 
-    Never ask for the first token of a context: nothing predicts it.
+    No mask may select the first token of a context: nothing predicts it.
     """
     scorer = partial(token_logprobs, policy, backbone=compute.ranks.backbone(policy))
     scores = score(scorer, trajectories, masks, compute)
@@ -210,22 +210,27 @@ def score_logprobs(
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A policy that is never trained; its adapters are left out."""
+    """A policy that is never trained. Its adapters are left out."""
 
     policy: PreTrainedModel
     compute: Compute
 
     def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
-        """Its logprob in nats of every masked token: [L] per trajectory, 0 elsewhere; never of a context's first."""
+        """The logprobs of the masked tokens; see `score_logprobs`."""
         with adapter.detached(self.policy):
             return score_logprobs(self.policy, trajectories, masks, self.compute)
 
 
-def frozen(path: str | Path, compute: Compute) -> Reference:
-    """The model of a Hugging Face folder or hub id, in the compute dtype; raises as `load_policy`."""
-    device = compute.ranks.loads_on(compute.device)
-    policy = load_policy(path, compute.dtype, device, packed=compute.packed).requires_grad_(False)
+def load_for(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrainedModel:
+    """The policy at `path` with weights in `dtype`, ready to compute, but not yet sharded. Raises as `load_policy`."""
+    policy = load_policy(path, dtype, compute.ranks.loads_on(compute.device), packed=compute.packed)
     if compute.float32_output:
         compute_output_in_float32(policy)
+    return policy
+
+
+def frozen(path: str | Path, compute: Compute) -> Reference:
+    """The policy at `path` as a reference, in the compute dtype. Raises as `load_policy`."""
+    policy = load_for(path, compute.dtype, compute).requires_grad_(False)
     compute.ranks.share_out(policy)
     return Reference(policy, compute)

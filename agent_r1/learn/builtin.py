@@ -16,7 +16,7 @@ MESSAGE_START, MESSAGE_END = "<|im_start|>", "<|im_end|>"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ANSWER_TAGS = ("<answer>", "</answer>")
 
-ROPE_THETA = 1e6  # as in Qwen2.5: leaves most rotary pairs slow enough to compare contents over hundreds of tokens
+ROPE_THETA = 1e6  # of Qwen2.5: most rotary pairs are slow enough to compare contents over hundreds of tokens
 EMBEDDING_STD = 0.05
 PREVIOUS_SHARPNESS = 4.0
 MATCH_SHARPNESS = 2.0
@@ -24,10 +24,10 @@ SLOW = 0.01  # radians per token
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `vocab_size` ids with the Hermes tags and a ChatML template.
+    """Trains a byte-level BPE tokenizer of `vocab_size` ids with the Hermes tags and a ChatML template.
 
-    As in Qwen2.5, the message marks are special tokens and the tags are added tokens that decode as text. Words are cut
-    as Qwen2 cuts them, because transformers reads the tokenizer of a Qwen2 model in no other way.
+    The message marks are special tokens and the tags are added tokens that decode as text, as in Qwen2.5. Words are
+    split as by Qwen2: transformers reads the tokenizer of a Qwen2 model in no other way.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -59,7 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def new_model(
     tokenizer: PreTrainedTokenizerFast, *, hidden_size: int, layers: int, heads: int, max_tokens: int, seed: int
 ) -> Qwen2ForCausalLM:
-    """A freshly initialised Qwen2 with tied embeddings for contexts of up to `max_tokens` tokens."""
+    """A fresh Qwen2 with tied embeddings for contexts of up to `max_tokens` tokens."""
     if hidden_size % heads or (hidden_size // heads) % 32:
         raise ValueError(
             f"hidden_size {hidden_size} over {heads} heads gives heads of {hidden_size / heads:g}; "
@@ -89,14 +89,14 @@ def new_model(
 
 @torch.no_grad()
 def start_as_induction(model: Qwen2ForCausalLM) -> None:
-    """Sets a fresh model's first two layers so that it repeats what followed the same token before.
+    """Sets the first two layers of a fresh model so that it repeats the token that followed the current one before.
 
-    Copying names out of passages is what the small agent must do, and from random weights attention takes millions of
-    tokens to find out how. Layer 0 looks at the previous token through its query and key biases alone, which rotary
-    embedding turns into a preference for one distance, and writes what it sees, rotated, into the residual stream.
-    Slow rotary pairs would tell no distances apart and only add a large number to every score, which costs precision.
-    Layer 1 looks for places whose previous token is the current one, in the slow rotary pairs, which hardly depend on
-    the distance, and copies what stands there. Training goes on from there freely.
+    The small agent must copy names out of passages, and attention with random weights takes millions of tokens to learn
+    that. Layer 0 attends to the previous token through its query and key biases alone, which rotary embedding turns
+    into a preference for one distance. It writes that token, rotated, into the residual stream. Slow rotary pairs tell
+    no distances apart, and would only add a large number to every score, which costs precision. Layer 1 finds the
+    places whose previous token is the current one, in the slow rotary pairs, which hardly depend on the distance, and
+    copies their tokens. Training may change all of this.
 
     Source: induction heads, Olsson et al. 2022 (arXiv 2209.11895); starting attention from the structure that it tends
     to learn, Trockman and Kolter 2023 (arXiv 2305.09828).
@@ -123,7 +123,7 @@ def start_as_induction(model: Qwen2ForCausalLM) -> None:
     matching.v_proj.weight.copy_(copied)
     matching.o_proj.weight.copy_(2 * EMBEDDING_STD * copied.T)
 
-    for layer in model.model.layers:  # little noise around the circuit
+    for layer in model.model.layers:  # less noise around the circuit
         layer.mlp.down_proj.weight.mul_(0.1)
     for layer in model.model.layers[2:]:
         layer.self_attn.o_proj.weight.mul_(0.3)

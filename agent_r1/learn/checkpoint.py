@@ -1,10 +1,9 @@
-"""Checkpoints: everything a killed training run needs to go on with the same bits.
+"""Checkpoints: everything that a killed training run needs to go on with the same bits.
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner/`, the critic, both optimisers and the
-random states, as `agent_r1.devices.sharding` writes them; `progress.json`; and `SHA256SUMS`, the hashes of all of these
-as `sha256sum -c` takes them. Adapters that train are in `policy/adapter/`, and the weights that they are merged into
-may be missing until the training ends. One learner at a time may write it. When nothing is left to train, `learner/`
-may go.
+random states, written by `agent_r1.devices.ranks`; `progress.json`; and `SHA256SUMS`, the hashes of all files for
+`sha256sum -c`. Adapters that train are in `policy/adapter/`, and merged weights may be missing until the training ends.
+One learner at a time may write it. `learner/` may be removed when nothing is left to train.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from safetensors import SafetensorError
 from agent_r1.files import clear_leftovers, replaced_folder, sha256
 from agent_r1.params.places import adapter_in
 
-if TYPE_CHECKING:  # who only asks how far a checkpoint is depends on no learner
+if TYPE_CHECKING:  # readers of a checkpoint's progress depend on no learner
     from agent_r1.learn.learner import Learner
 
 POLICY, LEARNER, PROGRESS, SUMS = "policy", "learner", "progress.json", "SHA256SUMS"
-FORMER_LEARNER = "learner.pt"  # in its place in checkpoints of older versions of the project
+FORMER_LEARNER = "learner.pt"  # instead of LEARNER in checkpoints of older versions of the project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a checkpoint is."""
+    """The progress of a training run at a checkpoint."""
 
-    iterations: int  # finished ones, which is the index of the next
+    iterations: int  # finished ones, and so the index of the next
     policy_version: int  # updates of the policy's weights since the warm start
     rollbacks: int = 0  # times the run went back to an earlier checkpoint
-    stopped: bool = False  # whether the run was ended here, before its last iteration
+    stopped: bool = False  # whether the run was ended before its last iteration
     code: list[tuple[int, str]] = field(default_factory=list)  # (first iteration, digest) of the code that trained it
 
 
 def save(folder: Path, learner: Learner, record: Progress) -> None:
     """Writes the checkpoint, whole or not at all.
 
-    An OSError says that the disk is full or not writable; the checkpoint that was there is untouched.
+    An OSError says that the disk is full or not writable; an earlier checkpoint stays as it is.
     """
     with written(folder) as fresh:
         learner.save_policy(fresh / POLICY)
@@ -61,32 +60,32 @@ def save_policy(folder: Path, learner: Learner) -> None:
 
 
 def complete(folder: Path, merge: Callable[[Path], None]) -> None:
-    """Has `merge` write the weights of the policy's folder where adapters alone are in it; raises as `save`."""
+    """Has `merge` write merged weights if the policy's folder holds adapters alone. Raises as `save`."""
     found = progress(folder)
     if found is None or not is_adapters_alone(folder / POLICY):
         return
     require_whole(folder, POLICY)
     with written(folder) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link, ignore=shutil.ignore_patterns(POLICY, PROGRESS, SUMS))
-        shutil.copytree(folder / POLICY, fresh / POLICY)  # no links: files of the old one would be written into
+        shutil.copytree(folder / POLICY, fresh / POLICY)  # no links: `merge` writes into the files
         merge(fresh / POLICY)
         seal(fresh, found)
 
 
 def is_adapters_alone(policy: Path) -> bool:
-    """Whether the folder of a policy lacks the weights that its adapters are to be merged into."""
+    """Whether the folder of a policy holds adapters without merged weights."""
     return adapter_in(policy).is_dir() and not any(policy.glob("*.safetensors"))
 
 
 @contextmanager
 def written(folder: Path) -> Iterator[Path]:
-    """`replaced_folder` for a checkpoint, whose errors of a full disk say what to do."""
-    import torch  # whose import who only reads a checkpoint does not wait for
+    """Replaces a checkpoint's folder by `replaced_folder`; the error of a full disk names the remedy."""
+    import torch  # a slow import, needed by writers alone
 
     try:
         with replaced_folder(folder) as fresh:
             yield fresh
-    except (torch.OutOfMemoryError, ChildProcessError):  # of the device, and of a rank that was lost meanwhile
+    except (torch.OutOfMemoryError, ChildProcessError):  # a device's memory, and a lost rank
         raise
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have errors of their own
         raise OSError(
@@ -96,27 +95,25 @@ def written(folder: Path) -> Iterator[Path]:
 
 
 def set_aside(folder: Path, aside: Path) -> None:
-    """Keeps the checkpoint in `aside` too, in place of the one that is there; another `save` leaves it alone.
+    """Replaces `aside` by a copy of the checkpoint, which later `save`s do not change.
 
-    Its files are shared until the next `save`, which replaces them: both folders lie on one file system. An OSError
-    says that it has no hard links.
+    The copy shares its files by hard links until the next `save`. An OSError says that the file system has none.
     """
     with replaced_folder(aside) as fresh:
         shutil.copytree(folder, fresh, copy_function=os.link)
 
 
 def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
-    """Keeps a policy's folder in `aside` too, as `set_aside` does, as a checkpoint without what trains on."""
+    """Replaces `aside` by a checkpoint of a policy alone, with links to its files as in `set_aside`."""
     with replaced_folder(aside) as fresh:
         shutil.copytree(policy, fresh / POLICY, copy_function=os.link)
         seal(fresh, record)
 
 
 def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
-    """Gives the checkpoint another record, and the policy of another checkpoint where one is named.
+    """Gives the checkpoint another record, and the policy of the checkpoint `policy_of` if one is named.
 
-    Raises ValueError if that policy is not as it was written. No other file is read: their hashes are those that were
-    written with them.
+    Raises ValueError if that policy is not as it was written. Other files keep their stored hashes and are not read.
     """
     if policy_of:
         require_whole(policy_of, POLICY)
@@ -131,7 +128,7 @@ def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None
 
 
 def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) -> None:
-    """Completes a checkpoint's folder: how far it is, and the hashes of all files, some of which may be `known`."""
+    """Completes a checkpoint's folder by its record and the hashes of all files; `known` hashes are not recomputed."""
     (fresh / PROGRESS).write_text(json.dumps(asdict(record), indent=2) + "\n")
     names = [str(path.relative_to(fresh)) for path in sorted(fresh.rglob("*")) if path.is_file()]
     hashes = {name: (known or {}).get(name) or sha256(fresh / name) for name in names}
@@ -139,9 +136,9 @@ def seal(fresh: Path, record: Progress, known: Mapping[str, str] | None = None) 
 
 
 def progress(folder: Path) -> Progress | None:
-    """How far the checkpoint in `folder` is; None where there is no such folder.
+    """The progress of the checkpoint in `folder`; None where there is no such folder.
 
-    Raises ValueError if the file that says so is missing or not as it was written.
+    Raises ValueError if its file is missing or not as it was written.
     """
     clear_leftovers(folder)
     if folder.exists():
@@ -150,23 +147,23 @@ def progress(folder: Path) -> Progress | None:
 
 
 def peek(folder: Path) -> Progress | None:
-    """How far a checkpoint is that a training may be writing: cleans nothing up; None where there is none.
+    """The progress of a checkpoint that a training may be writing; None where there is none. Cleans nothing up.
 
-    Raises ValueError if the file that says so is not as it was written.
+    Raises ValueError if its file is not as it was written.
     """
     record = folder / PROGRESS
     if not record.exists():
         return None
     require_whole(folder, PROGRESS)
     try:
-        return TypeAdapter(Progress).validate_json(record.read_bytes())  # an older version wrote further fields
+        return TypeAdapter(Progress).validate_json(record.read_bytes())  # older versions wrote further fields
     except ValidationError as error:
         problem = error.errors()[0]["msg"]
         raise ValueError(f"{record} does not say how far a checkpoint is ({problem}); bring it back") from None
 
 
 def load(folder: Path, learner: Learner) -> Progress:
-    """Puts the checkpoint into a learner that was built with the same parameters; also sets the random states.
+    """Loads the checkpoint into a learner that was built with the same parameters, and sets the random states.
 
     A FileNotFoundError says that there is none, a ValueError that it is not as it was written.
     """
@@ -184,17 +181,17 @@ def load(folder: Path, learner: Learner) -> Progress:
 
 
 def require_whole(folder: Path, part: str = "") -> None:
-    """Compares a checkpoint, or the files of it whose names begin with `part`, with the hashes beside them.
+    """Compares a checkpoint's files, or those whose names begin with `part`, with their hashes.
 
-    Raises ValueError, which names the first file that is not as it was written, or says that hashes are missing.
+    A ValueError names the first file that is not as it was written, or says that hashes are missing.
     """
     sums = _sums(folder)
     pairs = [(folder / name, expected) for name, expected in sums if name.startswith(part)]
     changed = next((file for file, expected in pairs if not file.is_file() or sha256(file) != expected), None)
-    listed = PROGRESS in dict(sums)  # which stands last, so that none is cut off
+    listed = PROGRESS in dict(sums)  # its line is the last, so the list is whole
     if listed and not changed:
         return
-    if sums != _sums(folder):  # a training has just put a newer checkpoint in its place
+    if sums != _sums(folder):  # a training has just written a newer checkpoint
         require_whole(folder, part)
         return
     remedy = "bring the checkpoint back (`dvc checkout`, a backup), or train it again with --fresh"
@@ -208,7 +205,7 @@ def require_whole(folder: Path, part: str = "") -> None:
 
 
 def _sums(folder: Path) -> list[tuple[str, str]]:
-    """Name and hash of each file of a checkpoint; none where the hashes are missing."""
+    """The name and hash of each file of a checkpoint; none where the hashes are missing."""
     file = folder / SUMS
     lines = file.read_bytes().decode(errors="replace").removesuffix("\n").split("\n") if file.exists() else []
     return [(name, expected) for expected, _, name in (line.partition("  ") for line in lines)]

@@ -1,4 +1,4 @@
-"""The gradients of one optimiser step over trajectories with their credit, added up micro-batch by micro-batch."""
+"""The gradients of one optimiser step, accumulated over the micro-batches of trajectories with their credit."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from agent_r1.records import Credit, Trajectory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditedTrajectory:
-    """One trajectory in an update."""
+    """A trajectory of an update."""
 
     trajectory: Trajectory
     credit: Credit
-    sampler_logprobs: Floats32  # [L] nats; where the token was not sampled, the learner's own before the update
-    old_logprobs: Floats32  # [L] the sampler's, or with an importance cap the learner's own before the update
+    sampler_logprobs: Floats32  # [L] nats; at tokens that were not sampled, the learner's before the update
+    old_logprobs: Floats32  # [L] nats; `sampler_logprobs`, or with an importance cap the learner's
     spans: list[int] | None  # loss tokens of each span that shares a ratio; None where every token has its own
     weights: Floats32  # [L] of its loss tokens in the step's sum
 
     @property
     def loss_tokens(self) -> int:
-        """How many tokens the policy loss runs over."""
+        """The number of tokens in the policy loss."""
         return int(self.credit.loss_mask.sum())
 
     def has_gradient(self, params: UpdateParams) -> bool:
-        """Whether a loss of it is more than a constant; without one, skipping it changes nothing but the time."""
+        """Whether a loss depends on the weights. A trajectory without such a loss can be skipped."""
         credit = self.credit
         regularised = params.regularised and credit.loss_mask.any()
         return bool(regularised or credit.advantages[credit.loss_mask].any() or credit.critic_mask.any())
@@ -51,9 +51,9 @@ def join_credit(
     params: UpdateParams,
     compute: Compute,
 ) -> list[CreditedTrajectory]:
-    """Joins trajectories and credits; the policy says what the sampler did not about the tokens before the update.
+    """Joins trajectories with their credits, and has the policy score the tokens that `asked_of_learner` selects.
 
-    A ValueError refuses a `kl_loss` above 0 where the credits were assigned without a reference.
+    A ValueError refuses a `kl_loss` above 0 if the credits were assigned without a reference.
     """
     in_loss = [credit for credit in credits if credit.loss_mask.any()]
     if params.kl_loss and in_loss and not any(credit.reference_logprobs.any() for credit in in_loss):
@@ -68,17 +68,16 @@ def join_credit(
 
 
 def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParams) -> Mask:
-    """[L] the loss tokens whose logprob before the update must be the learner's own.
+    """[L] the loss tokens that need the learner's logprob before the update.
 
-    The sampler has none for tokens that it did not sample; with an importance cap, the ratio of every token starts
-    from the learner's.
+    These are the tokens that were not sampled; with an importance cap, all.
     """
     by_learner = np.ones_like(credit.loss_mask) if params.importance_cap else ~trajectory.action_mask
     return credit.kept & credit.loss_mask & by_learner
 
 
 def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: UpdateParams) -> CreditedTrajectory:
-    """Joins the two; `own` [L] holds the learner's logprobs before the update, where `asked_of_learner` is true."""
+    """Joins the two. `own` [L] holds the learner's logprobs before the update, where `asked_of_learner` is true."""
     if trajectory.trajectory_id != credit.trajectory_id:
         raise ValueError(f"trajectory {trajectory.trajectory_id!r} came with the credit of {credit.trajectory_id!r}")
     samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
@@ -94,9 +93,9 @@ def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: Upda
 
 
 def span_lengths(trajectory: Trajectory, loss_mask: Mask, params: UpdateParams) -> list[int] | None:
-    """How many loss tokens each span of `params.ratio` holds, in order; None for single tokens.
+    """The number of loss tokens in each span of `params.ratio`, in order; None for single tokens.
 
-    A step reaches from its action to the next one: with the loss mask off, what came back belongs to it.
+    A step reaches from its action to the next one, its observation included.
     """
     if params.ratio == "token":
         return None
@@ -117,10 +116,11 @@ def policy_pass(
     learn: bool,
     whole: bool = False,
 ) -> Iterator[tuple[LossTokens, Tensor]]:
-    """Loss tokens, a part of a micro-batch after the other, and their losses [N], with a graph where they `learn`.
+    """Yields the loss tokens and their losses [N] of one part of a micro-batch after the other.
 
-    Then call backward on each part's loss before asking for the next part: after the last of a micro-batch the backbone
-    gets its gradients. Tokens that share a ratio are in one part; with `whole` all are, in one graph.
+    To `learn`, call backward on each part's loss before asking for the next part. The backbone gets its gradients after
+    the last part of a micro-batch. Tokens that share a ratio are in one part; `whole` makes one part of each
+    micro-batch.
     """
     trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
     backbone, culprits = compute.ranks.backbone(policy), set[str]()
@@ -130,7 +130,7 @@ def policy_pass(
         parts = [output] if whole or params.ratio != "token" else output.cut()
         for piece, part in zip(batch.cut([len(part.chosen) for part in parts]), parts, strict=True):
             with torch.set_grad_enabled(learn), precision(compute.device, compute.dtype):
-                own = part.logprobs_and_entropy()
+                own = part.scores(entropy=True)
             tokens = loss_tokens(piece, rows, *own, params)
             terms = losses.token_losses(tokens, params)
             culprits |= not_finite_in(piece, trajectories, terms, tokens.logprobs - tokens.old_logprobs)
@@ -144,7 +144,7 @@ def policy_pass(
 def loss_tokens(
     batch: MicroBatch, rows: Sequence[CreditedTrajectory], logprobs: Tensor, entropy: Tensor, params: UpdateParams
 ) -> LossTokens:
-    """The tokens of a micro-batch over the rows' loss masks, with the learner's logprobs [N] and entropy [N]."""
+    """The loss tokens of a micro-batch, with the learner's logprobs [N] and entropy [N]."""
     chosen = [rows[row] for row in batch.rows]
     return LossTokens(
         logprobs=logprobs,
@@ -171,13 +171,13 @@ def not_finite_in(batch: MicroBatch, trajectories: Sequence[Trajectory], *terms:
 
 
 def require_none(what: str, culprits: set[str], compute: Compute) -> None:
-    """Raises FloatingPointError, on every rank, where any found something that is not finite in its trajectories."""
+    """Raises FloatingPointError on every rank if any rank found a loss that is not finite."""
     if found := sorted({*compute.ranks.gather([*culprits])}):
         raise not_finite(what, found)
 
 
 def not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
-    """The error of an optimiser step that found something not finite in these trajectories."""
+    """The error of an optimiser step in whose trajectories a number is not finite."""
     return FloatingPointError(
         f"the {what} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
         "look at their rewards and advantages, or lower the learning rate and start again from the checkpoint"
@@ -193,7 +193,7 @@ def add_policy_gradient(
     *,
     learn: bool,
 ) -> LossTokens:
-    """Adds up the policy's gradient of a loss that is divided by `divisor`, or only looks; returns the loss's tokens.
+    """Computes the tokens of a loss that is divided by `divisor`, and accumulates the policy's gradient to `learn`.
 
     Raises FloatingPointError if a loss is not finite.
     """
@@ -213,9 +213,9 @@ def mismatch(
     params: UpdateParams,
     compute: Compute,
 ) -> Metrics:
-    """How far sampler and learner are apart about all action tokens of a step.
+    """Measures the mismatch of sampler and learner over all action tokens of a step.
 
-    Those that its loss has `seen` are known; the others take a pass of their own.
+    The tokens `seen` by its loss are known; the others take a pass of their own.
     """
     trajectories = [row.trajectory for row in rows]
     unseen = [row.trajectory.action_mask & ~(row.credit.loss_mask & row.has_gradient(params)) for row in rows]
@@ -229,7 +229,10 @@ def mismatch(
 def add_critic_gradient(
     critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int, params: CriticParams, compute: Compute
 ) -> float:
-    """Adds up the critic's gradient of a loss over `tokens` tokens; returns the loss. Raises as the policy's."""
+    """Accumulates the critic's gradient of a loss over `tokens` tokens; returns the loss.
+
+    Raises FloatingPointError if it is not finite.
+    """
     found, culprits = list[float](), set[str]()
     trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):

@@ -1,8 +1,8 @@
 """The policy's and the critic's losses: pure functions of tensors [N], one entry per token of a loss.
 
-The caller selects the tokens (`MicroBatch.take`), so a masked token is in no sum and in no graph: its gradient is
-exactly zero whatever its advantage or value is, NaN included. Sums are divided over the whole optimiser step, never
-over a micro-batch.
+The caller selects the tokens with `MicroBatch.take`. A masked token is in no sum and no graph, so its gradient is
+exactly zero even if its advantage or value is NaN. Sums are divided over the whole optimiser step, never over a
+micro-batch.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossTokens:
-    """The tokens that the policy loss runs over; `logprobs` and `entropy` carry the gradient."""
+    """The tokens in the policy loss. `logprobs` and `entropy` carry the gradient."""
 
     logprobs: Tensor  # [N] the learner's, nats
     entropy: Tensor  # [N] of the distribution that predicts the token, nats
     old_logprobs: Tensor  # [N] the denominators of the ratio, nats
-    sampler_logprobs: Tensor  # [N] nats; at tokens that were not sampled, the learner's own before the update
+    sampler_logprobs: Tensor  # [N] nats; at tokens that were not sampled, the learner's before the update
     reference_logprobs: Tensor  # [N] nats; 0 without a reference, and where not sampled
     advantages: Tensor  # [N]
-    weights: Tensor  # [N] of the token in the step's sum, as `token_weight` has it
+    weights: Tensor  # [N] in the step's sum, from `token_weight`; 0 where a rank idles
     sampled: Tensor  # [N] bool, true at action tokens
-    spans: list[int] | None  # lengths of the spans that share a ratio; None where every token has its own
+    spans: list[int] | None  # lengths of the spans that share a ratio; None if every token has its own
 
     @property
     def count(self) -> bool:
-        """Whether they are part of the step, and not of what a rank does that has nothing left."""
+        """Whether they count in the step. The tokens of a rank that idles do not."""
         return bool(self.weights.any())
 
     def detach(self) -> Self:
@@ -53,10 +53,10 @@ def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
 
 
 def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
-    """[N] every token's loss: the objective of `params.loss`, the KL to the reference (k3), minus the entropy bonus.
+    """[N] the loss of every token: the objective of `params.loss` plus KL to the reference minus entropy bonus.
 
-    KL and entropy are of the policy's own choices: at tokens that were not sampled they are 0, whatever the loss mask.
-    With an importance cap the objective is weighted for the mismatch of sampler and learner.
+    KL (by k3) and entropy are 0 at tokens that were not sampled, whatever the loss mask. With an importance cap the
+    objective is weighted for the mismatch of sampler and learner.
     """
     ratio = ratios(tokens, params)
     if params.loss == "clip":
@@ -74,15 +74,15 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
 
 
 def token_weight(length: int, params: UpdateParams) -> float:
-    """What each loss token of a trajectory with `length` of them weighs in the sum over an optimiser step."""
+    """The weight of a loss token in the sum over an optimiser step; its trajectory has `length` of them."""
     return 1 / length if params.aggregation == "sequence_mean" and length else 1.0
 
 
 def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
-    """What the weighted sum over an optimiser step is divided by; a trajectory without loss tokens counts nowhere.
+    """The divisor of the weighted sum over an optimiser step. A trajectory without loss tokens counts nowhere.
 
-    `token_mean` divides by the tokens; `sequence_mean` by the trajectories, each of which enters with its mean;
-    `constant_length` by the trajectories times a constant, so that no length is favoured.
+    `token_mean` divides by the tokens, `sequence_mean` by the trajectories, whose own means it adds up, and
+    `constant_length` by the trajectories times a constant, which favours no length.
 
     Source: token_mean: DAPO (arXiv 2503.14476), Eq. 8; sequence_mean: DeepSeekMath (arXiv 2402.03300), Eq. 3;
     constant_length: Dr. GRPO (arXiv 2503.20783), §3.2.
@@ -96,9 +96,9 @@ def normaliser(lengths: Sequence[int], params: UpdateParams) -> int:
 
 
 def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted: int) -> Metrics:
-    """The numbers of one optimiser step, from its tokens that have a gradient; `divisor` is the step's `normaliser`.
+    """The metrics of one optimiser step, from its tokens with a gradient; `divisor` is the step's `normaliser`.
 
-    Clipped are those of all its `acted` action tokens whose ratio is beyond a bound; where the advantage is 0 none is.
+    The clip fraction is the share of its `acted` action tokens that `clipped_tokens` marks.
     """
     clipped = clipped_tokens(ratios(tokens, params), tokens.advantages, params)
     return {
@@ -109,10 +109,10 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted
 
 
 def mismatch_metrics(learners: Tensor, samplers: Tensor) -> Metrics:
-    """How far learner and sampler are apart about the tokens that the sampler drew; logprobs [N] of both, in nats.
+    """Measures the mismatch of learner and sampler at sampled tokens, from the logprobs [N] of both, in nats.
 
     With the importance weights w = learner's / sampler's probability, the effective sample size (sum w)^2 / sum w^2 is
-    given as a share of N, and the mean of w^2 less 1 estimates the divergence chi^2(learner || sampler).
+    a share of N, and the mean of w^2 less 1 estimates the divergence chi^2(learner || sampler).
 
     Source: effective sample size: Kong 1992, as in Owen, Monte Carlo theory, methods and examples, §9.3.
     """
@@ -129,7 +129,7 @@ def mismatch_metrics(learners: Tensor, samplers: Tensor) -> Metrics:
 
 
 def ratios(tokens: LossTokens, params: UpdateParams) -> Tensor:
-    """[N] the ratios that `params.ratio` asks for."""
+    """[N] the ratios of `params.ratio`."""
     through_token = params.ratio == "sequence_token"
     return policy_ratio(tokens.logprobs, tokens.old_logprobs, tokens.spans, through_token=through_token)
 
@@ -137,15 +137,15 @@ def ratios(tokens: LossTokens, params: UpdateParams) -> Tensor:
 def policy_ratio(
     logprobs: Tensor, old_logprobs: Tensor, spans: Sequence[int] | None = None, *, through_token: bool = False
 ) -> Tensor:
-    """[N] how much likelier the tokens have become: the geometric mean of exp(logprob - old_logprob) over their span.
+    """[N] the geometric mean of exp(logprob - old_logprob) over the span of each token.
 
-    The lengths of the `spans` add up to N; None takes every token for itself. A logarithm beyond 20 nats counts as 20
-    and has no gradient, so that no single token overflows a step.
+    The lengths of the `spans` add up to N; None makes every token a span. A logarithm beyond 20 nats counts as 20 and
+    has no gradient, so that no single token overflows a step. The gradient goes through the mean (GSPO, Eq. 5): tokens
+    of a span share the effect of their advantages. `through_token` keeps the mean's value and takes the gradient
+    through the token's own logprob alone (GSPO-token, Eq. 13 and 14).
 
     Source: tokens: PPO (arXiv 1707.06347), §3; sequences: GSPO (arXiv 2507.18071), Eq. 7; steps of an agent: StepPO
-    (arXiv 2604.18401). As in GSPO's Eq. 5 the gradient goes through the mean: where advantages differ within a span,
-    its tokens share their effect. `through_token` keeps the mean's value and takes the gradient through the token's own
-    logprob alone, as GSPO-token does (Eq. 13 and 14), so that every token answers for its own advantage.
+    (arXiv 2604.18401).
     """
     log_ratio = logprobs - old_logprobs
     if spans is not None:
@@ -158,8 +158,8 @@ def policy_ratio(
 def clipped_policy_loss(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
     """[N] PPO's clipped objective with separate bounds, to minimise, from ratios rho [N] and advantages A [N].
 
-    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and for A < 0 at most -dual_clip A where that is not 0, so
-    that an action which has become likely again cannot dominate the step.
+    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)). For A < 0 it is at most -dual_clip A, unless dual_clip is 0:
+    an action that has become likely again cannot dominate the step.
 
     Source: Schulman et al. 2017 (arXiv 1707.06347), Eq. 7; clip-higher: DAPO (arXiv 2503.14476), Eq. 10; the cap for
     A < 0: dual-clip PPO, Ye et al. 2020 (arXiv 1912.09729), Eq. 5.
@@ -174,7 +174,7 @@ def clipped_policy_loss(ratio: Tensor, advantages: Tensor, params: UpdateParams)
 def clipped_weight_loss(logprobs: Tensor, ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
     """[N] CISPO's objective, to minimise: -A logprob, weighted by the clipped ratio, which has no gradient.
 
-    A token beyond the bounds keeps the gradient of its logprob; only its weight is clipped, into
+    A token beyond the bounds keeps the gradient of its logprob. Its weight alone is clipped, to
     [1 - clip_low, 1 + clip_high].
 
     Source: MiniMax-M1 (arXiv 2506.13585), Eq. 4 and 5, which sets no lower bound: clip_low 1.
@@ -184,7 +184,7 @@ def clipped_weight_loss(logprobs: Tensor, ratio: Tensor, advantages: Tensor, par
 
 
 def clipped_tokens(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> Tensor:
-    """[N] true where a bound acts: `clipped_policy_loss` then has no gradient, `clipped_weight_loss` a smaller one.
+    """[N] true where a bound acts: it takes the gradient of `clipped_policy_loss` away, and clips that of CISPO.
 
     A token whose advantage is 0 has no gradient either way and is not clipped.
     """
@@ -196,7 +196,7 @@ def clipped_tokens(ratio: Tensor, advantages: Tensor, params: UpdateParams) -> T
 
 
 def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float) -> Tensor:
-    """[N] min(exp(logprob - sampler_logprob), cap): what a token drawn by the sampler counts for the learner.
+    """[N] min(exp(logprob - sampler_logprob), cap): the weight of a token of the sampler for the learner.
 
     Both logprobs [N] are in nats: the learner's before the update, and the sampler's, recorded with the tokens.
 
@@ -209,9 +209,9 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, *, cap: float
 def k3(logprobs: Tensor, others: Tensor) -> Tensor:
     """[N] an estimate of KL(p || q) in nats at each of the tokens that p drew; never negative.
 
-    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x; an x beyond 10 counts as 10 and has no
-    gradient. Between sampler and learner it is 0 where both hold the same weights and compute alike; before an update
-    it measures numerical mismatch, or stale weights in the sampler.
+    With x = log q - log p, `others` less `logprobs`, it is exp(x) - 1 - x. An x beyond 10 counts as 10 and has no
+    gradient. Between sampler and learner it is 0 if both hold the same weights and compute alike. Before an update it
+    measures numerical mismatch, or stale weights in the sampler.
 
     Source: Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html); as a loss: DeepSeekMath
     (arXiv 2402.03300), Eq. 4.

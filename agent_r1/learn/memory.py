@@ -1,7 +1,6 @@
-"""What a training run needs of a device's memory, from the model's configuration alone, and whether it fits.
+"""Estimates the memory that a training run needs, from the model's configuration alone, and checks whether it fits.
 
-An estimate, made before anything is loaded; on a GPU `agent_r1.learn.peak` measures afterwards. Units are bytes
-unless a name says GiB.
+On a GPU `agent_r1.learn.peak` measures it later. Units are bytes unless a name says GiB.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ logger = logging.getLogger(__name__)
 GIB = 2**30
 FLOAT32 = 4
 ADAM_STATES = 2
-LOGIT_COPIES = 3  # of a chunk at the peak, in float32: logits, log-probabilities, gradient
-LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and what the allocator holds back
+LOGIT_COPIES = 3  # of a chunk at the peak, in float32: logits, logprobs, gradient
+LIBRARIES_GIB = 2.5  # of two processes: code, and on CUDA contexts and the allocator's reserve
 REMEDIES = (
     "lower train.update.max_tokens_per_microbatch (of fine_tune: warm_start.max_tokens_per_microbatch), set "
     "model.gradient_checkpointing: true, train adapters (model.lora.rank), choose an estimator without a critic, give "
@@ -41,23 +40,23 @@ REMEDIES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """What a run keeps and computes on one device; the defaults are those of supervised training of all weights."""
+    """The demands of a run on one device. The defaults are of supervised training of all weights."""
 
     model: PretrainedConfig
-    tokens: int  # of a micro-batch, padding included, at most; short episodes are almost all action, so all have logits
+    tokens: int  # of the largest micro-batch, padding included; all count as action tokens, which have logits
     dtype: torch.dtype = torch.float32  # of the matrix products
     adapter: LoraParams | None = None
     critic: bool = False
     reference: bool = False
     gradient_checkpointing: bool = False
     optimizer_offload: bool = False
-    ranks: int = 1  # that share out the weights, each with a device
+    ranks: int = 1  # that shard the weights, each with a device
     sampler_gib: float = 0.0  # weights and cache
-    sampler_sleeps: bool = False  # while activations and logits are there
+    sampler_sleeps: bool = False  # during updates
 
 
 def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: torch.device) -> Demand:
-    """What a run of params.yaml asks of a device; a micro-batch holds at least one whole context."""
+    """The demand of a run of params.yaml. A micro-batch holds at least one whole context."""
     run, settings = settings.run(meant), settings.of(meant)
     dtype = compute_dtype(settings.model.dtype, device)
     cuda = device.type == "cuda"
@@ -77,7 +76,7 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
 
 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
-    """Says what the largest of some runs needs of this machine's device; a ValueError refuses what cannot fit."""
+    """Logs how much memory the most demanding run needs on this machine's device. A ValueError refuses too much."""
     device = default_device()
     if device.type == "cpu":
         for name, asked in (
@@ -95,7 +94,7 @@ def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> 
 
 
 def on_machine(parts: Mapping[str, float], processes: int, device: torch.device) -> dict[str, float]:
-    """One rank's estimate with that of the others that share its device: a machine's `processes` share its memory."""
+    """Adds to the estimate of a rank those of the others on its device: the `processes` on a CPU share its memory."""
     if device.type != "cpu":
         return dict(parts)
     return {**parts, "other ranks": (processes - 1) * (sum(parts.values()) - parts["sampler"])}
@@ -118,19 +117,19 @@ def table(parts: Mapping[str, float], available: float) -> str:
 
 
 def available_gib(device: torch.device) -> float:
-    """The memory a run may fill: what is free of a GPU's, or of the machine's."""
+    """The memory that is free on a GPU, or in the machine."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] / GIB
     return float(psutil.virtual_memory().available / GIB)
 
 
 def estimate(demand: Demand) -> dict[str, float]:
-    """GiB by what they are for, at the peak of an update.
+    """GiB by purpose, at the peak of an update.
 
-    Weights that train are float32, with a gradient and two Adam states of the same size; those beneath adapters and
-    those of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations
-    count once. Of ranks it is one's share, with what it gathers to compute: a layer, and all that is outside of them.
-    A sampler that sleeps meanwhile counts with what it takes beyond gradients, activations and logits.
+    Weights that train are float32, with a gradient and two Adam states of the same size. Weights beneath adapters and
+    of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations count
+    once. A rank counts its shard and the weights that it gathers: one layer, and all outside of the layers. A sampler
+    that sleeps counts only with its excess over gradients, activations and logits.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
@@ -147,7 +146,7 @@ def estimate(demand: Demand) -> dict[str, float]:
     parts = {name: size / demand.ranks for name, size in parts.items()}
     if demand.ranks > 1:
         layer = (count.backbone - shape.vocab_size * shape.hidden_size) // shape.num_hidden_layers
-        gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # of the layers one, and the next beside it
+        gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
         parts["weights gathered"] = gathered * (frozen if demand.adapter else 2 * FLOAT32)  # and their gradients
     parts["activations"] = activation_bytes(demand)
     parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
@@ -161,7 +160,7 @@ def estimate(demand: Demand) -> dict[str, float]:
 
 
 def checkpoint_gib(demand: Demand) -> float:
-    """GiB of a run's checkpoint on disk: the policy, adapters merged, and all that goes on learning."""
+    """GiB of a run's checkpoint on disk: the policy with merged adapters, the critic and the optimisers."""
     count, states = count_parameters(demand.model, demand.adapter), FLOAT32 * ADAM_STATES
     if demand.adapter:
         learners = 2 if demand.critic else 1
@@ -171,7 +170,7 @@ def checkpoint_gib(demand: Demand) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameters:
-    """How many weights there are. Tied ones count once."""
+    """Numbers of weights. Tied ones count once."""
 
     policy: int  # without adapters
     backbone: int  # without the output layer; the critic's
@@ -179,7 +178,7 @@ class Parameters:
 
 
 def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Parameters:
-    """Builds the model without its weights, on the meta device, and counts."""
+    """Counts the weights of a model on the meta device, which holds none."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         policy = sum(weight.numel() for weight in model.parameters())
@@ -191,32 +190,32 @@ def count_parameters(config: PretrainedConfig, adapter: LoraParams | None) -> Pa
 
 
 def activation_bytes(demand: Demand) -> int:
-    """What a micro-batch keeps for its backward pass, the logits aside.
+    """The activations that a micro-batch keeps for its backward pass, without the logits.
 
-    Per token and layer: the input, the normalised input and the output of two norms, in the residual stream's
-    precision and once more for the matrix products (6 h, the hidden size); queries, keys and values as attention reads
-    them, repeated to as many heads, and its result twice (5 q); four of the MLP's width (4 i). With gradient
-    checkpointing every layer keeps its input alone, and one at a time is computed again.
+    Per token and layer these are 4 h (the hidden size) for input and output of two norms in the residual stream's
+    precision, 2 h for their outputs in that of the matrix products, 5 q for queries, keys and values, repeated to as
+    many heads, and attention's result twice, and 4 i for the MLP's width. With gradient checkpointing every layer keeps
+    its input alone, and one layer at a time is computed again.
     """
     config: Any = demand.model.get_text_config()  # its fields are those of the architecture
     compute, hidden, mlp = demand.dtype.itemsize, config.hidden_size, _mlp_size(config)
     stream = compute if demand.adapter else FLOAT32
     queries = config.num_attention_heads * _head_size(config)
     layer = 4 * stream * hidden + compute * (2 * hidden + 5 * queries + 4 * mlp)
-    if demand.adapter and compute < FLOAT32:  # adapted layers keep their inputs in the adapters' precision too
+    if demand.adapter and compute < FLOAT32:  # adapted layers also keep inputs in the adapters' precision
         layer += FLOAT32 * (2 * hidden + queries + mlp)
     kept = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
     return int(demand.tokens * (kept + layer * demand.gradient_checkpointing))
 
 
 def _trained_bytes(weights: int, adapters: int, frozen: int, states: int) -> int:
-    """Bytes of a model that is trained, or that only its adapters are; `frozen` are those of a weight beneath."""
+    """Bytes of a model that trains, or of one whose adapters do; a weight beneath takes `frozen` bytes."""
     with_states = FLOAT32 * (2 + states)
     return weights * frozen + adapters * with_states if adapters else weights * with_states
 
 
 def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype, device: torch.device) -> float:
-    """What an engine reserves on a GPU, or its weights with the keys and values of what is sampled at the same time."""
+    """The memory that an engine reserves on a GPU; elsewhere its weights and the cache of one batch."""
     engine = settings.engine
     if engine.kind == "server":
         return 0.0
@@ -238,6 +237,6 @@ def _head_size(config: PretrainedConfig) -> int:
 
 
 def _mlp_size(config: PretrainedConfig) -> int:
-    """Under the name that the architecture has for it; some have none where it is four times the hidden size."""
+    """The width of the MLP, under the architecture's name for it; without one, four times the hidden size."""
     names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
     return next((int(size) for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)

@@ -1,4 +1,4 @@
-"""Policy and critic: loading them, and the critic's values."""
+"""Policy and critic: loading, precision, and contexts that are packed into one row without padding."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from agent_r1.devices.gpus import default_device
 from agent_r1.files import load_pretrained
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
-KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # the layers whose attention can be told where one begins
-HALVED = (torch.bfloat16, torch.float16)  # what the kernel computes in
+KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # layers whose attention takes the starts of contexts
+HALVED = (torch.bfloat16, torch.float16)  # precisions of the kernel for packed contexts
 
 
 def pack(model: PreTrainedModel) -> None:
-    """Has a model see contexts packed from now on.
+    """Has a model read packed contexts from now on.
 
-    Two short contexts show that it then says of each what it says of them apart. A ValueError refuses a model that does
-    not, because its layers mix tokens by something else than attention, or do not hand on where a context begins.
+    Two short contexts test that it reads each as it does alone. A ValueError refuses a model that does not: its layers
+    mix tokens by other means than attention, or do not pass on where a context begins.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
@@ -53,15 +53,15 @@ def pack(model: PreTrainedModel) -> None:
 
 
 def is_packed(config: Any) -> bool:
-    """Whether the model of a configuration sees contexts packed."""
+    """Whether the model of a configuration reads packed contexts."""
     return bool(config._attn_implementation == PACKED)
 
 
 def see(backbone: nn.Module, ids: Tensor, mask: Tensor, config: Any = None) -> Any:
-    """What a backbone answers to right-padded ids [B, T], of whose tokens the mask [B, T] selects some.
+    """Runs a backbone on right-padded ids [B, T]; the mask [B, T] selects tokens.
 
-    Its hidden states [B, T, hidden size] are right before every token that is selected. Of packed contexts what comes
-    after the last of these is not computed, and 0. The `config` is the model's, where the backbone has none.
+    The hidden states [B, T, hidden size] are right before every selected token. In packed contexts those after the last
+    one are not computed, and 0. `config` is the model's, for a backbone without one.
     """
     if not is_packed(config or backbone.config):
         return backbone(input_ids=ids, use_cache=False)
@@ -97,9 +97,9 @@ def attend(
     max_length_q: int = 0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within contexts of which [B + 1] tells the starts, and the end: [1, H, t, D] -> [1, t, H, D].
+    """Causal attention within packed contexts: [1, H, t, D] -> [1, t, H, D]; [B + 1] holds their starts and the end.
 
-    Keys and values may have fewer heads. Without starts every row is a context, right-padded.
+    Keys and values may have fewer heads. Without starts every row is a right-padded context.
     """
     if cu_seq_lens_q is None:
         attention_mask = _window(query.shape[2], sliding_window, query.device)
@@ -132,7 +132,7 @@ def attend(
 
 
 def _window(length: int, size: int | None, device: torch.device) -> Tensor | None:
-    """Which keys each query sees where it does not see all that came before."""
+    """The mask of a sliding window; None where every query sees all keys before it."""
     if not size or length <= size:
         return None
     distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
@@ -146,7 +146,7 @@ DtypeName = Literal["auto", "float32", "bfloat16"]
 
 
 def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
-    """What matrix products run in; `auto` is bfloat16 on CUDA and float32 elsewhere."""
+    """The precision of matrix products; `auto` is bfloat16 on CUDA and float32 elsewhere."""
     halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")
     return torch.bfloat16 if halved else torch.float32
 
@@ -154,7 +154,7 @@ def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Runs matrix products in `dtype` over float32 weights.
 
-    The weights stay float32 because a learning rate of 1e-6 moves them by less than bfloat16 can hold.
+    The weights stay float32: bfloat16 would round the steps of a learning rate of 1e-6 away.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=dtype is torch.bfloat16)
 
@@ -166,10 +166,10 @@ def load_policy(
     *,
     packed: bool = False,
 ) -> PreTrainedModel:
-    """A causal language model from a Hugging Face folder or hub id, without dropout, by default on the accelerator.
+    """Loads a causal language model from a Hugging Face folder or hub id, by default onto the accelerator.
 
-    `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that there is no model at
-    `path`, that some of its weights are missing, or that it cannot see contexts `packed`.
+    `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that `path` holds no model,
+    that some of its weights are missing, or that it cannot read contexts `packed`.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").exists():
@@ -194,9 +194,9 @@ def load_policy(
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a Hugging Face folder or hub id.
+    """Loads the tokenizer of a Hugging Face folder or hub id.
 
-    A ValueError refuses one that is missing or slow, has no chat template or does not fit the embeddings of its model.
+    A ValueError refuses one that is missing or slow, has no chat template, or has more tokens than its model.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "tokenizer_config.json").exists():
@@ -220,11 +220,10 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """Gradient checkpointing: an update keeps what goes into each layer and computes the rest a second time.
+    """Turns on gradient checkpointing: an update keeps the input of each layer and computes the rest again.
 
-    Only the layers themselves are put into training mode, which is what transformers asks for; the modules in them,
-    where most dropout would be, stay out of it. What a layer drops out itself (OPT, BART) it drops at a rate of 0. A
-    ValueError refuses an architecture that does not support it.
+    transformers needs the layers in training mode. The modules within them, which have most of the dropout, stay out of
+    it, and the layers' own dropout (OPT, BART) is set to 0. A ValueError refuses an architecture without support.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers or not model.supports_gradient_checkpointing:
@@ -239,16 +238,13 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 
 class Critic(nn.Module):
-    """The policy's backbone with weights of its own and a scalar head.
+    """A backbone like the policy's, with weights of its own and a scalar head.
 
-    The head starts at zero, so that every value is 0 until something was learned.
+    The head starts at zero, so every value is 0 before the first step.
     """
 
     def __init__(self, path: str | Path, dtype: torch.dtype, device: torch.device, *, packed: bool = False) -> None:
-        """Starts from the policy of a Hugging Face folder or hub id; `dtype` is the backbone's.
-
-        Raises as `load_policy`.
-        """
+        """Starts from a Hugging Face folder or hub id; `dtype` is the backbone's. Raises as `load_policy`."""
         super().__init__()
         self.backbone = load_pretrained(AutoModel, path, dtype=dtype, attn_implementation="sdpa")
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
@@ -259,11 +255,10 @@ class Critic(nn.Module):
             pack(self.backbone)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Values of the states before the tokens that the mask [B, T] selects: [B, T] right-padded ids -> [N] float32.
+        """The values [N] in float32 before the tokens that the mask [B, T] selects from right-padded ids [B, T].
 
-        The value at token t comes from the hidden state at t - 1: it estimates the return from the state in which
-        token t is about to be emitted, which is V_n of credit assignment at action token t_n. At the first token it
-        is 0: no state comes before.
+        The value at token t comes from the hidden state at t - 1. It estimates the return from the state in which token
+        t is about to be emitted: V_n of credit assignment at action token t_n. At the first token it is 0.
         """
         hidden = see(self.backbone, ids, mask).last_hidden_state
         with torch.autocast(ids.device.type, enabled=False):
@@ -272,9 +267,9 @@ class Critic(nn.Module):
 
 
 def _settle(model: nn.Module, device: torch.device) -> None:
-    """Puts a freshly loaded model on its device, without dropout: it would make learner and sampler disagree.
+    """Puts a freshly loaded model on its device, without dropout, which would make learner and sampler disagree.
 
-    The weights move out of the mapped file, whose alignment changes the last bits and which may be replaced.
+    Copies the weights out of the mapped file: its alignment changes the last bits, and the file may be replaced.
     """
     for parameter in model.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)

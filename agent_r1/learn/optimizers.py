@@ -1,4 +1,4 @@
-"""The optimisers of policy and critic, and what they keep of every weight from one step to the next."""
+"""The optimisers of policy and critic, and the state that they keep of every weight from one step to the next."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as take_steps
 
-from agent_r1.devices import sharding
-from agent_r1.learn import adapter
+from agent_r1.devices.ranks import load_tensors, save_tensors, tensor_names
+from agent_r1.learn.adapter import require_same_weights, trained_state
 
 State = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
+CRITIC = "critic."  # prefix of the names of its weights
+VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random.python"
 
-class OffloadedAdamW(torch.optim.AdamW):
-    """AdamW whose states lie in the machine's memory, where its cores take the steps, one weight after the other.
 
-    The device then holds weights and gradients alone. It trusts in nothing that it keeps of a weight but its states, so
-    that weights may be replaced between two steps.
+class OffloadedAdamW(AdamW):
+    """AdamW with its states in the machine's memory, where the cores take the steps, one weight after the other.
+
+    The device then holds weights and gradients alone. Nothing but the states of a weight is kept, so weights may be
+    replaced between two steps.
     """
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Changes every weight that has a gradient, which is freed."""
+        """Changes every weight that has a gradient, and frees the gradient."""
         for group in self.param_groups:
             options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
             beta1, beta2 = group["betas"]
@@ -35,64 +38,55 @@ class OffloadedAdamW(torch.optim.AdamW):
                     continue
                 here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
                 kept = self.state[weight] = self.state[weight] or _blank(weight, self)
-                take_steps(
-                    [here],
-                    [gradient],
-                    [kept["exp_avg"]],
-                    [kept["exp_avg_sq"]],
-                    [],
-                    [kept["step"]],
-                    fused=True,
-                    beta1=beta1,
-                    beta2=beta2,
-                    **options,
-                )
+                moments = [kept["exp_avg"]], [kept["exp_avg_sq"]], [], [kept["step"]]
+                take_steps([here], [gradient], *moments, fused=True, beta1=beta1, beta2=beta2, **options)
                 weight.copy_(here)
 
 
 def adamw(
     model: nn.Module, learning_rate: float, *, betas: tuple[float, float], weight_decay: float, offload: bool
-) -> torch.optim.AdamW:
-    """The optimiser of all weights that train; on a GPU its states may be offloaded to the machine's memory."""
+) -> AdamW:
+    """The optimiser of all weights that train. On a GPU it can offload its states to the machine's memory."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    kind = OffloadedAdamW if offload and trained[0].is_cuda else torch.optim.AdamW
+    kind = OffloadedAdamW if offload and trained[0].is_cuda else AdamW
     return kind(trained, lr=learning_rate, betas=betas, weight_decay=weight_decay, fused=True)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """The learning rate of the next steps."""
+def set_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Sets the learning rate of the next steps."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
 
 
-def blank_state(optimizer: torch.optim.Optimizer) -> State:
-    """What AdamW keeps of every weight from its first step on, all zero."""
-    return {index: _blank(weight, optimizer) for index, weight in enumerate(_weights(optimizer))}
+def blank_state(optimizer: Optimizer) -> State:
+    """The state that AdamW keeps from its first step on, all zero."""
+    return {index: _blank(weight, optimizer) for index, weight in enumerate(weights(optimizer))}
 
 
-def take_state(optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Has an optimiser go on from the state of another one of the same weights, and forget its own."""
-    weights = _weights(optimizer)
+def take_state(optimizer: Optimizer, state: State) -> None:
+    """Replaces an optimiser's state by that of another one of the same weights."""
+    own = weights(optimizer)
     optimizer.state.clear()
     for index, kept in state.items():
-        device = _place(weights[index], optimizer)
-        optimizer.state[weights[index]] = {name: entry.to(device) for name, entry in kept.items()}
+        device = _place(own[index], optimizer)
+        optimizer.state[own[index]] = {name: entry.to(device) for name, entry in kept.items()}
 
 
-def _blank(weight: Tensor, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The same of one weight."""
+def weights(optimizer: Optimizer) -> list[Tensor]:
+    """The weights that an optimiser trains."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _blank(weight: Tensor, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The blank state of one weight."""
     device = _place(weight, optimizer)
     moments = {name: torch.zeros_like(weight, device=device) for name in ("exp_avg", "exp_avg_sq")}
     return {"step": torch.zeros((), device=device), **moments}
 
 
-def _place(weight: Tensor, optimizer: torch.optim.Optimizer) -> torch.device:
-    """Where an optimiser keeps its state of a weight."""
+def _place(weight: Tensor, optimizer: Optimizer) -> torch.device:
+    """The device of an optimiser's state of a weight."""
     return torch.device("cpu") if isinstance(optimizer, OffloadedAdamW) else weight.device
-
-
-def _weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def flat(states: Mapping[str, State]) -> dict[str, Tensor]:
@@ -105,35 +99,31 @@ def flat(states: Mapping[str, State]) -> dict[str, Tensor]:
     }
 
 
-CRITIC = "critic."  # what the names of its weights begin with
-VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random.python"
-
-
 def save(folder: Path, critic: nn.Module | None, optimizers: Mapping[str, Optimizer], policy_version: int) -> None:
-    """Writes them, the random states those of the process; of a critic with adapters only what trains."""
+    """Writes the critic's weights that train, the optimisers' states and the process's random states."""
     states = {name: optimizer.state_dict()["state"] for name, optimizer in optimizers.items()}
-    sharding.save(folder, _trained(critic) | flat(states) | _own(policy_version))
+    save_tensors(folder, _trained(critic) | flat(states) | _whole(policy_version))
 
 
 def names(folder: Path, critic: nn.Module | None) -> set[str]:
-    """The names of what was saved. A ValueError says that only one of the saved learner and this one has a critic."""
-    stored = sharding.names(folder)
+    """The names under which `save` wrote. A ValueError says that only one of the two learners has a critic."""
+    stored = tensor_names(folder)
     if any(name.startswith(CRITIC) for name in stored) != (critic is not None):
         raise ValueError("of this learner and the saved one only one has a critic; set credit.estimator back")
     return stored
 
 
 def restore(folder: Path, stored: Set[str], critic: nn.Module | None, optimizers: Mapping[str, Optimizer]) -> int:
-    """Fills critic, optimisers and random states with what was saved under `names`; returns its policy's version.
+    """Loads the critic, optimisers and random states that were saved under the `stored` names.
 
-    Raises ValueError if the saved learner trained other weights.
+    Returns the policy's version. Raises ValueError if the saved learner trained other weights.
     """
     states = {name: blank_state(optimizer) for name, optimizer in optimizers.items()}
     begun = {name: state for name, state in states.items() if any(flat({name: state}).keys() & stored)}
-    own = _own(0)
+    own = _whole(0)
     found = _trained(critic) | flat(begun) | own
-    adapter.require_same_weights(stored, found)
-    sharding.load(folder, found)
+    require_same_weights(stored, found)
+    load_tensors(folder, found)
     for name, taken in begun.items():
         take_state(optimizers[name], taken)
     torch.set_rng_state(own[TORCH_RANDOM])
@@ -141,8 +131,8 @@ def restore(folder: Path, stored: Set[str], critic: nn.Module | None, optimizers
     return int(own[VERSION])
 
 
-def _own(policy_version: int) -> dict[str, Tensor]:
-    """What every rank has whole."""
+def _whole(policy_version: int) -> dict[str, Tensor]:
+    """The entries that every rank has whole."""
     _, python_random, _ = random.getstate()
     return {
         VERSION: torch.tensor(policy_version),
@@ -153,5 +143,5 @@ def _own(policy_version: int) -> dict[str, Tensor]:
 
 def _trained(critic: nn.Module | None) -> dict[str, Tensor]:
     """The critic's own weights that train; loading fills them."""
-    trained = adapter.trained_state(critic) if critic else {}
+    trained = trained_state(critic) if critic else {}
     return {f"{CRITIC}{name}": weight for name, weight in trained.items()}

@@ -1,7 +1,7 @@
-"""A policy's output layer: what it says of the tokens that are asked for, without their logits all at once.
+"""The output layer of a policy: logprobs and entropy of selected tokens, without all their logits at once.
 
-Legend for shapes: B = contexts, T = the longest of them, N = selected tokens of all contexts, n = those of a chunk,
-V = the words of the vocabulary.
+Legend for shapes: B = contexts, T = the longest context, N = selected tokens of all contexts, n = tokens of a chunk,
+V = the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from agent_r1.learn.model import see
 
 CHUNK = 2**25  # logits that exist at a time: 128 MiB
-BLOCK = 2**20  # of those that are made into logprobs at a time
+BLOCK = 2**20  # logits that become logprobs at a time
 
 
 class Float32Output(nn.Linear):
-    """An output layer that computes in float32, whatever the precision of what goes into it and of its weights.
+    """An output layer that computes in float32, whatever the precision of its input and weights.
 
-    Source: MiniMax-M1 (arXiv 2506.13585), where sampler and learner came to agree by it.
+    Source: MiniMax-M1 (arXiv 2506.13585), where it made sampler and learner agree.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class Float32Output(nn.Linear):
 
 
 def compute_output_in_float32(model: PreTrainedModel) -> None:
-    """Puts a `Float32Output` in place of a model's output layer, with the weights of that."""
+    """Replaces a model's output layer by a `Float32Output` of the same weights."""
     layer = model.get_output_embeddings()
     output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
     output.weight, output.bias = layer.weight, layer.bias
@@ -45,30 +45,37 @@ def compute_output_in_float32(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Selected tokens whose contexts a model's backbone has seen, and what its output layer says of them.
+    """The output layer of a model on selected tokens, whose contexts its backbone has read.
 
-    The layer is the costly part of a small model with a large vocabulary, so it runs on the selected tokens only, and
-    on so many at a time that their logits keep to `CHUNK`. What a model does to its logits afterwards (scales of
-    Granite and Cohere, the soft cap of Gemma) stays the model's own.
+    The layer is the costly part of a small model with a large vocabulary. It therefore runs on the selected tokens
+    alone, and on chunks whose logits keep to `CHUNK`. The model itself processes its logits further, such as by the
+    scales of Granite and Cohere and the soft cap of Gemma.
     """
 
     model: PreTrainedModel
-    seen: Any  # the backbone's answer
+    seen: Any  # the backbone's output
     hidden: Tensor  # [N, hidden size] the states that predict the tokens
     chosen: Tensor  # [N] the tokens
 
     def logprobs(self) -> Tensor:
         """The tokens' logprobs [N] in nats."""
-        return self._scores(entropy=False)[0]
+        return self.scores(entropy=False)[0]
 
-    def logprobs_and_entropy(self) -> tuple[Tensor, Tensor]:
-        """The tokens' logprobs [N], and the entropy [N] of the distributions that predict them, in nats."""
-        return self._scores(entropy=True)
+    def scores(self, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """The tokens' logprobs [N], and the `entropy` [N] of the distributions that predict them or 0, in nats.
+
+        The backward pass of several chunks computes the logits of each one again.
+        """
+        if self._chunks == 1:
+            return self._scores_of(self.hidden, self.chosen, entropy)
+        scores = [checkpoint(self._scores_of, *chunk, entropy, use_reentrant=False) for chunk in self._split()]
+        logprobs, entropies = zip(*scores, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
 
     def cut(self) -> list[Output]:
-        """In parts of a chunk each, so that nothing is computed twice; a single chunk stays whole.
+        """Splits the tokens into parts of a chunk each, so that nothing is computed twice.
 
-        Parts are cut off from the backbone: take each part's loss through backward, then all of them to `join`.
+        Several parts are detached from the backbone: call backward on each part's loss, then `join` all of them.
         """
         if self._chunks == 1:
             return [self]
@@ -79,7 +86,7 @@ class Output:
         ]
 
     def join(self, parts: Sequence[Output]) -> None:
-        """Takes the gradients of the parts through the backbone."""
+        """Takes the gradients of the parts of `cut` back through the backbone."""
         if parts[0] is not self:
             self.hidden.backward(torch.cat([cast(Tensor, part.hidden.grad) for part in parts]))
 
@@ -89,20 +96,12 @@ class Output:
         return max(1, -(-len(self.chosen) * words // CHUNK))
 
     def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The states and tokens of one chunk after the other."""
+        """The states and tokens of each chunk."""
         return zip(*(each.tensor_split(self._chunks) for each in (self.hidden, self.chosen)), strict=True)
-
-    def _scores(self, *, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Logprobs [N] and entropy [N]; of several chunks backward computes each one's logits a second time."""
-        if self._chunks == 1:
-            return self._scores_of(self.hidden, self.chosen, entropy)
-        scores = [checkpoint(self._scores_of, *chunk, entropy, use_reentrant=False) for chunk in self._split()]
-        logprobs, entropies = zip(*scores, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
 
     def _scores_of(self, hidden: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         with _answering(self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))):
-            # Not called as a module: what ranks do before and after that is for all chunks at once.
+            # `forward`, because the hooks of ranks around a call are for all chunks at once
             logits: Tensor = self.model.forward(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
         if len(logits) != len(chosen):
             raise ValueError(
@@ -113,10 +112,10 @@ class Output:
 
 
 def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Output:
-    """Has the backbone see right-padded ids [B, T], of whose tokens the mask [B, T] selects those that are asked for.
+    """Runs the backbone on right-padded ids [B, T], and selects tokens by the mask [B, T].
 
-    It is the model's own, or what is to be called in its place. A ValueError refuses a mask that selects the first
-    token of a row, which nothing predicts.
+    A `backbone` is called in place of the model's own. A ValueError refuses a mask that selects the first token of a
+    row, which nothing predicts.
     """
     if mask[:, 0].any():
         raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
@@ -130,10 +129,10 @@ def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: 
 
 
 class Scores(torch.autograd.Function):
-    """Of logits [n, V] and tokens [n], their logprobs [n], and with `entropy` that [n] of the distributions, in nats.
+    """The logprobs [n] of tokens [n] from logits [n, V], and the `entropy` [n] of the distributions or 0, in nats.
 
-    They and their gradients are log_softmax's, to the bit, made a few rows at a time, so that what lies between, some
-    tensors [n, V], is small and near. All logprobs are put where the logits are, which nobody may need any more.
+    These and their gradients are those of log_softmax, to the bit. They are computed a few rows at a time, which keeps
+    the intermediate tensors [n, V] small. The logprobs overwrite the logits.
     """
 
     @staticmethod
@@ -162,7 +161,7 @@ class Scores(torch.autograd.Function):
 
 
 def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
-    """Some rows after the others, which these are, and twice the room that they take, the same for all."""
+    """Yields blocks of rows, their slice, and two buffers of their size, which all blocks share."""
     size = max(1, BLOCK // logits.shape[-1])
     room, another = (torch.empty_like(logits[:size]) for _ in range(2))
     for start in range(0, len(logits), size):
@@ -172,7 +171,7 @@ def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
 
 @contextmanager
 def _answering(backbone: nn.Module, answer: Any) -> Iterator[None]:
-    """Has a backbone answer what is given, whatever it is asked, so that its model computes the rest alone."""
+    """Fixes the output of a backbone for a while, so that its model computes the output layer alone."""
     backbone.forward = lambda *_args, **_kwargs: answer
     try:
         yield

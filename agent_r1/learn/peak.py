@@ -1,4 +1,4 @@
-"""A learner's share of a device's memory: what an update takes, measured without a trace, and what it gives back."""
+"""Measures the memory that an update takes, and frees a learner's unused memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_r1.devices.ranks import led
 from agent_r1.learn.gradients import CreditedTrajectory, join_credit
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.memory import GIB, REMEDIES, available_gib
-from agent_r1.learn.optimizers import take_state
+from agent_r1.learn.optimizers import take_state, weights
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Credit, Outcome, Source, Trajectory
 
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 @led
 def measure(learner: Learner, env: EnvParams) -> float:
-    """Runs updates of the largest micro-batches that the limits allow, takes them back, and returns the peak in GiB.
+    """Runs updates of the largest micro-batches that the limits allow, undoes them, and returns the peak in GiB.
 
-    Call it with the sampler and the reference loaded. There are two optimiser steps of two micro-batches each: only in
-    the second are the gradients and the optimiser's states there while a micro-batch is computed, as in training.
-    Weights, gradients, the optimisers' and the random states are afterwards what they were, bit for bit. The peak is on
-    CUDA the most that torch has reserved for this process, on a CPU the most that the process has ever taken. Raises
-    ValueError if the device has too little memory; the message says what lowers the need.
+    Call it with the sampler and the reference loaded. It takes two optimiser steps of two micro-batches each: in the
+    second, gradients and optimiser states are there while a micro-batch is computed, as in training. Weights,
+    gradients, optimiser and random states are restored bit for bit. The peak on CUDA is the most that torch has
+    reserved for this process, and on a CPU the most that the process has ever used. Raises ValueError if the device has
+    too little memory; the message names remedies.
     """
     device, refusal = learner.compute.device, ""
     with _taken_back(learner):
@@ -38,7 +38,7 @@ def measure(learner: Learner, env: EnvParams) -> float:
             for _ in range(2):
                 learner.policy_step(rows, learn=True, first=True)
                 learner.critic_step(rows)
-        except torch.OutOfMemoryError as error:  # raised below, when this one holds the activations no more
+        except torch.OutOfMemoryError as error:  # raised below, once this error has released the activations
             refusal = str(error)
         peak, free = _peak_gib(device), available_gib(device)
     tokens = len(rows) // 2 * len(rows[0].trajectory.token_ids)
@@ -53,17 +53,17 @@ def measure(learner: Learner, env: EnvParams) -> float:
 
 @led
 def release(learner: Learner) -> None:
-    """Gives a GPU back what PyTorch holds of memory that is free, for a sampler that shares the device."""
+    """Returns PyTorch's free memory to a GPU, for a sampler that shares it."""
     if learner.compute.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 @contextmanager
 def _taken_back(learner: Learner) -> Iterator[None]:
-    """Undoes what optimiser steps do to a learner; meanwhile its weights and optimiser states are kept on the CPU."""
-    optimizers = [each for each in (learner.policy_optimizer, learner.critic_optimizer) if each]
-    trained = [weight for each in optimizers for group in each.param_groups for weight in group["params"]]
-    weights = [weight.detach().to("cpu", copy=True) for weight in trained]
+    """Undoes optimiser steps of a learner. Its weights and optimiser states are meanwhile kept on the CPU."""
+    optimizers = list(learner.optimizers.values())
+    trained = [weight for each in optimizers for weight in weights(each)]
+    before = [weight.detach().to("cpu", copy=True) for weight in trained]
     gradients = [weight.grad for weight in trained]
     states = [
         {
@@ -80,8 +80,8 @@ def _taken_back(learner: Learner) -> Iterator[None]:
         with torch.random.fork_rng():
             yield
     finally:
-        for weight, before, gradient in zip(trained, weights, gradients, strict=True):
-            weight.data.copy_(before)
+        for weight, old, gradient in zip(trained, before, gradients, strict=True):
+            weight.data.copy_(old)
             weight.grad = gradient
         for optimizer, state in zip(optimizers, states, strict=True):
             take_state(optimizer, state)
@@ -90,9 +90,9 @@ def _taken_back(learner: Learner) -> Iterator[None]:
 
 
 def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
-    """An optimiser step of two micro-batches of the largest size; the loss runs over all tokens but the first."""
+    """An optimiser step of two micro-batches of the largest size, whose loss runs over all tokens but the first."""
     budget = learner.params.max_tokens_per_microbatch
-    contexts = -(-budget // env.max_tokens)  # the fewest and longest: one beyond the budget has its own micro-batch
+    contexts = -(-budget // env.max_tokens)  # the fewest and longest; one beyond the budget is a micro-batch
     length = budget // contexts if contexts > 1 else env.max_tokens
     mask = np.arange(length) > 0
     ones, zeros = mask.astype(np.float32), np.zeros(length, np.float32)

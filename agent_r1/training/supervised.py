@@ -21,8 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from agent_r1.devices import sharding
-from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.devices.ranks import ALONE, Ranks, load_tensors, save_tensors
 from agent_r1.files import move_aside
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
@@ -64,7 +63,7 @@ class Unfinished:
         [steps] = ranks.gather([self._found()] if ranks.leads else [])
         if steps:
             states = blank_state(optimizer)
-            sharding.load(self.folder / LEARNER, {**trained_state(model), **flat({OPTIMIZER: states})})
+            load_tensors(self.folder / LEARNER, {**trained_state(model), **flat({OPTIMIZER: states})})
             take_state(optimizer, states)
         return steps
 
@@ -78,7 +77,7 @@ class Unfinished:
         states = flat({OPTIMIZER: optimizer.state_dict()["state"]})
         with ExitStack() as ends:
             [fresh] = ranks.gather([ends.enter_context(checkpoint.written(self.folder))] if ranks.leads else [])
-            sharding.save(fresh / LEARNER, {**trained_state(model), **states})
+            save_tensors(fresh / LEARNER, {**trained_state(model), **states})
             if ranks.leads:
                 write_start(fresh, self.identity)
                 checkpoint.seal(fresh, Progress(iterations=steps, policy_version=steps))

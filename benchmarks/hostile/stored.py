@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1.devices import sharding
+from agent_r1.devices.ranks import load_tensors, save_tensors
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
@@ -78,12 +78,12 @@ class Weights:
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 512}))
 
     def save_state(self, folder: Path) -> None:
-        sharding.save(folder, self.state)
+        save_tensors(folder, self.state)
 
     def restore(self, policy: Path, state: Path) -> None:
         self.weights = load_file(policy / "model.safetensors")["weights"]
         self.state = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
-        sharding.load(state, self.state)
+        load_tensors(state, self.state)
         self.config = (policy / "config.json").read_text()
 
 

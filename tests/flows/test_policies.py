@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from agent_r1.learn import adapter
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.model import load_policy
 from agent_r1.params import Params, load
 from agent_r1.params.places import adapter_in
@@ -52,7 +52,8 @@ def settings(tmp_path: Path, tiny_model: Path, write_params: Any, monkeypatch: p
 def learner(settings: Settings) -> Learner:
     """Its adapters add .0015 to each weight: less than half a unit in bfloat16's last place, on either side of 1."""
     given = settings()
-    learner = Learner(START, given.train.update, given.model, with_critic=False, seed=0, device=CPU, merges=False)
+    options = Options(device=CPU, merges=False)
+    learner = Learner(START, given.train.update, given.model, with_critic=False, seed=0, options=options)
     for name, weight in adapter.trained_state(learner.policy).items():
         weight.fill_(0.1 if "lora_A" in name else 0.0015 / 0.1 / RANK)
     return learner

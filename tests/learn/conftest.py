@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Options
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams
 from agent_r1.params.update import UpdateParams
@@ -89,8 +89,7 @@ def make_learner(tiny_model: Path, update_params: UpdateParams) -> MakeLearner:
             ),
             with_critic=with_critic,
             seed=3,
-            device=torch.device("cpu"),
-            merges=merges,
+            options=Options(device=torch.device("cpu"), merges=merges),
         )
 
     return build

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from agent_r1.devices.group import Place, follow, joined, meet
-from agent_r1.devices.ranks import ALONE, Ranks, led
-from agent_r1.devices.sharding import whole
+from agent_r1.devices.ranks import ALONE, Ranks, led, whole
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.peak import measure
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import ModelParams
@@ -71,10 +70,8 @@ def learner_of(case: Case, ranks: Ranks = ALONE) -> Recording:
         case.params,
         case.model,
         with_critic=case.with_critic,
-        with_reference=True,
         seed=3,
-        device=torch.device("cpu"),
-        ranks=ranks,
+        options=Options(with_reference=True, device=torch.device("cpu"), ranks=ranks),
     )
     learner.gradients = []
     return learner

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agent_r1.devices import sharding
+from agent_r1.devices.ranks import tensor_names
 from agent_r1.files import model_hash
 from agent_r1.learn.adapter import (
     attach,
@@ -165,9 +165,7 @@ def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_
     learner.save_policy(tmp_path)
     assert len(load_file(tmp_path / "adapter/adapter_model.safetensors")) == len(trained_names(learner.policy))
     learner.save_state(tmp_path / "learner")
-    saved = {
-        name.removeprefix("critic.") for name in sharding.names(tmp_path / "learner") if name.startswith("critic.")
-    }
+    saved = {name.removeprefix("critic.") for name in tensor_names(tmp_path / "learner") if name.startswith("critic.")}
     assert saved == trained_names(learner.critic)
 
 

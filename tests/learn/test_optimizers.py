@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from agent_r1.learn import learner as module
+from agent_r1.learn import optimizers as module
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.optimizers import OffloadedAdamW
 from agent_r1.records import Credit, Trajectory

@@ -70,7 +70,7 @@ def test_scores_are_the_models_own_whatever_it_does_to_its_logits(config: PreTra
     own = model(input_ids=IDS).logits[:, :-1][MASK[:, 1:]].log_softmax(-1)
     own.gather(1, IDS[MASK].unsqueeze(1)).sum().backward()
     expected = gradients(model)
-    logprobs, entropy = output_of(model, IDS, MASK).logprobs_and_entropy()
+    logprobs, entropy = output_of(model, IDS, MASK).scores(entropy=True)
     logprobs.sum().backward()
     found = gradients(model)
     assert own.min() < -5
@@ -93,7 +93,7 @@ def test_chunks_change_nothing_but_rounding(
         whole = output_of(model, IDS, MASK)
         parts, start, seen = whole.cut() if in_parts else [whole], 0, []
         for part in parts:
-            logprobs, entropy = part.logprobs_and_entropy()
+            logprobs, entropy = part.scores(entropy=True)
             stop = start + len(logprobs)
             ((logprobs + 0.1 * entropy) * weights[start:stop]).sum().backward()
             seen.append(logprobs.detach())

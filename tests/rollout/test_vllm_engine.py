@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.output import token_logprobs
 from agent_r1.params import load
 from agent_r1.params.stages import LoraParams
@@ -443,8 +443,8 @@ def make(tiny_model: Path) -> Callable[[], Learner]:
     adapter = LoraParams(rank=4, alpha=8, targets=["all-linear"])
     settings = load(ROOT / "params.yaml")
     model = settings.model.model_copy(update={"lora": adapter})
-    given = {"with_critic": False, "seed": 0, "device": torch.device("cpu"), "merges": False}
-    return lambda: Learner(tiny_model, settings.train.update, model, **given)
+    options = Options(device=torch.device("cpu"), merges=False)
+    return lambda: Learner(tiny_model, settings.train.update, model, with_critic=False, seed=0, options=options)
 
 
 def move(learner: Learner) -> None:

@@ -18,7 +18,7 @@ import torch
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
-from agent_r1.learn.learner import Learner
+from agent_r1.learn.learner import Learner, Options
 from agent_r1.learn.model import load_policy
 from agent_r1.params import load
 from agent_r1.params.places import RunId
@@ -304,9 +304,8 @@ def test_files_sort_by_iteration(tmp_path: Path) -> None:
 
 @pytest.fixture
 def learner(tiny_model: Path) -> Learner:
-    return Learner(
-        tiny_model, SETTINGS.train.update, SETTINGS.model, with_critic=False, seed=3, device=torch.device("cpu")
-    )
+    on_cpu = Options(device=torch.device("cpu"))
+    return Learner(tiny_model, SETTINGS.train.update, SETTINGS.model, with_critic=False, seed=3, options=on_cpu)
 
 
 @pytest.fixture
