@@ -185,11 +185,16 @@ def test_ranks_get_even_shares_where_long_and_short_share_a_pack() -> None:
         ]
 
 
-def test_the_kernel_is_called_as_it_is_declared() -> None:
-    """On tensors of a GPU that have shapes and no numbers: grouped heads, a window, the ends of three contexts."""
+@pytest.mark.parametrize("rotated", [torch.bfloat16, torch.float32])
+def test_the_kernel_is_called_as_it_is_declared(rotated: torch.dtype) -> None:
+    """On tensors of a GPU that have shapes and no numbers: grouped heads, a window, the ends of three contexts.
+
+    Over float32 weights, under autocast, rotary positions leave queries and keys in float32.
+    """
     with FakeTensorMode():
-        query = torch.empty(1, 4, 7, 16, device="cuda", dtype=torch.bfloat16)
-        key = value = torch.empty(1, 2, 7, 16, device="cuda", dtype=torch.bfloat16)
+        query = torch.empty(1, 4, 7, 16, device="cuda", dtype=rotated)
+        key = torch.empty(1, 2, 7, 16, device="cuda", dtype=rotated)
+        value = torch.empty(1, 2, 7, 16, device="cuda", dtype=torch.bfloat16)
         starts = torch.empty(4, device="cuda", dtype=torch.int32)
         for window in (None, 3):
             attended, _ = attend(
