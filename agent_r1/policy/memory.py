@@ -21,7 +21,7 @@ from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
 from agent_r1.policy.adapter import attach
 from agent_r1.policy.model import compute_dtype, default_device
-from agent_r1.policy.output import CHUNK
+from agent_r1.policy.output import room
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Demand:
 
     model: PretrainedConfig
     tokens: int  # of a micro-batch, padding included, at most; short episodes are almost all action, so all have logits
+    device: str = "cpu"  # the kind of it
     dtype: torch.dtype = torch.float32  # of the matrix products
     adapter: LoraParams | None = None
     critic: bool = False
@@ -62,6 +63,7 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
     cuda = device.type == "cuda"
     return Demand(
         model=config,
+        device=device.type,
         dtype=dtype,
         adapter=settings.model.adapter,
         critic=run.credit.needs_critic,
@@ -149,7 +151,8 @@ def estimate(demand: Demand) -> dict[str, float]:
         gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # of the layers one, and the next beside it
         parts["weights gathered"] = gathered * (frozen if demand.adapter else 2 * FLOAT32)  # and their gradients
     parts["activations"] = activation_bytes(demand)
-    parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
+    chunk, _ = room(demand.device)
+    parts["logits"] = min(demand.tokens * shape.vocab_size, chunk) * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:

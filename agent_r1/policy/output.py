@@ -19,8 +19,15 @@ from transformers import PreTrainedModel
 
 from agent_r1.policy.packing import see
 
-CHUNK = 2**25  # logits that exist at a time: 128 MiB
-BLOCK = 2**20  # of those that are made into logprobs at a time
+CHUNK = 2**25  # logits that exist at a time on a CPU: 128 MiB
+BLOCK = 2**20  # of those that are made into logprobs at a time, so few that they stay in its cache
+ON_CUDA = 4, 16  # times as many of either: a GPU waits for the launches of smaller ones
+
+
+def room(kind: str) -> tuple[int, int]:
+    """How many logits exist at a time on a kind of device, and how many of them are made into logprobs at a time."""
+    chunks, blocks = ON_CUDA if kind == "cuda" else (1, 1)
+    return CHUNK * chunks, BLOCK * blocks
 
 
 class Float32Output(nn.Linear):
@@ -48,7 +55,7 @@ class Output:
     """Selected tokens whose contexts a model's backbone has seen, and what its output layer says of them.
 
     The layer is the costly part of a small model with a large vocabulary, so it runs on the selected tokens only, and
-    on so many at a time that their logits keep to `CHUNK`. What a model does to its logits afterwards (scales of
+    on so many at a time that their logits keep to `room`. What a model does to its logits afterwards (scales of
     Granite and Cohere, the soft cap of Gemma) stays the model's own.
     """
 
@@ -86,7 +93,8 @@ class Output:
     @property
     def _chunks(self) -> int:
         words = int(self.model.get_output_embeddings().weight.shape[0])
-        return max(1, -(-len(self.chosen) * words // CHUNK))
+        chunk, _ = room(self.hidden.device.type)
+        return max(1, -(-len(self.chosen) * words // chunk))
 
     def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The states and tokens of one chunk after the other."""
@@ -163,11 +171,12 @@ class Scores(torch.autograd.Function):
 
 def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
     """Some rows after the others, which these are, and twice the room that they take, the same for all."""
-    size = max(1, BLOCK // logits.shape[-1])
-    room, another = (torch.empty_like(logits[:size]) for _ in range(2))
+    _, block = room(logits.device.type)
+    size = max(1, block // logits.shape[-1])
+    one, another = (torch.empty_like(logits[:size]) for _ in range(2))
     for start in range(0, len(logits), size):
-        block = logits[start : start + size]
-        yield block, slice(start, start + size), room[: len(block)], another[: len(block)]
+        rows = logits[start : start + size]
+        yield rows, slice(start, start + size), one[: len(rows)], another[: len(rows)]
 
 
 @contextmanager
