@@ -31,6 +31,7 @@ def row(size: str) -> Row:
     demand = Demand(
         model=config_of(SHAPES[size], TOKENS),
         tokens=TOKENS,
+        device="cuda",
         dtype=torch.bfloat16,
         gradient_checkpointing=True,
         sampler_gib=0.4 * CARD_GIB,  # the default of engine.vllm.gpu_memory_utilization

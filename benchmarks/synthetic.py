@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,19 +32,20 @@ class Work:
     episodes: int
     prompt: int  # tokens
     action: int
+    microbatch: int = 0  # tokens; 0 for those of the shape
 
     @property
     def tokens(self) -> int:
         return self.prompt + self.action
 
 
-def make_model(folder: Path, shape: Sequence[int], tokens: int) -> None:
+def make_model(folder: Path, shape: Sequence[int], tokens: int, device: torch.device | None = None) -> None:
     """Writes a model of random weights in a shape of `SHAPES`, with a tokenizer of a few hundred words."""
     tokenizer = builtin.train_tokenizer(["a question and an answer"], 400)
     config = config_of(shape, tokens)
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     torch.manual_seed(0)
-    with default_device():
+    with device or default_device():
         Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -92,6 +94,17 @@ def trajectory_of(request: Request, action: Action) -> Trajectory:
         outcome=Outcome.TURN_LIMIT,
         answer="",
     )
+
+
+def random_episodes(work: Work, words: int) -> list[Trajectory]:
+    """Episodes of prompts of different lengths and one action, as a policy of random weights would sample them."""
+    draws = np.random.default_rng(1)
+    found = []
+    for request in random_requests(work, words, shortest=work.prompt // 4):
+        ids = draws.integers(0, words, work.action).tolist()
+        action = Action.of(ids, [-math.log(words)] * work.action, end_id=-1)
+        found.append(trajectory_of(request, action))
+    return found
 
 
 def credit_of(trajectory: Trajectory, sign: int) -> Credit:

@@ -145,6 +145,7 @@ def _check_memory(settings: Params, path: str) -> None:
         demand = memory.Demand(
             model=config,
             tokens=tokens,
+            device=device.type,
             dtype=compute_dtype(model.dtype, device),
             adapter=model.adapter,
             gradient_checkpointing=model.gradient_checkpointing,

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from agent_r1.devices.gpus import default_device
 from agent_r1.learn.adapter import attach
 from agent_r1.learn.model import compute_dtype
-from agent_r1.learn.output import CHUNK
+from agent_r1.learn.output import room
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
@@ -44,6 +44,7 @@ class Demand:
 
     model: PretrainedConfig
     tokens: int  # of the largest micro-batch, padding included; all count as action tokens, which have logits
+    device: str = "cpu"  # kind of device
     dtype: torch.dtype = torch.float32  # of the matrix products
     adapter: LoraParams | None = None
     critic: bool = False
@@ -62,6 +63,7 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
     cuda = device.type == "cuda"
     return Demand(
         model=config,
+        device=device.type,
         dtype=dtype,
         adapter=settings.model.adapter,
         critic=run.credit.needs_critic,
@@ -149,7 +151,8 @@ def estimate(demand: Demand) -> dict[str, float]:
         gathered = count.policy - (shape.num_hidden_layers - 2) * layer  # one layer, and the next beside it
         parts["weights gathered"] = gathered * (frozen if demand.adapter else 2 * FLOAT32)  # and their gradients
     parts["activations"] = activation_bytes(demand)
-    parts["logits"] = min(demand.tokens * shape.vocab_size, CHUNK) * FLOAT32 * LOGIT_COPIES
+    chunk, _ = room(demand.device)
+    parts["logits"] = min(demand.tokens * shape.vocab_size, chunk) * FLOAT32 * LOGIT_COPIES
     gib = {name: size / GIB for name, size in parts.items()}
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:

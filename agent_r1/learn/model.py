@@ -104,10 +104,11 @@ def attend(
     if cu_seq_lens_q is None:
         attention_mask = _window(query.shape[2], sliding_window, query.device)
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
-    if query.is_cuda and query.dtype in HALVED:
+    if query.is_cuda and value.dtype in HALVED:
         from torch.nn.attention.varlen import varlen_attn  # registers operators, which costs time
 
-        rows = [each.squeeze(0).transpose(0, 1) for each in (query, key, value)]
+        # Rotary positions make float32 of queries and keys where the weights are; no product ever made values that.
+        rows = [each.squeeze(0).transpose(0, 1).to(value.dtype) for each in (query, key, value)]
         attended = varlen_attn(
             rows[0],
             rows[1],

@@ -19,8 +19,15 @@ from transformers import PreTrainedModel
 
 from agent_r1.learn.model import see
 
-CHUNK = 2**25  # logits that exist at a time: 128 MiB
-BLOCK = 2**20  # logits that become logprobs at a time
+CHUNK = 2**25  # logits that exist at a time on a CPU: 128 MiB
+BLOCK = 2**20  # logits that become logprobs at a time on a CPU, so few that they stay in its cache
+ON_CUDA = 4, 16  # times as many chunks and blocks: a GPU waits for the launches of smaller ones
+
+
+def room(kind: str) -> tuple[int, int]:
+    """The logits that exist at a time on a kind of device, and those that become logprobs at a time."""
+    chunks, blocks = ON_CUDA if kind == "cuda" else (1, 1)
+    return CHUNK * chunks, BLOCK * blocks
 
 
 class Float32Output(nn.Linear):
@@ -48,7 +55,7 @@ class Output:
     """The output layer of a model on selected tokens, whose contexts its backbone has read.
 
     The layer is the costly part of a small model with a large vocabulary. It therefore runs on the selected tokens
-    alone, and on chunks whose logits keep to `CHUNK`. The model itself processes its logits further, such as by the
+    alone, and on chunks whose logits keep to `room`. The model itself processes its logits further, such as by the
     scales of Granite and Cohere and the soft cap of Gemma.
     """
 
@@ -93,7 +100,8 @@ class Output:
     @property
     def _chunks(self) -> int:
         words = int(self.model.get_output_embeddings().weight.shape[0])
-        return max(1, -(-len(self.chosen) * words // CHUNK))
+        chunk, _ = room(self.hidden.device.type)
+        return max(1, -(-len(self.chosen) * words // chunk))
 
     def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The states and tokens of each chunk."""
@@ -162,11 +170,12 @@ class Scores(torch.autograd.Function):
 
 def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
     """Yields blocks of rows, their slice, and two buffers of their size, which all blocks share."""
-    size = max(1, BLOCK // logits.shape[-1])
-    room, another = (torch.empty_like(logits[:size]) for _ in range(2))
+    _, block = room(logits.device.type)
+    size = max(1, block // logits.shape[-1])
+    one, another = (torch.empty_like(logits[:size]) for _ in range(2))
     for start in range(0, len(logits), size):
-        block = logits[start : start + size]
-        yield block, slice(start, start + size), room[: len(block)], another[: len(block)]
+        rows = logits[start : start + size]
+        yield rows, slice(start, start + size), one[: len(rows)], another[: len(rows)]
 
 
 @contextmanager

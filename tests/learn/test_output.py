@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
@@ -17,6 +18,7 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
 )
 
 from agent_r1.learn import output
@@ -193,6 +195,18 @@ def test_entropy_by_hand() -> None:
 @pytest.fixture(params=[1, 14, 1000])
 def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "BLOCK", request.param)
+
+
+@pytest.mark.parametrize(("kind", "chunks", "block"), [("cpu", 3, 2**20), ("cuda", 1, 2**24)])
+def test_a_gpu_holds_more_logits_at_a_time(kind: str, chunks: int, block: int) -> None:
+    """500 tokens over 152,000 words are 76 million logits, of which 2^25 or 2^27 are a chunk."""
+    model = AutoModelForCausalLM.from_config(
+        Qwen2Config(vocab_size=152000, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with FakeTensorMode():
+        tokens = torch.empty(500, 8, device=kind)
+        assert output.Output(model, None, tokens, tokens)._chunks == chunks
+    assert output.room(kind)[1] == block
 
 
 def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:

@@ -1,0 +1,297 @@
+"""Whether a CUDA device learns what a CPU learns: `python -m benchmarks.cuda --out FOLDER`, in about two minutes.
+
+A small model with grouped heads learns from random episodes in every setting of the learner, on the CPU in float32 and
+on the device in float32 and bfloat16. Attention, supervised learning, checkpoints and the canary are compared beside
+that, and two processes train the built-in model from the same seed. Writes cuda.json after every part, and prints a
+table at the end; what fails is named there, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agent_r1.devices.gpus import default_device
+from agent_r1.learn import checkpoint
+from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, join_credit
+from agent_r1.learn.learner import Learner, Options
+from agent_r1.learn.model import attend, load_policy
+from agent_r1.params import SHIPPED, load
+from agent_r1.params.sections import override, validated
+from agent_r1.params.stages import ModelParams
+from agent_r1.params.train import TrainParams
+from agent_r1.records import Credit, Outcome, Source, Step, StopReason, Trajectory
+from agent_r1.training.supervised import Lessons, fit
+from benchmarks.kit import Row, accept_grouped_heads, counted_kernel, show_rows, tried
+from benchmarks.small_training import NO_WARMUP
+from benchmarks.synthetic import make_model
+
+SHAPE = 128, 2, 4, 2, 256  # as in synthetic.SHAPES, but for the words
+WORDS = 40000  # so many that logprobs are made in several blocks
+LENGTHS = (30, 200, 57, 181, 64, 33, 140, 96)  # tokens of the episodes; every third has two contexts
+SETTINGS: dict[str, dict[str, Any]] = {  # what of params.yaml is changed
+    "critic": {},
+    "no critic, everything in the loss": {
+        "credit": {"estimator": "grpo"},
+        "rollout": {"samples": 8},
+        "update": {"kl_loss": 0.1, "entropy_bonus": 0.1, "importance_cap": 2.0},
+    },
+    "ratios of sequences": {"update": {"ratio": "sequence"}},
+    "ratios of steps, cispo": {"update": {"ratio": "step", "loss": "cispo", "dual_clip": 0.0}},
+    "packing": {"model": {"packing": True}},
+    "gradient checkpointing": {"model": {"gradient_checkpointing": True}},
+    "packing, gradient checkpointing": {"model": {"packing": True, "gradient_checkpointing": True}},
+    "adapters": {"model": {"lora": {"rank": 8}}},
+    "adapters, packing": {"model": {"lora": {"rank": 8}, "packing": True}},
+    "adapters, gradient checkpointing": {"model": {"lora": {"rank": 8}, "gradient_checkpointing": True}},
+    "offloaded optimiser": {"offload": True},
+    "float32 output": {"model": {"float32_output": True}},
+}
+CPU = torch.device("cpu")
+
+Floats = NDArray[Any]
+
+
+def learner_on(device: torch.device, dtype: str, changes: dict[str, Any], model: Path) -> Learner:
+    """The learner of one of `SETTINGS`."""
+    plain, shared = load(SHIPPED), {"minibatches": 2, "max_tokens_per_microbatch": 512, "critic": {"warmup": NO_WARMUP}}
+    train = {name: changes.get(name, {}) for name in ("credit", "rollout")}
+    train["update"] = {**shared, **changes.get("update", {})}
+    config = validated(TrainParams, override(plain.train.model_dump(by_alias=True), train), "train")
+    shape = override(plain.model.model_dump(), {"dtype": dtype, **changes.get("model", {})})
+    learner = Learner(
+        model,
+        config.update,
+        validated(ModelParams, shape, "model"),
+        with_critic=config.credit.needs_critic,
+        seed=0,
+        options=Options(device=device, offload=changes.get("offload", False)),
+    )
+    if learner.critic is not None:
+        start = torch.randn(learner.critic.head.weight.shape, generator=torch.Generator().manual_seed(0)) / 20
+        learner.critic.head.weight.data.copy_(start)
+    return learner
+
+
+def episodes(words: int) -> list[tuple[Trajectory, Credit]]:
+    """Random episodes of two or three actions, and random credit."""
+    draws = np.random.default_rng(0)
+    made = []
+    for index, length in enumerate(LENGTHS):
+        cuts = np.sort(draws.choice(np.arange(4, length - 1), 3, replace=False)).tolist()
+        source = np.full(length, Source.OBSERVATION, np.uint8)
+        source[: cuts[0]], source[cuts[0] : cuts[1]], source[cuts[2] :] = Source.PROMPT, Source.ACTION, Source.ACTION
+        acted = source == Source.ACTION
+        steps = [
+            Step(action_start=start, action_stop=stop, stop_reason=StopReason.END, calls=[], rewards={})
+            for start, stop in ((cuts[0], cuts[1]), (cuts[2], length))
+        ]
+        advantages, targets, noise = draws.normal(size=(3, length)).astype(np.float32)
+        trajectory = Trajectory(
+            trajectory_id=str(index),
+            question_id=str(index),
+            group=index,
+            sample=0,
+            seed=index,
+            policy_version=0,
+            iteration=0,
+            token_ids=draws.integers(0, words, length).astype(np.int32),
+            source=source,
+            logprobs=np.where(acted, noise / 10 - np.log(words), 0).astype(np.float32),
+            context_starts=[0, cuts[1]] if index % 3 == 0 else [0],
+            steps=steps,
+            outcome=Outcome.TURN_LIMIT,
+            answer="",
+        )
+        credit = Credit(
+            trajectory_id=str(index),
+            return_=0.0,
+            advantages=np.where(acted, advantages, 0).astype(np.float32),
+            values=np.zeros(length, np.float32),
+            value_targets=targets,
+            reference_logprobs=np.where(acted, trajectory.logprobs + noise / 5, 0).astype(np.float32),
+            loss_mask=acted,
+            critic_mask=acted,
+            kept=True,
+        )
+        made.append((trajectory, credit))
+    return made
+
+
+def learned(learner: Learner) -> dict[str, Any]:
+    """Logprobs, values, gradients, and the weights after two updates."""
+    trajectories, credits_ = map(list, zip(*episodes(learner.policy.config.vocab_size), strict=True))
+    found: dict[str, Any] = {
+        "logprobs": np.concatenate(learner.logprobs(trajectories)),
+        "values": np.concatenate(learner.values(trajectories)),
+    }
+    rows = join_credit(learner.policy, trajectories, credits_, learner.params, learner.compute)
+    add_policy_gradient(learner.policy, rows, 400, learner.params, learner.compute, learn=True)
+    found["policy"] = flat_gradient(learner.policy)
+    if learner.critic is not None:
+        add_critic_gradient(learner.critic, rows, 400, learner.params.critic, learner.compute)
+        found["critic"] = flat_gradient(learner.critic)
+    metrics = [learner.update(trajectories, credits_, iteration) for iteration in (0, 1)]
+    found["loss"] = metrics[1].get("policy/loss", 0.0)
+    found["weights"] = flat(weight.detach() for weight in learner.policy.parameters() if weight.requires_grad)
+    return found
+
+
+def flat_gradient(model: nn.Module) -> Floats:
+    found = flat(weight.grad for weight in model.parameters() if weight.grad is not None)
+    model.zero_grad()
+    return found
+
+
+def flat(tensors: Iterator[Tensor]) -> Floats:
+    return torch.cat([each.float().cpu().flatten() for each in tensors]).numpy()
+
+
+def far(found: Floats, expected: Floats) -> float:
+    """The norm of the difference by that of what is expected."""
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def compare_learner(changes: dict[str, Any], model: Path) -> Row:
+    """How far the device's learner is from the CPU's in float32, and whether it gives the same bits twice."""
+    widened = changes.get("model", {}).get("float32_output", False)  # which in float32 is refused
+    expected = learned(learner_on(CPU, "float32", {} if widened else changes, model))
+    row: Row = {}
+    for dtype in ["float32", "bfloat16"][widened:]:
+        found, again = (learned(learner_on(default_device(), dtype, changes, model)) for _ in range(2))
+        row[f"{dtype}: logprobs, max nats"] = float(np.abs(found["logprobs"] - expected["logprobs"]).max())
+        row[f"{dtype}: policy gradient"] = far(found["policy"], expected["policy"])
+        if "critic" in expected:
+            row[f"{dtype}: critic gradient"] = far(found["critic"], expected["critic"])
+        row[f"{dtype}: same bits twice"] = bool(np.array_equal(found["weights"], again["weights"]))
+    return row
+
+
+def compare_attention(window: int | None, size: int, dtype: torch.dtype = torch.bfloat16) -> Row:
+    """Packed contexts against float64 on the CPU, with gradients; and how often the kernel was called."""
+    lengths, heads, key_heads = [33, 1, 257, 128], 8, 2
+    draws = torch.Generator().manual_seed(size)
+    whole = [torch.randn(1, count, sum(lengths), size, generator=draws) for count in (heads, key_heads, key_heads)]
+    seed, starts = torch.randn(1, sum(lengths), heads, size, generator=draws), [0, *np.cumsum(lengths).tolist()]
+    layer, results = nn.Module(), []
+    layer.num_key_value_groups, layer.is_causal = heads // key_heads, True
+    with counted_kernel() as calls:
+        for device, kind in ((CPU, torch.float64), (default_device(), dtype)):
+            parts = [each.to(device, kind).requires_grad_() for each in whole]
+            attended, _ = attend(
+                layer,
+                *parts,
+                None,
+                scaling=size**-0.5,
+                sliding_window=window,
+                cu_seq_lens_q=torch.tensor(starts, dtype=torch.int32, device=device),
+                max_length_q=max(lengths),
+            )
+            attended.backward(seed.to(device, attended.dtype))
+            results.append([attended.detach(), *(each.grad for each in parts)])
+    found = [far(ours.double().cpu().numpy(), theirs.numpy()) for theirs, ours in zip(*results, strict=True)]
+    return dict(zip(("attended", "of queries", "of keys", "of values"), found, strict=True)) | {"calls": len(calls)}
+
+
+def count_kernel(model: Path) -> Row:
+    """How often packed attention reaches the kernel in two updates, with all weights and with adapters."""
+    row: Row = {}
+    for name, changes in (("all weights", {}), ("adapters", {"lora": {"rank": 8}})):
+        with counted_kernel() as calls:
+            learned(learner_on(default_device(), "bfloat16", {"model": {"packing": True, **changes}}, model))
+        row[f"kernel calls, {name}"] = len(calls)
+    return row
+
+
+def compare_fit(model: Path) -> Row:
+    """The losses of 30 steps of supervised learning."""
+    params = load(SHIPPED).warm_start.model_copy(update={"steps": 30, "batch_size": 4})
+    trajectories = [each for each, _ in episodes(load_policy(model, device=CPU).config.vocab_size)]
+    lessons = Lessons.of(trajectories, [], 0.0)
+    found = [np.array(fit(load_policy(model, device=each), lessons, params)) for each in (CPU, default_device())]
+    offloaded = np.array(fit(load_policy(model), lessons, params, offload=True))
+    return {"losses": far(found[1], found[0]), "offloaded": far(offloaded, found[0])}
+
+
+def compare_checkpoint(changes: dict[str, Any], model: Path) -> Row:
+    """Whether a learner goes on from a checkpoint of the device with the bits of the one that wrote it."""
+    first, second = (learner_on(default_device(), "auto", changes, model) for _ in range(2))
+    trajectories, credits_ = map(list, zip(*episodes(first.policy.config.vocab_size), strict=True))
+    first.update(trajectories, credits_, 0)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "checkpoint"
+        checkpoint.save(folder, first, checkpoint.Progress(iterations=1, policy_version=1))
+        checkpoint.load(folder, second)
+    same = [bits(learner) for learner in (first, second)]
+    for learner in (first, second):
+        learner.update(trajectories, credits_, 1)
+    after = [bits(learner) for learner in (first, second)]
+    return {"same": same[0] == same[1], "same after an update": after[0] == after[1] != same[0]}
+
+
+def bits(learner: Learner) -> list[bytes]:
+    states = learner.policy_optimizer.state_dict()["state"]
+    kept = [states[index][name] for index in sorted(states) for name in sorted(states[index])]
+    return [each.detach().float().cpu().numpy().tobytes() for each in (*learner.policy.parameters(), *kept)]
+
+
+def two_trainings(steps: int, iterations: int) -> Row:
+    """The built-in model, warm-started and trained with the transformers engine by two processes of the same seed."""
+    command = [sys.executable, "-m", "benchmarks.small_training", str(steps), str(iterations)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate(timeout=240)[0] for each in started]
+    if any(each.returncode for each in started):
+        raise RuntimeError("a training failed; what it said stands above")
+    first, second = (json.loads(each.splitlines()[-1]) for each in said)
+    same = {f"same {name}": first[name] == second[name] for name in ("started", "policy")}
+    return {**first, **same, "other returns": second["returns"]}
+
+
+def parts_of(model: Path, steps: int, iterations: int) -> dict[str, Callable[[], Row]]:
+    named: dict[str, Callable[[], Row]] = {
+        f"learner: {name}": partial(compare_learner, changes, model) for name, changes in SETTINGS.items()
+    }
+    for window in (None, 20):
+        for size in (64, 128):
+            named[f"attention: window {window}, heads of {size}"] = partial(compare_attention, window, size)
+    named["attention: calls"] = partial(count_kernel, model)
+    named["supervised learning"] = partial(compare_fit, model)
+    for name in ("critic", "adapters", "offloaded optimiser"):
+        named[f"checkpoint: {name}"] = partial(compare_checkpoint, SETTINGS[name], model)
+    named["training"] = partial(two_trainings, steps, iterations)
+    return named
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Compares what a CUDA device learns with what a CPU learns.")
+    parser.add_argument("--out", type=Path, default=Path(), help="the folder of cuda.json")
+    parser.add_argument("--parts", nargs="+", default=[""], help="those whose names contain one of these")
+    parser.add_argument("--steps", type=int, default=400, help="of the warm start that two processes train")
+    parser.add_argument("--words", type=int, default=WORDS, help="of the model that is compared")
+    parser.add_argument("--iterations", type=int, default=4)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO)
+    accept_grouped_heads()
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), (*SHAPE, given.words), 512, device=CPU)
+        parts = parts_of(Path(folder), given.steps, given.iterations)
+        chosen = {name: part for name, part in parts.items() if any(word in name for word in given.parts)}
+        rows = tried(chosen, given.out / "cuda.json")
+    print(show_rows(rows))
+
+
+if __name__ == "__main__":
+    main()
