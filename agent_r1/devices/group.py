@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import Backbone, Led, Order, Ranks, release, shard
+from agent_r1.devices.ranks import Backbone, Led, Order, Ranks, shard
 
 T = TypeVar("T")
 
@@ -129,7 +130,7 @@ class Group(Ranks):
         return self._backbones[policy]
 
     def let_go(self, policy: PreTrainedModel) -> None:
-        release(self._backbones[policy])
+        cast(FSDPModule, self._backbones[policy]).reshard()
 
     def _broadcast(self, entry: Any) -> Any:
         entries = [entry]

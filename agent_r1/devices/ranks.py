@@ -1,8 +1,8 @@
 """The processes that share one learner, and the models whose weights they share.
 
-A leader runs the training, and followers repeat on their learners what it does on its own. Each rank computes its part
-of every turn of micro-batches and keeps its shard of the weights, by PyTorch's FSDP2: a sharded tensor is a DTensor.
-The leader alone decides what all do. The lengths of the trajectories decide how the work is dealt.
+A leader runs the training, and followers repeat its calls on their learners. Each rank computes its part of every turn
+of micro-batches and keeps its shard of the weights, by PyTorch's FSDP2: a sharded tensor is a DTensor. The lengths of
+the trajectories alone decide how the work is dealt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -175,12 +175,6 @@ def _part(tensor: Tensor, own: Tensor) -> Tensor:
 def is_sharded(model: nn.Module) -> bool:
     """Whether this rank has only a shard of the model."""
     return any(isinstance(weight, DTensor) for weight in model.parameters())
-
-
-def release(model: nn.Module) -> None:
-    """Frees the gathered weights outside of the layers."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
 
 
 def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

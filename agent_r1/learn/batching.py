@@ -21,8 +21,9 @@ from transformers import PreTrainedModel
 
 from agent_r1.devices.ranks import ALONE, Ranks
 from agent_r1.learn import adapter
-from agent_r1.learn.model import load_policy, precision
+from agent_r1.learn.model import compute_dtype, load_policy, precision
 from agent_r1.learn.output import compute_output_in_float32, token_logprobs
+from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import CriticParams, UpdateParams
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
@@ -46,6 +47,19 @@ class Compute:
         """This rank's packs, from the function `deal`."""
         ranks = self.ranks
         return deal(lengths, self.max_tokens, packed=self.packed, rank=ranks.rank, ranks=ranks.size)
+
+
+def compute_of(model: ModelParams, params: UpdateParams, device: torch.device, ranks: Ranks = ALONE) -> Compute:
+    """The device, precision and micro-batch size of a learner."""
+    dtype = compute_dtype(model.dtype, device)
+    return Compute(
+        device=device,
+        dtype=dtype,
+        max_tokens=params.max_tokens_per_microbatch,
+        packed=model.packing,
+        float32_output=model.float32_output and dtype is not torch.float32,
+        ranks=ranks,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,16 +170,16 @@ def not_finite_in(batch: MicroBatch, trajectories: Sequence[Trajectory], *terms:
     }
 
 
-def require_none(what: str, culprits: set[str], compute: Compute) -> None:
+def require_none(name: str, culprits: set[str], compute: Compute) -> None:
     """Raises FloatingPointError on every rank if any rank found a loss that is not finite."""
     if found := sorted({*compute.ranks.gather([*culprits])}):
-        raise not_finite(what, found)
+        raise not_finite(name, found)
 
 
-def not_finite(what: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
+def not_finite(name: str, trajectory_ids: Sequence[str]) -> FloatingPointError:
     """The error of an optimiser step in whose trajectories a number is not finite."""
     return FloatingPointError(
-        f"the {what} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
+        f"the {name} is not finite in trajectories {', '.join(trajectory_ids)}; their optimiser step was not taken: "
         "look at their rewards and advantages, or lower the learning rate and start again from the checkpoint"
     )
 
@@ -201,7 +201,7 @@ def add_policy_gradient(
     for tokens, terms in policy_pass(policy, rows, params, compute, learn=learn):
         if learn:
             ((terms * tokens.weights).sum() / divisor).backward()
-        if tokens.count:
+        if tokens.weights.any():  # false where a rank idles
             seen.append(tokens.detach())
     return losses.concatenate(compute.ranks.gather(seen))
 
@@ -246,4 +246,4 @@ def add_critic_gradient(
         loss.backward()
         found.append(loss.item())
     require_none("critic loss", culprits, compute)
-    return functools.reduce(operator.add, compute.ranks.gather(found), 0.0)  # in this order, whatever `sum` does
+    return functools.reduce(operator.add, compute.ranks.gather(found), 0.0)  # in this order, unlike `sum`

@@ -17,17 +17,10 @@ from transformers import PreTrainedModel
 
 from agent_r1.devices.ranks import ALONE, Ranks, led, parts, whole
 from agent_r1.files import model_hash
-from agent_r1.learn import adapter, losses, optimizers
-from agent_r1.learn.batching import Compute, Floats32, Reference, frozen, load_for, minibatches, score, score_logprobs
-from agent_r1.learn.gradients import (
-    CreditedTrajectory,
-    add_critic_gradient,
-    add_policy_gradient,
-    join_credit,
-    mismatch,
-    not_finite,
-)
-from agent_r1.learn.model import Critic, compute_dtype, load_policy, load_tokenizer, recompute_activations
+from agent_r1.learn import adapter, batching, gradients, losses, optimizers
+from agent_r1.learn.batching import Compute, Floats32, Reference
+from agent_r1.learn.gradients import CreditedTrajectory
+from agent_r1.learn.model import Critic, load_policy, load_tokenizer, recompute_activations
 from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
@@ -75,7 +68,7 @@ class Models:
         """
         self.params, self.seed, self.ranks, self.merges = params, seed, options.ranks, options.merges
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
-        self.compute = compute_of(model, params, options.device or self.ranks.device, self.ranks)
+        self.compute = batching.compute_of(model, params, options.device or self.ranks.device, self.ranks)
         self.adapter = model.adapter  # of policy and critic; the weights beneath do not train
         self.beneath = model_hash(str(path)) if self.adapter else ""  # the model that adapters are trained beside
         self.tokenizer = load_tokenizer(path)
@@ -97,13 +90,13 @@ class Models:
         if self.critic is None:
             return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
         everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
-        return score(self.critic, trajectories, everywhere, self.compute)
+        return batching.score(self.critic, trajectories, everywhere, self.compute)
 
     @led
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The policy's logprob [L] of every token in nats, 0 at a context's first, which nothing predicts."""
         predicted = [~np.isin(np.arange(len(each.token_ids)), each.context_starts) for each in trajectories]
-        return score_logprobs(self.policy, trajectories, predicted, self.compute)
+        return batching.score_logprobs(self.policy, trajectories, predicted, self.compute)
 
     @led
     def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
@@ -187,7 +180,7 @@ class Learner(Models):
         gradient that is not finite; its step changes no weight. A ValueError asks for the reference that a `kl_loss`
         needs.
         """
-        rows = join_credit(self.policy, trajectories, credits, self.params, self.compute)
+        rows = gradients.join_credit(self.policy, trajectories, credits, self.params, self.compute)
         rows = [row for row in rows if row.credit.kept]
         optimizers.set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
@@ -202,8 +195,8 @@ class Learner(Models):
         teaching = [row for row in rows if row.has_gradient(self.params)]
         tokens = sum(len(row.trajectory.token_ids) for row in teaching)
         return {
-            **_means(steps),
-            **_means(critics),
+            **losses.means(steps),
+            **losses.means(critics),
             "policy/learning_rate": self.params.learning_rate * rate,
             "update/trained_share": len(teaching) / len(trajectories),
             "update/tokens": float(self.params.epochs * tokens),
@@ -213,7 +206,7 @@ class Learner(Models):
         self, rows: Sequence[CreditedTrajectory], params: UpdateParams | CriticParams, iteration: int
     ) -> Iterator[list[CreditedTrajectory]]:
         """The rows of each optimiser step."""
-        for chosen in minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
+        for chosen in batching.minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
             yield [rows[index] for index in chosen]
 
     def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> losses.Metrics:
@@ -226,11 +219,11 @@ class Learner(Models):
         if not teaching:
             return {}
         divisor = losses.normaliser([row.loss_tokens for row in rows], self.params)
-        seen = add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
+        seen = gradients.add_policy_gradient(self.policy, teaching, divisor, self.params, self.compute, learn=learn)
         acted = sum(int(row.trajectory.action_mask.sum()) for row in rows)
         metrics = losses.policy_metrics(seen, self.params, divisor, acted)
         if first:
-            metrics |= mismatch(self.policy, rows, seen, self.params, self.compute)
+            metrics |= gradients.mismatch(self.policy, rows, seen, self.params, self.compute)
         if learn:
             metrics["policy/grad_norm"] = self._take_step("policy", self.policy, self.policy_optimizer, teaching)
         return metrics
@@ -240,7 +233,7 @@ class Learner(Models):
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
             return {}
-        loss = add_critic_gradient(self.critic, rows, tokens, self.params.critic, self.compute)
+        loss = gradients.add_critic_gradient(self.critic, rows, tokens, self.params.critic, self.compute)
         norm = self._take_step("critic", self.critic, self.critic_optimizer, rows)
         return {"critic/loss": loss, "critic/grad_norm": norm}
 
@@ -250,7 +243,7 @@ class Learner(Models):
         """Changes the weights by the accumulated gradient; returns its norm before the clipping."""
         norm = float(whole(clip_grad_norm_(model.parameters(), self.params.max_grad_norm)).item())
         if not math.isfinite(norm):
-            raise not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
+            raise gradients.not_finite(f"{name} gradient", [row.trajectory.trajectory_id for row in rows])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return norm
@@ -265,7 +258,7 @@ def _load_models(
             "model.float32_output: true has no effect: every layer computes in float32 on %s", compute.device
         )
     stored = compute.dtype if model.adapter else torch.float32
-    policy = load_for(path, stored, compute)
+    policy = batching.load_for(path, stored, compute)
     loads_on = compute.ranks.loads_on(compute.device)
     critic = Critic(path, stored, loads_on, packed=compute.packed) if with_critic else None
     backbones = {"policy": policy} | ({"critic": critic.backbone} if critic else {})
@@ -279,9 +272,9 @@ def _load_models(
     return policy, critic
 
 
-def reference_of(learner: Learner, path: str | Path) -> Reference:
+def reference_of(learner: Models, path: str | Path) -> Reference:
     """The start of a learner: its own policy without the adapters, or the model at its `path`."""
-    return Reference(learner.policy, learner.compute) if learner.adapter else frozen(path, learner.compute)
+    return Reference(learner.policy, learner.compute) if learner.adapter else batching.frozen(path, learner.compute)
 
 
 def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed: int, ranks: Ranks = ALONE) -> Learner:
@@ -294,23 +287,3 @@ def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed:
     )
     needed = config.credit.needs_critic
     return Learner(path, config.update, settings.model, with_critic=needed, seed=seed, options=options)
-
-
-def compute_of(model: ModelParams, params: UpdateParams, device: torch.device, ranks: Ranks = ALONE) -> Compute:
-    """The device and precision that a learner computes with."""
-    dtype = compute_dtype(model.dtype, device)
-    return Compute(
-        device=device,
-        dtype=dtype,
-        max_tokens=params.max_tokens_per_microbatch,
-        packed=model.packing,
-        float32_output=model.float32_output and dtype is not torch.float32,
-        ranks=ranks,
-    )
-
-
-def _means(steps: Sequence[losses.Metrics]) -> losses.Metrics:
-    """The mean of each metric over the steps that have it."""
-    done = [step for step in steps if step]
-    found = {name: [step[name] for step in done if name in step] for name in (done[0] if done else {})}
-    return {name: sum(values) / len(values) for name, values in found.items()}

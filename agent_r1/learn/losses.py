@@ -34,11 +34,6 @@ class LossTokens:
     sampled: Tensor  # [N] bool, true at action tokens
     spans: list[int] | None  # lengths of the spans that share a ratio; None if every token has its own
 
-    @property
-    def count(self) -> bool:
-        """Whether they count in the step. The tokens of a rank that idles do not."""
-        return bool(self.weights.any())
-
     def detach(self) -> Self:
         """These tokens without a graph."""
         return replace(self, logprobs=self.logprobs.detach(), entropy=self.entropy.detach())
@@ -71,6 +66,13 @@ def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     if params.entropy_bonus:
         terms = terms - params.entropy_bonus * tokens.sampled * tokens.entropy
     return terms
+
+
+def means(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each metric over the steps that have it."""
+    done = [step for step in steps if step]
+    found = {name: [step[name] for step in done if name in step] for name in (done[0] if done else {})}
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def token_weight(length: int, params: UpdateParams) -> float:

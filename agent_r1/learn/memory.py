@@ -138,8 +138,10 @@ def estimate(demand: Demand) -> dict[str, float]:
     learners = {"policy": count.policy}
     if demand.critic:
         learners["critic"] = count.backbone + shape.hidden_size + 1
+    trained = {name: count.adapters or weights for name, weights in learners.items()}
     parts: dict[str, float] = {
-        name: _trained_bytes(weights, count.adapters, frozen, states) for name, weights in learners.items()
+        name: trained[name] * FLOAT32 * (2 + states) + bool(count.adapters) * weights * frozen
+        for name, weights in learners.items()
     }
     if demand.reference and not demand.adapter:
         parts["reference"] = count.policy * frozen
@@ -156,8 +158,7 @@ def estimate(demand: Demand) -> dict[str, float]:
     gib = {name: size / GIB for name, size in parts.items()}
     sampler = demand.sampler_gib
     if demand.sampler_sleeps:
-        trained = sum(count.adapters or weights for weights in learners.values())
-        gradients = trained * FLOAT32 / demand.ranks / GIB
+        gradients = sum(trained.values()) * FLOAT32 / demand.ranks / GIB
         sampler = max(0.0, sampler - gradients - gib["activations"] - gib["logits"])
     return gib | {"sampler": sampler, "libraries": LIBRARIES_GIB}
 
@@ -209,12 +210,6 @@ def activation_bytes(demand: Demand) -> int:
         layer += FLOAT32 * (2 * hidden + queries + mlp)
     kept = config.num_hidden_layers * (stream * hidden if demand.gradient_checkpointing else layer)
     return int(demand.tokens * (kept + layer * demand.gradient_checkpointing))
-
-
-def _trained_bytes(weights: int, adapters: int, frozen: int, states: int) -> int:
-    """Bytes of a model that trains, or of one whose adapters do; a weight beneath takes `frozen` bytes."""
-    with_states = FLOAT32 * (2 + states)
-    return weights * frozen + adapters * with_states if adapters else weights * with_states
 
 
 def _sampler_gib(config: PretrainedConfig, settings: Params, dtype: torch.dtype, device: torch.device) -> float:

@@ -32,14 +32,22 @@ class OffloadedAdamW(AdamW):
         """Changes every weight that has a gradient, and frees the gradient."""
         for group in self.param_groups:
             options = {name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-            beta1, beta2 = group["betas"]
+            options["beta1"], options["beta2"] = group["betas"]
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
                 here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
                 kept = self.state[weight] = self.state[weight] or _blank(weight, self)
-                moments = [kept["exp_avg"]], [kept["exp_avg_sq"]], [], [kept["step"]]
-                take_steps([here], [gradient], *moments, fused=True, beta1=beta1, beta2=beta2, **options)
+                take_steps(
+                    [here],
+                    [gradient],
+                    [kept["exp_avg"]],
+                    [kept["exp_avg_sq"]],
+                    [],
+                    [kept["step"]],
+                    fused=True,
+                    **options,
+                )
                 weight.copy_(here)
 
 
