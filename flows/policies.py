@@ -140,17 +140,12 @@ def plain_name(model: str) -> str:
     return "--".join(part for part in Path(model).parts if part.strip("/."))
 
 
-def chosen(settings: Params, run: str | None, seed: int | None, sweep: str, model: str | None) -> Policy:
-    """The policy of a training, or else a model, or the warm start where neither is named.
-
-    Raises ValueError for what does not go together.
-    """
+def chosen(settings: Params, run: RunId | None, model: str | None) -> Policy:
+    """The policy of a training or of a model; the warm start if neither is named. Raises ValueError for both."""
     if run and model:
         raise ValueError("--run and --model each name a policy; give one of them")
-    if not run and (seed is not None or sweep):
-        raise ValueError("--seed and --sweep tell apart runs; give --run")
     if run:
-        return Policy.of_run(settings, RunId.named(run, seed, sweep))
+        return Policy.of_run(settings, run)
     return Policy.named(model) if model else Policy.of_warm_start(settings)
 
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
-from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, app, completed_overlays
+from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, app, completed_overlays, training_of
 from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"
@@ -48,7 +49,7 @@ def train(
     """Trains a run of params.yaml, or goes on with it."""
     from flows.train import start
 
-    start(run=run, seed=seed, sweep=sweep or "", fresh=fresh)
+    start(RunId.named(run, seed, sweep or ""), fresh=fresh)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -56,7 +57,7 @@ def register(run: OneRun, seed: Seed = None, sweep: Sweep = None) -> None:
     """Registers the policy that a training finished with."""
     from flows.operation.register import register as stage
 
-    run_stage(stage, run=run, seed=seed, sweep=sweep or "")
+    run_stage(stage, run=RunId.named(run, seed, sweep or ""))
 
 
 @app.command(rich_help_panel=PANEL)
@@ -75,19 +76,18 @@ def evaluate(
     protocol: Annotated[Protocol | None, Option(help="In place of tool_call, how runs are trained.")] = None,
     dataset: Annotated[str | None, Option(help="Asks the questions of this prepared data set alone.")] = None,
     as_label: Annotated[
-        str | None, Option("--as", metavar="LABEL", help="Of the results: outputs/evaluate/LABEL.")
+        str | None, Option("--as", metavar="LABEL", help="Names the results: outputs/evaluate/LABEL.")
     ] = None,
     into: Annotated[
-        str | None, Option(metavar="FOLDER", help="Of the results, in place of outputs/evaluate/LABEL.")
+        Path | None, Option(metavar="FOLDER", help="Takes the results, in place of outputs/evaluate/LABEL.")
     ] = None,
 ) -> None:
     """Puts the test questions to any policy."""
+    from flows.evaluate import Asked
     from flows.evaluate import evaluate as stage
 
-    run_stage(
-        stage,
-        run=run,
-        seed=seed,
+    asked = Asked(
+        run=training_of(run, seed, None if baseline else sweep),
         sweep=sweep or "",
         baseline=baseline,
         model=model,
@@ -97,6 +97,7 @@ def evaluate(
         as_label=as_label,
         into=into,
     )
+    run_stage(stage, asked=asked)
 
 
 @app.command(rich_help_panel=PANEL)

@@ -1,4 +1,4 @@
-"""What a team does with what it trained."""
+"""Commands that operate what was trained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, Seed, Sweep, app
+from flows.commands.shared import Model, RunName, Seed, Sweep, app, training_of
 from flows.stage import report_to_own_server
 
 PANEL = "Operate"
@@ -45,7 +45,7 @@ def export(
     from flows.policies import chosen
 
     settings = params.load()
-    policy = chosen(settings, run, seed, sweep or "", model)
+    policy = chosen(settings, training_of(run, seed, sweep), model)
     written(policy.as_trained(settings), policy, to, license_name)
 
 

@@ -32,18 +32,18 @@ ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the t
 logger = logging.getLogger(__name__)
 
 
-def register(run: str, seed: int | None = None, sweep: str = "") -> None:
+def register(run: RunId) -> None:
     """Registers the policy that a training finished with, and has DVC keep it and the training's folder.
 
     Doing it again changes nothing. Writes one small file that names the version and says what else only MLflow's run of
     the training knows, so that another store can be given the same version.
     """
-    settings, meant = params.load(), RunId.named(run, seed, sweep)
-    version = registry.register(_describe(settings, meant))
+    settings = params.load()
+    version = registry.register(_describe(settings, run))
     made = version.descriptor
     logger.info("%s is %s", made.policy, version.reference)
     named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}
-    write_text(settings.places.version(meant), json.dumps(named, indent=2) + "\n")
+    write_text(settings.places.version(run), json.dumps(named, indent=2) + "\n")
     _push(made)
 
 

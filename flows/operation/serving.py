@@ -82,18 +82,8 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
 
 def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Part:
     """A worker that runs what a pool is given, as processes in this clone."""
-    command = [
-        sys.executable,
-        "-m",
-        "flows.prefect_worker",
-        "worker",
-        "start",
-        "--pool",
-        pool,
-        "--type",
-        "process",
-        *options,
-    ]
+    start = [sys.executable, "-m", "flows.prefect_app", "worker", "start"]
+    command = [*start, "--pool", pool, "--type", "process", *options]
     started_by = {STARTED_BY: str(os.getpid())}
     return Part(name="worker", command=command, environment={**environment, **started_by}, log=log_path(name))
 

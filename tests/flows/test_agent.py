@@ -12,7 +12,8 @@ from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import Params
 from flows import evaluate as evaluate_module
-from flows.evaluate import Subject, evaluate
+from flows.commands.graph import evaluate
+from flows.evaluate import Subject
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
 
@@ -108,11 +109,9 @@ def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
             {"baseline": "naive_rag", "protocol": "tool_call"},
             "the warm-started model under a protocol of its own; leave out --protocol, or",
         ),
-        (
-            {"baseline": "naive_rag", "seed": 1},
-            "--seed and --sweep choose a training; leave them out",
-        ),
-        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep choose a training; leave them out"),
+        ({"baseline": "naive_rag", "seed": 1}, "--seed and --sweep tell apart runs; give --run, or leave them out"),
+        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep tell apart runs; give --run, or leave them out"),
+        ({"model": "org/tiny", "sweep": "ablations"}, "--seed and --sweep tell apart runs"),
         ({"model": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
         ({"model": "org/tiny", "as_label": "ppo-seed7"}, "'ppo-seed7' is the label of ppo's own evaluation"),
         (
@@ -130,7 +129,7 @@ def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], me
 
 
 def test_results_go_where_they_are_wanted(choose: Any) -> None:
-    subject, folder = choose(run="ppo", into="elsewhere/now")
+    subject, folder = choose(run="ppo", into=Path("elsewhere/now"))
     assert (folder, subject.name, subject.training) == (Path("elsewhere/now"), "ppo", Path("outputs/train/ppo"))
 
 

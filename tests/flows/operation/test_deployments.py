@@ -18,9 +18,9 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
 from prefect.states import Running
 
-from flows.operation.checks import Finding, Status, prefect
 from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
 from flows.operation.deployments import REGISTERED, expired
+from flows.operation.doctor import Finding, Status, prefect
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 

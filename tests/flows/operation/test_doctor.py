@@ -16,20 +16,22 @@ import pytest
 from rich.console import Console
 
 from flows.dvc_files import complaint
-from flows.operation.checks import (
+from flows.operation.doctor import (
+    CHECKS,
     Finding,
     Status,
     aside,
     compare_versions,
     dvc,
+    found_by,
     parameters,
     ports,
     prefect,
     registered,
     store,
+    table,
     versions,
 )
-from flows.operation.doctor import CHECKS, found_by, table
 
 ROOT = Path(__file__).parents[3]
 Start = Callable[..., subprocess.Popen[str]]
@@ -131,7 +133,7 @@ def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyP
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("MLFLOW_PORT", str(port))
-        monkeypatch.setattr("flows.operation.checks.ANSWER_S", 0.5)
+        monkeypatch.setattr("flows.operation.doctor.ANSWER_S", 0.5)
         found = ports()
     assert found.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
     assert f"make serve MLFLOW_PORT={port + 1}" in found.remedy

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.operation.checks import Status
-from flows.operation.doctor import found_by
-from flows.operation.machine import compare_room, engine, ranks, room
+from flows.operation.doctor import Status, compare_room, engine, found_by, ranks, room
 
 ROOT = Path(__file__).parents[3]
 WriteParams = Callable[[Path, dict[str, Any]], None]
@@ -111,7 +109,7 @@ def test_an_engine_that_does_not_start_or_hangs(
     assert found.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
     assert "`-m flows doctor --engine` shows all" in found.remedy
     (folder / "torch.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("flows.operation.machine.ENGINE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("flows.operation.doctor.ENGINE_TIMEOUT_S", 3.0)
     assert "no answer within 3 s" in engine().message
 
 
