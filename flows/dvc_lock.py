@@ -1,4 +1,4 @@
-"""Entries of dvc.lock on their way from one clone to another, and with them what a stage made."""
+"""Carries entries of dvc.lock, and the outputs of their stages, from one clone to another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flows.dvc_files import complaint, require_listing, run_dvc
 from flows.graph import out_of_date
 
 SHOWN = 8  # differences that a message names
-# What dvc.lock would say of stages here and now, dependencies that are not there left out, and what it does say.
+# The entry that dvc.lock would have now, without missing dependencies, and the entry that it has.
 _DESCRIBE = """
 import json, sys
 from dvc.repo import Repo, lock_repo
@@ -69,7 +69,7 @@ class Item(_Record):
 
 
 class Made(_Record):
-    """What a stage is made of."""
+    """The command, dependencies and parameters of a stage."""
 
     cmd: str
     deps: list[Item] = []
@@ -77,22 +77,22 @@ class Made(_Record):
 
 
 class Entry(Made):
-    """A stage as dvc.lock has it."""
+    """A stage's whole entry in dvc.lock."""
 
     outs: Annotated[list[Item], Field(min_length=1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """What a clone knows of a stage."""
+    """A clone's state of a stage."""
 
-    made: Made  # of what is there now
+    made: Made  # from the files that are there now
     paths: list[str]  # of its outputs
-    locked: dict[str, Any] | None  # what dvc.lock says of it, of this time or of an earlier one
+    locked: dict[str, Any] | None  # the entry in dvc.lock, which may be older
 
 
 def described(*stages: str) -> dict[str, Known]:
-    """What this clone knows of some stages. Raises ValueError if its graph cannot be read or has no such stage."""
+    """This clone's state of stages. Raises ValueError if its graph cannot be read, or lacks one of them."""
     told = json.loads(_of_dvc(_DESCRIBE, *stages))
     return {
         stage: Known(made=Made.model_validate(each["made"]), paths=each["paths"], locked=each["locked"])
@@ -101,9 +101,9 @@ def described(*stages: str) -> dict[str, Known]:
 
 
 def require_alike(stage: str, theirs: Made, ours: Made, made: Iterable[str] = ()) -> None:
-    """Checks that a stage is made of the same in two clones, but for what is at some paths, which is yet to come.
+    """Raises ValueError with the differences if a stage is made of something else in another clone.
 
-    Raises ValueError with the differences in words.
+    Dependencies at the paths `made` are left out, because they are still to come.
     """
     found = [*differences(theirs, ours, [*made])]
     if found:
@@ -115,7 +115,7 @@ def require_alike(stage: str, theirs: Made, ours: Made, made: Iterable[str] = ()
 
 
 def differences(theirs: Made, ours: Made, made: Iterable[str] = ()) -> Iterator[str]:
-    """In what a stage of two clones differs, in words; dependencies that meet one of some paths are left out."""
+    """The differences of a stage in two clones, in words, without dependencies at or inside the paths `made`."""
     if theirs.cmd != ours.cmd:
         yield "its command"
     there, here = _flat(theirs.params), _flat(ours.params)
@@ -130,10 +130,10 @@ def differences(theirs: Made, ours: Made, made: Iterable[str] = ()) -> Iterator[
 
 
 def adopt(entries: Mapping[str, Entry]) -> None:
-    """Takes over what another clone made of some stages: into dvc.lock their outputs, and these from the remote.
+    """Takes over stages from another clone: their entries into dvc.lock, their outputs from the remote.
 
-    Raises ValueError if this clone would make them of something else, or if an entry or a listing names what is not an
-    output of its stage; and OSError if the remote does not have the outputs, or DVC cannot put them into their place.
+    Raises ValueError if this clone would make a stage of something else, or if an entry or a listing names a file that
+    is no output of its stage. Raises OSError if the remote lacks the outputs, or DVC cannot put them into place.
     """
     known, outs = described(*entries), [out for entry in entries.values() for out in entry.outs]
     for stage, entry in entries.items():
@@ -142,7 +142,7 @@ def adopt(entries: Mapping[str, Entry]) -> None:
             raise ValueError(harmless(f"{stage} has the outputs {known[stage].paths}, and another clone says {paths}"))
     new = {stage: said for stage, entry in entries.items() if (said := entry_of(entry)) != known[stage].locked}
     old = entries.keys() - new
-    # What is in its place is not pulled: DVC refuses to while a stage beside this one reads it.
+    # Outputs in their place are not pulled: DVC refuses to while another stage reads them.
     if wanted := [*new, *(out_of_date(*old) if old else ())]:
         failed = next(filter(None, map(require_listing, (out.md5 for out in outs if out.md5.endswith(".dir")))), "")
         if not failed:
@@ -153,12 +153,12 @@ def adopt(entries: Mapping[str, Entry]) -> None:
 
 
 def entry_of(entry: Made) -> dict[str, Any]:
-    """As dvc.lock has it."""
+    """An entry in the form of dvc.lock."""
     return entry.model_dump(exclude_unset=True)
 
 
 def push(*stages: str) -> None:
-    """Copies what stages made to DVC's remote. Raises OSError if that fails."""
+    """Copies the outputs of stages to DVC's remote. Raises OSError if that fails."""
     if failed := run_dvc("push", *stages):
         raise OSError(f"DVC could not push {', '.join(stages)} ({failed})")
 
@@ -172,7 +172,7 @@ def _flat(values: Mapping[str, JsonValue], before: str = "") -> dict[str, JsonVa
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether one of two paths is the other, or is inside it."""
+    """Whether two paths are equal, or one is inside the other."""
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 

@@ -1,4 +1,4 @@
-"""What DVC knows of a graph: its stages, what they wait for, and which of them are out of date."""
+"""DVC's view of a graph: its stages, their order, and which of them are out of date."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flows.dvc_files import ask_dvc
 
 
 class StageFailed(RuntimeError):
-    """A stage ended with an error of its own, which it has already explained."""
+    """A stage ended with an error that it has already explained."""
 
 
 class StageUnavailable(StageFailed):
-    """A stage ended because a file or a server failed it: the same may work later."""
+    """A stage ended because of a file or a server; the same may work later."""
 
 
 def stages(file: str) -> dict[str, set[str]]:
-    """The stages of a dvc.yaml and those of others that they depend on, each with those that it depends on itself.
+    """The stages of a dvc.yaml and their dependencies in other files: stage -> its direct dependencies.
 
     Raises ValueError if params.yaml or the graph is not valid.
     """
@@ -41,7 +41,7 @@ def edges(dot: str) -> dict[str, set[str]]:
 
 
 def waiting(needs: Mapping[str, Set[str]]) -> dict[str, set[str]]:
-    """The stages that cannot begin before a stage has ended, for every stage."""
+    """For every stage, all stages that have to wait for its end."""
     behind: dict[str, set[str]] = {stage: set() for stage in needs}
     for stage in reversed([*TopologicalSorter(needs).static_order()]):
         for before in needs[stage]:
@@ -50,7 +50,7 @@ def waiting(needs: Mapping[str, Set[str]]) -> dict[str, set[str]]:
 
 
 def out_of_date(*targets: str) -> set[str]:
-    """The stages among some that DVC would run. Raises ValueError if params.yaml or the graph is not valid."""
+    """The stages that DVC would run. Raises ValueError if params.yaml or the graph is not valid."""
     return {*json.loads(_answer("status", "--json", *targets))}
 
 
