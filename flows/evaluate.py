@@ -122,7 +122,7 @@ class Subject:
     seed: int  # of its training; for a model that no stage made, the evaluation's
     policy: Policy  # for a model elsewhere the warm start, in whose tokens limits are counted
     protocol: Protocol
-    shown: dict[str, Any]  # parameters in MLflow, if the scores have a run of their own
+    known_as: str | None = None  # the model's path in MLflow; None for the warm start and for runs
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
     elsewhere: Elsewhere | None = None
 
@@ -134,6 +134,13 @@ class Subject:
     def under(self, settings: Params) -> Params:
         """The settings as they hold for it."""
         return by_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
+
+    def shown(self, settings: Params) -> dict[str, Any]:
+        """Its parameters in MLflow, if the scores have a run of their own; `settings` are those of `under`."""
+        if self.policy.run and not self.known_as:
+            return tracking.run_params(self.name, settings, settings.run(self.policy.run))
+        engine = {"engine": TEXT_LEVEL} if self.elsewhere else {}
+        return tracking.untrained_params(self.label, settings, self.known_as) | engine
 
     def identity(self) -> str:
         """The hash of its weights, or the name of whoever acts in their place.
@@ -154,58 +161,36 @@ class Subject:
 
 def subject_of(settings: Params, asked: Asked) -> Subject:
     """The policy that is asked for, under its protocol. Raises ValueError if its label is another evaluation's."""
+    model, seed, protocol, elsewhere = str(asked.model), settings.evaluate.seed, asked.protocol or "tool_call", None
+    known_as = None  # the model in MLflow, where it is not the warm start
     if asked.run is not None:
-        return _trained(settings, asked, asked.run)
-    if asked.baseline is not None:
+        plain, seed, policy = asked.run.label, settings.run(asked.run).seed, Policy.of_run(settings, asked.run)
+    elif asked.baseline is not None:
         if asked.protocol:
             raise ValueError(
                 f"{asked.baseline} is the warm-started model under a protocol of its own; leave out --protocol, or "
                 f"evaluate --model {settings.places.warm_start}"
             )
-        label = _label(settings, asked.baseline, asked)
-        policy, shown = Policy.of_warm_start(settings), tracking.untrained_params(label, settings)
-        seed, protocol = settings.warm_start.seed, BASELINES[asked.baseline]
-        return Subject(label=label, name=label, seed=seed, policy=policy, protocol=protocol, shown=shown)
-    return _foreign(settings, asked, str(asked.model))
-
-
-def _trained(settings: Params, asked: Asked, run: RunId) -> Subject:
-    """The policy of a run. Its scores belong to the run's own MLflow run, unless something is changed."""
-    config, policy = settings.run(run), Policy.of_run(settings, run)
-    label = _label(settings, run.label, asked)
-    name = label if asked.changes else run.name
-    return Subject(
-        label=label,
-        name=name,
-        seed=config.seed,
-        policy=policy,
-        protocol=asked.protocol or "tool_call",
-        shown=tracking.run_params(name, policy.as_trained(settings), config),
-        training=None if asked.changes else settings.places.training(run),
-    )
-
-
-def _foreign(settings: Params, asked: Asked, model: str) -> Subject:
-    """A model by its name: at an endpoint under the limits of `engine.server`, or a version, folder or hub id."""
-    seed, elsewhere, extra = settings.evaluate.seed, None, dict[str, Any]()
-    if asked.endpoint is not None:
+        plain, seed, policy = asked.baseline, settings.warm_start.seed, Policy.of_warm_start(settings)
+        protocol = BASELINES[asked.baseline]
+    elif asked.endpoint is not None:
         limits = settings.engine.server
-        endpoint = Endpoint(asked.endpoint, timeout_s=limits.timeout_s, retries=limits.retries)
-        elsewhere, policy, extra = Elsewhere(endpoint, model), Policy.of_warm_start(settings), {"engine": TEXT_LEVEL}
-        plain, known_as, under = plain_name(model), elsewhere.title, by_endpoint(settings)
+        elsewhere = Elsewhere(Endpoint(asked.endpoint, timeout_s=limits.timeout_s, retries=limits.retries), model)
+        plain, known_as, policy = plain_name(model), elsewhere.title, Policy.of_warm_start(settings)
     else:
-        policy = Policy.named(model)
-        plain, known_as, under = plain_name(model), model, policy.as_trained(settings)
+        plain, known_as, policy = plain_name(model), model, Policy.named(model)
         if version := policy.version:
             plain, known_as, seed = policy.name, version.reference, version.descriptor.seed
     label = _label(settings, plain, asked)
+    as_trained = asked.run is not None and not asked.changes
     return Subject(
         label=label,
-        name=label,
+        name=asked.run.name if asked.run and as_trained else label,
         seed=seed,
         policy=policy,
-        protocol=asked.protocol or "tool_call",
-        shown=tracking.untrained_params(label, under, known_as) | extra,
+        protocol=protocol,
+        known_as=known_as,
+        training=settings.places.training(asked.run) if asked.run and as_trained else None,
         elsewhere=elsewhere,
     )
 
@@ -305,7 +290,7 @@ def _run_of_its_own(settings: Params, subject: Subject, asked: Asked, began_s: f
     tags = tracking.provenance(asked.dataset or settings.prepare.dataset, sweep)
     tags |= {VERSION_TAG: str(version.number)} if version else {}
     tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
-    shown, about = subject.shown | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
+    shown, about = subject.shown(settings) | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
     recurring = asked.into is not None
     with tracking.start(subject.label, shown, tags, about=about, recurring=recurring, began_s=began_s) as run:
         return run

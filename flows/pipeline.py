@@ -142,11 +142,9 @@ def reproduce_all(file: str, pool: str = "") -> None:
                     continue
                 alone = not running and ready == [stage]  # nor does another get ready before it ends
                 ready.remove(stage)
-                if stage in changed or made & needs[stage]:
-                    work = _work(stage, needs[stage], beside, elsewhere, alone=alone)
-                    begun = _with_retries().submit(stage, work, ask=stage not in changed)
-                else:
-                    begun = _unchanged.submit(stage)
+                stale = stage in changed or made & needs[stage]
+                work = _work(stage, needs[stage], beside, elsewhere, alone=alone) if stale else None
+                begun = _with_retries().submit(stage, work, ask=stage not in changed)
                 running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
             if not running:
                 break
@@ -194,23 +192,16 @@ def _with_retries() -> Task[..., State[None]]:
 
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
-def _run(stage: str, work: Callable[[], None], *, ask: bool = False) -> State[None]:
-    """Does the work of a stage; with `ask`, only if DVC says that the stage is out of date."""
+def _run(stage: str, work: Callable[[], None] | None, *, ask: bool = False) -> State[None]:
+    """Does the work of a stage, if it has any; with `ask`, only if DVC says that the stage is out of date."""
+    fresh = work is None
     with suppress(ValueError):  # if DVC cannot say, the work tells why
-        if ask and not out_of_date(stage):
-            return _cached(stage)
+        fresh = fresh or (ask and not out_of_date(stage))
+    if work is None or fresh:
+        logger.info("stage %s is up to date", stage)
+        return Completed(name=CACHED)
     work()
     return Completed()
-
-
-@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
-def _unchanged(stage: str) -> State[None]:
-    return _cached(stage)
-
-
-def _cached(stage: str) -> State[None]:
-    logger.info("stage %s is up to date", stage)
-    return Completed(name=CACHED)
 
 
 def _follow(stage: str, command: Sequence[str], beside: Beside, *, alone: bool = False) -> None:

@@ -22,8 +22,7 @@ from pydantic import ValidationError
 
 from agent_r1.harmless import harmless
 from flows.dvc_files import run_dvc
-from flows.dvc_lock import Entry, adopt, described, entry_of, push
-from flows.graph import StageFailed, StageUnavailable
+from flows.graph import Entry, StageFailed, StageUnavailable, adopt, described, entry_of, push
 
 # Stages that hold an accelerator. The others take seconds, or write files that git keeps.
 SENT = ("warm_start", "train", "train_closer", "evaluate", "evaluate_closer", "baseline")

@@ -1,4 +1,4 @@
-"""The stages of the graph, and what runs them."""
+"""Commands that run the graph and its stages."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from prefect.states import Completed, Failed
 from prefect.utilities.callables import parameter_schema
 
 from agent_r1.harmless import without_password
+from agent_r1.params.places import SWEEP
 from flows.dvc_files import collect_graph
-from flows.dvc_lock import Entry, Made, adopt, described, entry_of, push, require_alike
-from flows.graph import StageUnavailable, stages
+from flows.graph import Entry, Made, StageUnavailable, adopt, described, entry_of, push, require_alike, stages
 from flows.operation.deploy import ensure_crash_detection, ensure_pool
 from flows.operation.serving import POOL, keep_working, require_server, worker_part
 from flows.pipeline import reproduce
@@ -27,7 +27,10 @@ from flows.pool import ERRAND, HANDED_BACK, UNAVAILABLE, Pool, require_shared
 from flows.processes import prefect_environment
 from flows.terminal import speak
 
-SWEEP = "ablations"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+IN_THE_CLONE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
+
+logger = logging.getLogger(__name__)
 
 
 @flow(name=ERRAND)
@@ -75,12 +78,6 @@ def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, Entry]) -
     if entries:
         adopt(entries)
     require_alike(stage, made, described(stage)[stage].made)
-
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-IN_THE_CLONE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
-
-logger = logging.getLogger(__name__)
 
 
 def work(pool: str, limit: int) -> None:

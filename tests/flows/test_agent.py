@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
-from agent_r1.params import Params
+from agent_r1.params import Params, load
 from flows import evaluate as evaluate_module
 from flows.commands.graph import evaluate
 from flows.evaluate import Subject
@@ -88,11 +88,12 @@ def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
         subject, folder = choose(run="ppo", **changed)
         assert (subject.training, subject.name) == (None, folder.name)
-        assert subject.shown["variant"] == subject.name
+        assert subject.shown(subject.under(load()))["variant"] == subject.name
 
 
 def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
-    shown = choose(model="org/tiny")[0].shown
+    subject, _ = choose(model="org/tiny")
+    shown = subject.shown(load())
     assert (shown["variant"], shown["model.path"], shown["algorithm"]) == ("org--tiny", "org/tiny", "none")
     assert not [key for key in shown if key.startswith("warm_start")]
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from flows.dvc_files import DVC
-from flows.dvc_lock import Entry, Made, adopt, described, differences, entry_of, push, require_alike
-from flows.graph import out_of_date
+from flows.graph import Entry, Made, adopt, described, differences, entry_of, out_of_date, push, require_alike
 
 GRAPH = """
 stages:
