@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class EvaluationRequest:
     """The options of an evaluation. Exactly one of `run`, `baseline` and `model` says which policy."""
 
     run: RunId | None = None
@@ -136,7 +136,7 @@ class Subject:
         return by_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
 
     def shown(self, settings: Params) -> dict[str, Any]:
-        """Its parameters in MLflow, if the scores have a run of their own; `settings` are those of `under`."""
+        """The parameters for MLflow, if the scores have a run of their own; `settings` come from `under`."""
         if self.policy.run and not self.known_as:
             return tracking.run_params(self.name, settings, settings.run(self.policy.run))
         engine = {"engine": TEXT_LEVEL} if self.elsewhere else {}
@@ -159,7 +159,7 @@ class Subject:
         return found
 
 
-def subject_of(settings: Params, asked: Asked) -> Subject:
+def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
     """The policy that is asked for, under its protocol. Raises ValueError if its label is another evaluation's."""
     model, seed, protocol, elsewhere = str(asked.model), settings.evaluate.seed, asked.protocol or "tool_call", None
     known_as = None  # the model in MLflow, where it is not the warm start
@@ -195,7 +195,7 @@ def subject_of(settings: Params, asked: Asked) -> Subject:
     )
 
 
-def _label(settings: Params, plain: str, asked: Asked) -> str:
+def _label(settings: Params, plain: str, asked: EvaluationRequest) -> str:
     """The name of the evaluation: the one asked for, or the policy's with all changes. Refuses one that is taken."""
     label = asked.as_label or "-".join([plain, *asked.changes])
     if not LABEL.fullmatch(label):
@@ -208,7 +208,7 @@ def _label(settings: Params, plain: str, asked: Asked) -> str:
     return label
 
 
-def evaluate(asked: Asked) -> None:
+def evaluate(asked: EvaluationRequest) -> None:
     """Puts the test questions to a policy, greedily, and grades its answers.
 
     Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate.
@@ -224,7 +224,7 @@ def evaluate(asked: Asked) -> None:
     write_text(folder / "mlflow_run_id", tracked.run_id)
 
 
-def _ask(settings: Params, subject: Subject, folder: Path, asked: Asked) -> tracking.Run:
+def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:
     """Asks, grades, and writes the results to the folder and to MLflow."""
     began_s, dataset = time.time(), asked.dataset
     prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
@@ -284,7 +284,7 @@ def _answers(settings: Params, subject: Subject, questions: Sequence[Question], 
         return Answers(made, measured, shared.use_of_tools(made))
 
 
-def _run_of_its_own(settings: Params, subject: Subject, asked: Asked, began_s: float) -> tracking.Run:
+def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:
     """A new run, which only holds the scores."""
     version, sweep = subject.policy.version, asked.run.sweep if asked.run else asked.sweep
     tags = tracking.provenance(asked.dataset or settings.prepare.dataset, sweep)

@@ -129,7 +129,7 @@ class Made(_Record):
     params: dict[str, dict[str, JsonValue]] = {}
 
 
-class Entry(Made):
+class LockEntry(Made):
     """A stage's whole entry in dvc.lock."""
 
     outs: Annotated[list[Item], Field(min_length=1)]
@@ -182,7 +182,7 @@ def differences(theirs: Made, ours: Made, made: Iterable[str] = ()) -> Iterator[
             yield harmless(path)
 
 
-def adopt(entries: Mapping[str, Entry]) -> None:
+def adopt(entries: Mapping[str, LockEntry]) -> None:
     """Takes over stages from another clone: their entries into dvc.lock, their outputs from the remote.
 
     Raises ValueError if this clone would make a stage of something else, or if an entry or a listing names a file that

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from agent_r1.harmless import harmless
 from flows.dvc_files import run_dvc
-from flows.graph import Entry, StageFailed, StageUnavailable, adopt, described, entry_of, push
+from flows.graph import LockEntry, StageFailed, StageUnavailable, adopt, described, entry_of, push
 
 # Stages that hold an accelerator. The others take seconds, or write files that git keeps.
 SENT = ("warm_start", "train", "train_closer", "evaluate", "evaluate_closer", "baseline")
@@ -98,7 +98,7 @@ class Pool:
                 push(*lacking)
                 self._pushed |= needs
             known = described(stage, *needs)
-        entries = {need: entry_of(Entry.model_validate(known[need].locked)) for need in sorted(needs)}
+        entries = {need: entry_of(LockEntry.model_validate(known[need].locked)) for need in sorted(needs)}
         return {"stage": stage, "made": entry_of(known[stage].made), "entries": entries}
 
     def _sent(self, client: SyncPrefectClient, stage: str, asked: dict[str, Any]) -> FlowRun:
@@ -153,7 +153,7 @@ class Pool:
         return False
 
 
-def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> Entry:
+def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> LockEntry:
     """The entry of dvc.lock that an errand left. Raises ValueError if it is not valid."""
     found = client.read_artifacts(
         artifact_filter=ArtifactFilter.model_validate({"key": {"any_": [HANDED_BACK]}}),
@@ -165,7 +165,7 @@ def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> Entry:
     if not isinstance(text, str) or len(text) > ENTRY_CHARS:
         raise ValueError(f"what flow run {run} left of {stage} is no text of at most {ENTRY_CHARS} characters")
     try:
-        return Entry.model_validate_json(text)
+        return LockEntry.model_validate_json(text)
     except ValidationError as fault:
         problem = fault.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])

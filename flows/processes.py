@@ -118,7 +118,7 @@ def _send(process: subprocess.Popen[str], number: signal.Signals, grace_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Supervised:
     """A process that serves, alone or beside others."""
 
     name: str
@@ -200,13 +200,13 @@ def prefect_environment(api_url: str) -> dict[str, str]:
     }
 
 
-def server_part(port: int, password: str = "") -> Part:
+def server_part(port: int, password: str = "") -> Supervised:
     """A Prefect server that this machine alone can reach, and that logs errors alone.
 
     It answers no page of another origin, and with a password only requests that send it.
     """
     app = ["flows.prefect_app:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
-    return Part(
+    return Supervised(
         name="Prefect server",
         command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
         environment={
@@ -231,7 +231,7 @@ def log_path(part: str) -> Path:
     return HOME / f"{part}.log"
 
 
-def await_health(process: subprocess.Popen[str], part: Part) -> None:
+def await_health(process: subprocess.Popen[str], part: Supervised) -> None:
     """Waits until a new server answers. Raises OSError if it ends, or does not answer in time."""
     deadline = time.monotonic() + STARTUP_S
     while process.poll() is None and time.monotonic() < deadline:

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
-from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, app, completed_overlays, training_of
+from flows.commands.shared import Model, OneRun, RunName, SeedOption, Sweep, app, completed_overlays, training_of
 from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"
@@ -42,7 +42,7 @@ def warm_start() -> None:
 @app.command(rich_help_panel=PANEL)
 def train(
     run: OneRun,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves what is there aside.")] = False,
 ) -> None:
@@ -53,7 +53,7 @@ def train(
 
 
 @app.command(rich_help_panel=PANEL)
-def register(run: OneRun, seed: Seed = None, sweep: Sweep = None) -> None:
+def register(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
     """Registers the policy that a training finished with."""
     from flows.operation.register import register as stage
 
@@ -63,7 +63,7 @@ def register(run: OneRun, seed: Seed = None, sweep: Sweep = None) -> None:
 @app.command(rich_help_panel=PANEL)
 def evaluate(
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     baseline: Annotated[
         Baseline | None, Option(help="In place of --run: the model that trainings start from, chance, or a solver.")
@@ -83,10 +83,10 @@ def evaluate(
     ] = None,
 ) -> None:
     """Puts the test questions to any policy."""
-    from flows.evaluate import Asked
+    from flows.evaluate import EvaluationRequest
     from flows.evaluate import evaluate as stage
 
-    asked = Asked(
+    asked = EvaluationRequest(
         run=training_of(run, seed, None if baseline else sweep),
         sweep=sweep or "",
         baseline=baseline,

@@ -18,7 +18,7 @@ from flows.commands.shared import (
     Model,
     OneRun,
     RunName,
-    Seed,
+    SeedOption,
     Sweep,
     Temperature,
     app,
@@ -85,7 +85,7 @@ def compare(
 @app.command(rich_help_panel=PANEL)
 def chat(
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     model: Model = None,
     endpoint: Annotated[
@@ -128,7 +128,7 @@ def chat(
 @app.command(rich_help_panel=PANEL)
 def view(
     run: OneRun,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="In place of outputs/view/LABEL.html.")] = None,
     trajectories: Annotated[int, Option(help="On the page, at most.")] = 200,
@@ -144,7 +144,7 @@ def view(
 @app.command(rich_help_panel=PANEL)
 def replay(
     run: OneRun,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     others: Annotated[
         list[str] | None, Option("--as", metavar="RUN", autocompletion=completed_runs, help="May be given again.")

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, Seed, Sweep, app, training_of
+from flows.commands.shared import Model, RunName, SeedOption, Sweep, app, training_of
 from flows.stage import report_to_own_server
 
 PANEL = "Operate"
@@ -36,7 +36,7 @@ def export(
         str, Option("--license", metavar="NAME", help="Of the weights, as Hugging Face calls it: apache-2.0, other.")
     ],
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     model: Model = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from typer import Argument, Context, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, Seed, Sweep, Temperature, app, opened, training_of
+from flows.commands.shared import Model, RunName, SeedOption, Sweep, Temperature, app, opened, training_of
 from flows.processes import HOST
 
 PANEL = "Serve"
@@ -36,7 +36,7 @@ def serving(
 @app.command("serve_agent", rich_help_panel=PANEL)
 def serve_agent(
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     model: Model = None,
     temperature: Temperature = 0.0,

@@ -72,7 +72,7 @@ RunName = Annotated[
     str | None,
     Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one."),
 ]
-Seed = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
+SeedOption = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
 Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]
 
 # Options that name any other policy, and how it acts.

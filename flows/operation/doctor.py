@@ -11,12 +11,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.metadata import distributions, version
 from pathlib import Path
 from subprocess import TimeoutExpired
 from tempfile import TemporaryDirectory, TemporaryFile
-from types import MappingProxyType
 from typing import cast
 from uuid import UUID
 
@@ -48,13 +46,7 @@ ENGINE_TIMEOUT_S = 150.0
 TINY_TOKENS = 128
 
 
-class Status(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-OK, WARNING, FAILED = Status
+OK, WARNING, FAILED = "ok", "warning", "failed"
 COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 
 
@@ -62,12 +54,12 @@ COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 class Finding:
     """The result of a check. A finding that is not ok has a remedy."""
 
-    status: Status
+    status: str  # OK, WARNING or FAILED
     message: str
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        if not self.remedy and self.status is not OK:
+        if not self.remedy and self.status != OK:
             raise ValueError(f"{self.message}, and no remedy")
 
 
@@ -322,8 +314,10 @@ def found_by(check: Callable[[], Finding]) -> Finding:
         return Finding(FAILED, f"{kind}{wrong}", remedy or "mend what the message names")
 
 
-_CHECKS = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, registered, aside)
-CHECKS = MappingProxyType({check.__name__: check for check in _CHECKS})
+CHECKS = {
+    check.__name__: check
+    for check in (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, registered, aside)
+}
 
 
 def table(findings: Mapping[str, Finding]) -> Table:
@@ -339,7 +333,7 @@ def table(findings: Mapping[str, Finding]) -> Table:
 
 
 def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
-    """Prints a table of all checks, or of some by name; exit code 1 where anything failed."""
+    """Prints a table of all checks, or of some by name; exits with 1 if one has failed."""
     if engine:
         try_engine(params.load().engine)
         return
@@ -349,5 +343,5 @@ def doctor(checks: Sequence[str] = (), *, engine: bool = False) -> None:
     with console.status("examining, about a minute"):
         findings = {name: found_by(check) for name, check in CHECKS.items() if name in (checks or CHECKS)}
     console.print(table(findings))
-    if any(found.status is Status.FAILED for found in findings.values()):
+    if any(found.status == FAILED for found in findings.values()):
         sys.exit(1)

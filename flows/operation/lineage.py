@@ -33,7 +33,7 @@ HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class Origin:
     """An output as a stage made it once."""
 
     commit: str  # of the dvc.lock that records it; WORKSPACE for the one on disk
@@ -101,7 +101,7 @@ def _origins(version: Version) -> Tree:
     return tree
 
 
-def trajectory_facts(model: Descriptor, training: Made | None) -> list[tuple[str, str]]:
+def trajectory_facts(model: Descriptor, training: Origin | None) -> list[tuple[str, str]]:
     """The place of the trajectories that a model learned from, and a command that gets them.
 
     Uses DVC's file of the training if it is here, beside the policy's; else a folder in a dvc.lock.
@@ -151,7 +151,7 @@ def _grow(tree: Tree, branch: str, facts: Iterable[tuple[str, str]]) -> None:
         grown.add(escape(f"{name} {value}".rstrip()), style="default")
 
 
-def training_of(model: Descriptor) -> Made | None:
+def training_of(model: Descriptor) -> Origin | None:
     """The entry of the model's training in a dvc.lock, of the workspace or a commit; None if there is none.
 
     An entry is the model's if its folder lists the same policy, file by file, as DVC's copy.
@@ -168,13 +168,13 @@ def training_of(model: Descriptor) -> Made | None:
     return None
 
 
-def made_in(commit: str, path: str, lock: str = LOCKS[0]) -> Made | None:
+def made_in(commit: str, path: str, lock: str = LOCKS[0]) -> Origin | None:
     """The output as of a commit; None if its dvc.lock does not know it."""
     for name, stage in _stages(commit, lock).items():
         for out in stage.get("outs", []):
             if out["path"] == path:
                 inputs = {each["path"]: each["md5"] for each in stage.get("deps", []) if "md5" in each}
-                return Made(commit=commit, stage=name, path=path, md5=out["md5"], inputs=inputs)
+                return Origin(commit=commit, stage=name, path=path, md5=out["md5"], inputs=inputs)
     return None
 
 

@@ -21,7 +21,7 @@ from flows.processes import (
     OF_CLIENTS,
     PASSWORD,
     STARTED_BY,
-    Part,
+    Supervised,
     api_on,
     await_health,
     known,
@@ -40,7 +40,7 @@ WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
 
-Running = tuple[Part, subprocess.Popen[str]]
+Running = tuple[Supervised, subprocess.Popen[str]]
 
 
 def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) -> None:
@@ -53,7 +53,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
     """
     remote = os.environ.get("PREFECT_API_URL")
     logger.info("starting %sMLflow and a worker; a minute on a busy machine", "" if remote else "Prefect, ")
-    environment, of_prefect = prefect_environment(remote or api_on(prefect_port)), list[Part]()
+    environment, of_prefect = prefect_environment(remote or api_on(prefect_port)), list[Supervised]()
     if remote:
         require_server(remote)
     else:
@@ -79,12 +79,12 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: mlflow}), servers)
 
 
-def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Part:
+def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Supervised:
     """A worker that runs the runs of a pool as processes in this clone."""
     start = [sys.executable, "-m", "flows.prefect_app", "worker", "start"]
     command = [*start, "--pool", pool, "--type", "process", *options]
     started_by = {STARTED_BY: str(os.getpid())}
-    return Part(name="worker", command=command, environment={**environment, **started_by}, log=log_path(name))
+    return Supervised(name="worker", command=command, environment={**environment, **started_by}, log=log_path(name))
 
 
 def own_password() -> str:
@@ -122,7 +122,7 @@ def show_mlflow(port: int) -> None:
         raise OSError(_obituary(_first_to_end(servers)))
 
 
-def _mlflow_servers(port: int) -> list[Part]:
+def _mlflow_servers(port: int) -> list[Supervised]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
     require_free(port, "MLFLOW_PORT")
@@ -131,7 +131,7 @@ def _mlflow_servers(port: int) -> list[Part]:
     own = ["--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", store]
     command = ["mlflow", "ui", *own, "--no-serve-artifacts"]  # it would write files from anybody into the clone
     return [
-        Part(
+        Supervised(
             name="MLflow UI",
             command=[sys.executable, "-m", *command],
             environment={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
@@ -141,7 +141,7 @@ def _mlflow_servers(port: int) -> list[Part]:
     ]
 
 
-def keep_working(worker: Part, servers: Sequence[Running]) -> None:
+def keep_working(worker: Supervised, servers: Sequence[Running]) -> None:
     """Runs the worker beside the servers; raises OSError once one of them has ended."""
     worker.log.unlink(missing_ok=True)
     while True:
@@ -168,7 +168,7 @@ def _obituary(ended: Running) -> str:
 
 
 @contextmanager
-def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
+def _running(servers: Sequence[Supervised]) -> Iterator[list[Running]]:
     """Starts servers, and waits until all are up; ends them with the block, the last one first."""
     with ExitStack() as stack:
         running: list[Running] = []
@@ -182,7 +182,7 @@ def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
 
 
 @contextmanager
-def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
+def _process(part: Supervised) -> Iterator[subprocess.Popen[str]]:
     """The part's process. At the end it is asked to end itself and its children; then its group is killed."""
     with part.log.open("a") as log, process_group(part.command, part.environment, log, GRACE_S) as process:
         try:

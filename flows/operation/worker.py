@@ -19,7 +19,7 @@ from prefect.utilities.callables import parameter_schema
 from agent_r1.harmless import without_password
 from agent_r1.params.places import SWEEP
 from flows.dvc_files import collect_graph
-from flows.graph import Entry, Made, StageUnavailable, adopt, described, entry_of, push, require_alike, stages
+from flows.graph import LockEntry, Made, StageUnavailable, adopt, described, entry_of, push, require_alike, stages
 from flows.operation.deploy import ensure_crash_detection, ensure_pool
 from flows.operation.serving import POOL, keep_working, require_server, worker_part
 from flows.pipeline import reproduce
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @flow(name=ERRAND)
-def errand(stage: str, made: Made, entries: dict[str, Entry]) -> State[None]:
+def errand(stage: str, made: Made, entries: dict[str, LockEntry]) -> State[None]:
     """Makes one stage of the graph, as `dvc repro` would, and leaves its entry of dvc.lock for the clone that asked.
 
     The stage's inputs come from DVC's remote and are not made again, so they are the same bits; its outputs are pushed
@@ -55,14 +55,14 @@ def errand(stage: str, made: Made, entries: dict[str, Entry]) -> State[None]:
     except (StageUnavailable, OSError) as fault:
         return Failed(name=UNAVAILABLE, message=f"on {platform.node()}: {fault}")
     [known] = described(stage).values()
-    entry = Entry.model_validate(known.locked)
+    entry = LockEntry.model_validate(known.locked)
     require_alike(stage, made, entry)
     said = Artifact(type="json", key=HANDED_BACK, data=entry_of(entry), description=f"dvc.lock of {stage}")
     said.create()
     return Completed(message=f"made on {platform.node()}")
 
 
-def require_known(stage: str, entries: Mapping[str, Entry]) -> None:
+def require_known(stage: str, entries: Mapping[str, LockEntry]) -> None:
     """Raises ValueError unless this clone's graph has the stage, for a pool, with exactly these dependencies."""
     graph = stages(collect_graph(Path(SWEEP)) if stage.startswith(f"{SWEEP}/") else "dvc.yaml")
     if stage not in graph or not Pool.takes(stage):
@@ -71,7 +71,7 @@ def require_known(stage: str, entries: Mapping[str, Entry]) -> None:
         raise ValueError(f"{stage} depends on {sorted(graph[stage])}, and comes with {sorted(entries)}")
 
 
-def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, Entry]) -> None:
+def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, LockEntry]) -> None:
     """Brings the inputs of a stage here. Compares both clones first, so that a refused clone does not change."""
     to_come = [out.path for entry in entries.values() for out in entry.outs]
     require_alike(stage, made, described(stage)[stage].made, to_come)

@@ -27,7 +27,7 @@ from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, 
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
 from flows.commands.look import chat
-from flows.evaluate import Asked, evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card
 from flows.operation.register import register
 from flows.policies import Policy, version_of
@@ -46,9 +46,9 @@ pytestmark = pytest.mark.walk
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `dvc repro` does."""
     with inside(small_project):
-        evaluate(Asked(run=RunId("ppo")))
+        evaluate(EvaluationRequest(run=RunId("ppo")))
         for baseline in NAMES[1:]:
-            evaluate(Asked(baseline=baseline))
+            evaluate(EvaluationRequest(baseline=baseline))
         report()
     return small_project
 
@@ -177,9 +177,9 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         train("own")
         register(RunId("own"))
         version = version_of("own", load())
-        evaluate(Asked(run=RunId("own")))
-        evaluate(Asked(model=version.reference, as_label="registered"))
-        evaluate(Asked(baseline="base_tool_call"))
+        evaluate(EvaluationRequest(run=RunId("own")))
+        evaluate(EvaluationRequest(model=version.reference, as_label="registered"))
+        evaluate(EvaluationRequest(baseline="base_tool_call"))
         for name, steps in (("own", 2), ("registered", 2), ("base_tool_call", 4)):
             limits = content(Path(), name, "hashes.json")["limits"]
             assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
@@ -272,6 +272,6 @@ def test_an_agent_that_is_not_there_is_named(
     write_params(tmp_path, {})
     with inside(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
-            evaluate(Asked(run=RunId("ppo")))
+            evaluate(EvaluationRequest(run=RunId("ppo")))
         with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
-            evaluate(Asked(baseline="naive_rag"))
+            evaluate(EvaluationRequest(baseline="naive_rag"))

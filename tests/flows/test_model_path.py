@@ -30,7 +30,7 @@ from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
-from flows.evaluate import Asked, evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
@@ -139,7 +139,7 @@ def test_a_foreign_model_is_trained_with_adapters(
         checkpoint.seal(policy.parent, finished)
         train(RunId("ppo"))
         assert sha256(policy) == merged
-        evaluate(Asked(run=RunId("ppo")))
+        evaluate(EvaluationRequest(run=RunId("ppo")))
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
         for folder in (path, tmp_path / PLACES.warm_start)
@@ -169,7 +169,7 @@ def test_a_foreign_model_is_trained_with_adapters(
 
     with inside(tmp_path):
         PLACES.warm_start.rename("gone")
-        evaluate(Asked(model=str(policy), as_label="alone"))
+        evaluate(EvaluationRequest(model=str(policy), as_label="alone"))
     limits = [
         json.loads((tmp_path / PLACES.evaluation(label) / "hashes.json").read_text())["limits"]
         for label in ("ppo", "alone")

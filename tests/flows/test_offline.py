@@ -26,7 +26,7 @@ from flows.stage import prepare_process
 
 prepare_process()
 from agent_r1.params.places import RunId
-from flows.evaluate import Asked, evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
@@ -35,7 +35,7 @@ from flows.view import view
 prepare()
 index()
 train(RunId("ppo"))
-evaluate(Asked(run=RunId("ppo")))
+evaluate(EvaluationRequest(run=RunId("ppo")))
 view(RunId("ppo"))
 """
 

@@ -14,7 +14,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
 from flows.commands import graph
-from flows.evaluate import Asked, evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train
 
@@ -27,10 +27,10 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(Asked(baseline=baseline, sweep="ablations"))
+            evaluate(EvaluationRequest(baseline=baseline, sweep="ablations"))
         for seed in SEEDS:
             train(RunId("ppo", seed, "ablations"))
-            evaluate(Asked(run=RunId("ppo", seed, "ablations")))
+            evaluate(EvaluationRequest(run=RunId("ppo", seed, "ablations")))
         report("ablations")
     return small_project
 

@@ -16,7 +16,7 @@ import yaml
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from flows.accelerator import accelerator, own_folder
-from flows.evaluate import Asked, evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start
 
@@ -79,7 +79,9 @@ def test_gpus_are_held_by_one_stage_which_sees_no_other(
             assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
-@pytest.mark.parametrize("stage", [lambda: train(RunId("ppo")), lambda: evaluate(Asked(run=RunId("ppo"))), warm_start])
+@pytest.mark.parametrize(
+    "stage", [lambda: train(RunId("ppo")), lambda: evaluate(EvaluationRequest(run=RunId("ppo"))), warm_start]
+)
 @pytest.mark.parametrize(
     ("section", "message"),
     [
