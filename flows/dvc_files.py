@@ -32,7 +32,7 @@ os._exit(code or 0)
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
-# Gets one object of the default remote: `dvc fetch` follows what is listed in it, `dvc get-url` what lies below it.
+# Gets one object of the default remote alone: `dvc fetch` and `dvc get-url` would follow the listing in it.
 _READ_OBJECT = """
 import sys
 from dvc.repo import Repo

@@ -143,7 +143,7 @@ class Subject:
         return tracking.untrained_params(self.label, settings, self.known_as) | engine
 
     def identity(self) -> str:
-        """The hash of its weights, or the name of whoever acts in their place.
+        """The hash of its weights, or the name of the script or model that acts in their place.
 
         Raises ValueError if the weights are not those of the registered version.
         """

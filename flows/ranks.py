@@ -91,7 +91,7 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     store = meet(place)
     with Life(store, place.rank, place.size, params.silence_s, _leave), joined(store, place) as group:
         try:
-            require_alike(group, alike())  # now that the leader has written what is compared
+            require_alike(group, alike())  # the leader has written the files by now
             [seed, *_] = group.gather([None])
             yield group, seed
         except RuntimeError:  # if a rank was lost, the leader ends this one too, before it says anything

@@ -93,7 +93,7 @@ def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:
-    """Runs the stage; a process that was given a rank behind a leader does what the leader does."""
+    """Runs the stage, or follows the leader if this process was given a rank behind one."""
     if follows():
         _follow(run)
     else:

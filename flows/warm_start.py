@@ -113,7 +113,7 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings:
 
 
 def start() -> None:
-    """Runs the stage; a process that was given a rank behind a leader does what the leader does."""
+    """Runs the stage, or follows the leader if this process was given a rank behind one."""
     if follows():
         _follow()
     else:

@@ -44,7 +44,7 @@ def train(
     run: OneRun,
     seed: SeedOption = None,
     sweep: Sweep = None,
-    fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves what is there aside.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves the earlier training aside.")] = False,
 ) -> None:
     """Trains a run of params.yaml, or goes on with it."""
     from flows.train import start
@@ -118,10 +118,10 @@ def report(
 def pipeline(
     sweep: Sweep = None,
     pool: Annotated[
-        str, Option(metavar="NAME", help="Whose workers make the stages that compute; see `agent-r1 worker`.")
+        str, Option(metavar="NAME", help="Its workers make the stages that compute; see `agent-r1 worker`.")
     ] = "",
 ) -> None:
-    """Runs what is out of date of the graph, as one Prefect flow."""
+    """Runs the stages that are out of date, as one Prefect flow."""
     report_to_own_server()
     from flows.pipeline import run_pipeline
 

@@ -40,7 +40,7 @@ NEXT = """\
 
 @app.command(rich_help_panel=PANEL)
 def results(sweep: Sweep = None) -> None:
-    """Prints what the last report says."""
+    """Prints the head of the last report."""
     from rich.markdown import Markdown
 
     from agent_r1.harmless import harmless_lines
@@ -72,11 +72,11 @@ def best_run(settings: Params, sweep: str) -> RunId | None:
 @app.command(rich_help_panel=PANEL)
 def compare(
     a: Annotated[str, Argument(help="A label under outputs/evaluate, or the folder of an evaluation.")],
-    b: Annotated[str, Argument(help="What A is compared with: differences are A less B.")],
+    b: Annotated[str, Argument(help="The other: differences are A less B.")],
     sweep: Sweep = None,
-    anyway: Annotated[bool, Option("--anyway", help="Also where they were not measured alike.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Also if they were not measured alike.")] = False,
 ) -> None:
-    """Holds two evaluations against each other."""
+    """Compares two evaluations."""
     from agent_r1.inspection.side_by_side import compared, rendered
 
     output().print(rendered(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
@@ -93,7 +93,7 @@ def chat(
     ] = None,
     temperature: Temperature = 0.0,
     question: Annotated[str | None, Option(metavar="TEXT", help="Answers this one and ends.")] = None,
-    draws: Annotated[int | None, Option(metavar="SEED", help="Of what is drawn with a temperature above 0.")] = None,
+    draws: Annotated[int | None, Option(metavar="SEED", help="Seeds the draws at a temperature above 0.")] = None,
 ) -> None:
     """Asks an agent.
 
@@ -163,9 +163,9 @@ def replay(
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
 ) -> None:
-    """Shows what stored trajectories teach otherwise.
+    """Credits stored trajectories again under other settings.
 
-    They are credited again under other runs, or with changed values; nothing is sampled and nothing is written.
+    The settings are those of other runs, or changed values. Nothing is sampled and nothing is written.
     """
     if not others and not changes:
         raise ValueError("nothing to compare with: give --as, --set or both")
@@ -188,7 +188,7 @@ def replay(
 
 @app.command(rich_help_panel=PANEL)
 def lineage(
-    what: Annotated[
+    subject: Annotated[
         str,
         Argument(
             metavar="MODEL|DATA",
@@ -197,9 +197,9 @@ def lineage(
         ),
     ],
 ) -> None:
-    """Shows what a model was made of, or which models data led to."""
+    """Shows the origins of a model, or the models of data."""
     from rich.console import Console
 
     from flows.operation.lineage import lineage as shown
 
-    shown(what, Console())
+    shown(subject, Console())

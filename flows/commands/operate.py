@@ -1,4 +1,4 @@
-"""Commands that operate what was trained."""
+"""Commands that operate trained policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANEL = "Operate"
 def promote(
     challenger: Annotated[str, Argument(metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training.")],
     first: Annotated[bool, Option("--first", help="Makes it the first champion, compared with nothing.")] = False,
-    anyway: Annotated[bool, Option("--anyway", help="Also where the world cut episodes short.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Also if the world cut episodes short.")] = False,
 ) -> None:
     """Makes a challenger the champion, if it is better.
 
@@ -54,7 +54,7 @@ def doctor(
     checks: Annotated[list[str] | None, Argument(metavar="[CHECK]...", help="All, or some by name.")] = None,
     engine: Annotated[bool, Option("--engine", help="This one alone, with all that the engine says.")] = False,
 ) -> None:
-    """Checks whether this machine is fit, and says what to do."""
+    """Checks whether this machine is fit, with remedies."""
     from flows.operation.doctor import doctor as examined
 
     examined(checks or [], engine=engine)
@@ -82,8 +82,8 @@ def worker(
 ) -> None:
     """Makes stages for other clones.
 
-    Those that `agent-r1 pipeline --pool` sends; in a clone of the same commit, with the PREFECT_API_URL, the
-    MLFLOW_TRACKING_URI and the remote of DVC that the others have.
+    `agent-r1 pipeline --pool` sends them. The clone needs the commit, the PREFECT_API_URL, the MLFLOW_TRACKING_URI and
+    the remote of DVC that the others have.
     """
     report_to_own_server()
     from flows.operation.worker import work

@@ -138,7 +138,7 @@ def ensure_crash_detection(client: SyncPrefectClient) -> None:
     found = client.read_automations_by_name(CRASH_DETECTION.name)
     if not any(map(_is_current, found)):
         client.create_automation(CRASH_DETECTION)
-        found = client.read_automations_by_name(CRASH_DETECTION.name)  # with what others have made since
+        found = client.read_automations_by_name(CRASH_DETECTION.name)  # others may have made some since
     kept = min(each.id for each in found if _is_current(each))
     for each in found:
         if each.id != kept:

@@ -186,7 +186,7 @@ def _decide(challengers: Sequence[Version]) -> list[str]:
 
 def _verdict(challenger: Version) -> str:
     state = promote(challenger.reference, return_state=True)
-    state.result()  # raises what went wrong
+    state.result()  # raises the fault of a failed flow
     return f"{challenger.name} {state.message}"
 
 

@@ -1,4 +1,4 @@
-"""Checks whether this machine is fit for the pipeline, and says what to do: `agent-r1 doctor`."""
+"""Checks whether this machine is fit for the pipeline, with remedies: `agent-r1 doctor`."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def prefect() -> Finding:
 
 
 def found_by(check: Callable[[], Finding]) -> Finding:
-    """Runs a check. A fault is a finding too: its message says what is wrong, and after `; ` what to do."""
+    """Runs a check. A fault is a finding too: its message names the problem, and after `; ` the remedy."""
     try:
         return check()
     except Exception as fault:  # any fault of a machine is for the doctor to show

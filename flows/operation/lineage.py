@@ -51,17 +51,17 @@ class Data:
     hashes: frozenset[str]  # sha256 of contents or md5 of DVC's; a model trained on the data has them all
 
 
-def lineage(what: str, console: Console) -> None:
+def lineage(subject: str, console: Console) -> None:
     """Prints the origins of a model, by reference or label, or the models of data that `data_of` finds."""
-    if what.startswith(SCHEME):
-        console.print(_origins(registry.find(what)))
+    if subject.startswith(SCHEME):
+        console.print(_origins(registry.find(subject)))
         return
     known = registry.versions()
-    labelled = [version for version in known if what == version.descriptor.label]
+    labelled = [version for version in known if subject == version.descriptor.label]
     for version in labelled:
         console.print(_origins(version))
     if not labelled:
-        data = data_of(what, known, params.load().places)
+        data = data_of(subject, known, params.load().places)
         console.print(_models_of(data, [each for each in known if data.hashes <= _hashes_of(each.descriptor)]))
 
 
@@ -195,19 +195,19 @@ def _members(md5: str) -> dict[str, str]:
     return {entry["relpath"]: entry["md5"] for entry in json.loads(listing.read_text())}
 
 
-def data_of(what: str, known: Sequence[Version], places: Places) -> Data:
+def data_of(subject: str, known: Sequence[Version], places: Places) -> Data:
     """The data at a path, with a hash or the beginning of one, or as of a git revision."""
-    if Path(what).exists():
-        return _at(Path(what), places)
-    if HASH.fullmatch(what) and (data := _hashed(what, known, places)):
+    if Path(subject).exists():
+        return _at(Path(subject), places)
+    if HASH.fullmatch(subject) and (data := _hashed(subject, known, places)):
         return data
-    if commit := git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{what}^{{commit}}"):
-        return _as_of(commit, what, places)
+    if commit := git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{subject}^{{commit}}"):
+        return _as_of(commit, subject, places)
     models = ", ".join(version.reference for version in known) or "none is registered"
     labels = ", ".join(sorted({version.descriptor.label for version in known})) or "none"
     versions = ", ".join(sorted({version.descriptor.questions[:12] for version in known})) or "none"
     raise ValueError(
-        f"{what!r} is no model, path, hash of data or git revision here; models: {models}; labels: {labels}; "
+        f"{subject!r} is no model, path, hash of data or git revision here; models: {models}; labels: {labels}; "
         f"questions that models were trained on: {versions}"
     )
 
