@@ -14,29 +14,29 @@ PROGRAM = "agent-r1"
 
 
 def main() -> None:
-    """Runs one command as the whole of this process; its libraries are imported inside of the rim."""
-    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))  # until the rim is there
+    """Runs one command as the whole of this process; its libraries are imported inside the rim."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(128 + signal.SIGINT))  # until the rim sets its own
     from typer.main import get_command
 
     from agent_r1.harmless import harmless_lines
     from flows.commands import app
     from flows.stage import clean_end
 
-    sys.argv[0] = PROGRAM  # what MLflow calls the source of a run
+    sys.argv[0] = PROGRAM  # MLflow shows it as the source of a run
     try:
         with clean_end():
-            get_command(app).main(prog_name=PROGRAM)  # an app itself would show tracebacks in its own way
+            get_command(app).main(prog_name=PROGRAM)  # the app itself would format tracebacks
     except SystemExit as end:
-        if isinstance(end.code, str):  # Python shows a sentence, and ends with 1
+        if isinstance(end.code, str):  # for a sentence Python prints it, and ends with 1
             sys.stderr.write(f"{harmless_lines(end.code)}\n")
             leave(1)
         leave(end.code or 0)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process as Python does, but frees nothing: of what a stage imports that takes two seconds.
+    """Ends the process like Python, but frees nothing: freeing all imports of a stage takes two seconds.
 
-    Threads come first, then what was registered, as in a child process of `multiprocessing`.
+    Threads end first, then exit functions run, as in a child process of `multiprocessing`.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""The lock of a machine's GPUs, or of the places on its CPU: stages that compute queue up for them."""
+"""The lock of a machine's GPUs, or of the places on its CPU, for which stages queue up."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from agent_r1.files import is_own, locked_some
 
 logger = logging.getLogger(__name__)
 
-LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, where homes are shared by machines without locks
+LOCKS = "AGENT_R1_LOCKS"  # a folder in place of ~/.cache/agent_r1, for homes on shared disks without locks
 
 
 @contextmanager
 def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
-    """Holds so many GPUs, 0 for all of the machine, which are then those that this process and its engine see.
+    """Holds `gpus` GPUs, or all if that is 0 or more than there are; this process and its engine see no others.
 
-    On a machine without any it holds one of `side_by_side` places on the CPU; where there are fewer GPUs, all of them.
-    Waits while other stages hold them. The kernel frees what is held when the process ends, however it ends.
+    On a machine without a GPU it holds one of `side_by_side` places on the CPU. Waits while other stages hold them. The
+    kernel frees the locks when the process ends, however it ends.
     """
-    from agent_r1.devices.gpus import visible_gpus  # which imports torch, and that is to find the number of threads set
+    from agent_r1.devices.gpus import visible_gpus  # imports torch, which reads the number of threads
 
     devices = visible_gpus()
     # One per machine and user, so that two clones of the project queue up as well.
@@ -49,9 +49,9 @@ def accelerator(side_by_side: int, gpus: int = 1) -> Iterator[None]:
 
 
 def own_folder() -> Path:
-    """The folder of this user's locks, the same from a terminal, cron or a service; nobody else may write there.
+    """The folder of this user's locks, the same from a terminal, cron or a service.
 
-    Raises ValueError if somebody else may, or has put something of their own in its place.
+    Raises ValueError if another user may write there, or owns it.
     """
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     folder = Path(os.environ.get(LOCKS) or home / ".cache" / "agent_r1")

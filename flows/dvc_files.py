@@ -1,4 +1,4 @@
-"""DVC's commands, and the files in which it keeps what a stage did not make."""
+"""DVC's commands, and its files of data that no stage made."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from agent_r1.files import write_text
 from agent_r1.harmless import without_password
 from flows.processes import IMPORTING
 
-# DVC's command line, which looks for garbage among its own imports, and frees all of them at its end: that takes longer
-# than many a command of it.
+# DVC's command line without two costs that exceed many a command: a search for garbage among its own imports, and the
+# release of all of them at its end.
 _COMMAND = f"""
 import gc, os, sys
 gc.set_threshold(*{IMPORTING})
@@ -32,7 +32,7 @@ os._exit(code or 0)
 DVC = (sys.executable, "-c", _COMMAND, "--wait-for-lock")
 LISTING_BYTES = 2**26  # of a folder's listing at most, at 80 and more a file
 _MD5 = re.compile("[0-9a-f]{32}")
-# Gets one object of the default remote: `dvc fetch` follows what is listed in it, `dvc get-url` what lies below it.
+# Gets one object of the default remote alone: `dvc fetch` and `dvc get-url` would follow the listing in it.
 _READ_OBJECT = """
 import sys
 from dvc.repo import Repo
@@ -46,9 +46,9 @@ except Exception as fault:
 
 
 def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of DVC's to its end, with what it says.
+    """Runs a command of DVC's to its end, and captures its output.
 
-    Raises subprocess.TimeoutExpired if it took longer than `timeout_s`.
+    Raises subprocess.TimeoutExpired if it takes longer than `timeout_s`.
     """
     return subprocess.run(
         [*DVC, *arguments],
@@ -61,12 +61,12 @@ def ask_dvc(*arguments: str, timeout_s: float | None = None, **environment: str)
 
 
 def run_dvc(*arguments: str) -> str:
-    """Runs a command of DVC's; "" or its complaint."""
+    """Runs a command of DVC's; returns its complaint, or ""."""
     return complaint(ask_dvc(*arguments))
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """The error of a command that failed, or else the first line of what it said; "" of one that did not fail."""
+    """The error of a failed command, or else the first line of its output; "" if it did not fail."""
     if not done.returncode:
         return ""
     said = (done.stderr or done.stdout).strip().splitlines()
@@ -75,7 +75,7 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def collect_graph(folder: Path) -> str:
-    """Has DVC's commands know the graph of a folder, graph.yaml, by the name that they look for; returns that."""
+    """Links a folder's graph.yaml to dvc.yaml, the name that DVC's commands look for; returns that path."""
     file = folder / "dvc.yaml"
     if not file.is_symlink() and not file.exists():
         file.symlink_to("graph.yaml")
@@ -83,12 +83,12 @@ def collect_graph(folder: Path) -> str:
 
 
 def require_listing(md5: str) -> str:
-    """Looks at the listing of a folder, before DVC follows it, in DVC's cache or else in the default remote.
+    """Checks the listing of a folder before DVC follows it; returns "", or why there is none.
 
-    Returns "", or why there is none. What the remote has is put into the cache, where DVC takes it from. DVC itself
-    looks neither at the hash of a listing nor at the names in it, whatever `verify` says.
+    Looks in DVC's cache, or else in the default remote, and puts the remote's listing into the cache, where DVC takes
+    it from. DVC itself checks neither the hash of a listing nor the names in it, whatever `verify` says.
 
-    Raises ValueError if it is another listing than its name says, or names what is no file of its folder.
+    Raises ValueError if the listing does not fit its hash, or names a path outside its folder.
     """
     cached = _object(_cache(), md5)
     if cached.exists():
@@ -105,14 +105,14 @@ def require_listing(md5: str) -> str:
 
 
 def link_to_cache(dvc_file: Path) -> None:
-    """Puts the folder that a file stands for beside it, as links to what DVC's cache has just been given."""
+    """Puts the folder of a .dvc file beside it, as links into DVC's cache."""
     for file, cached in _places(dvc_file):
         file.parent.mkdir(parents=True, exist_ok=True)
         link(cached, file)
 
 
 def is_linked(dvc_file: Path) -> bool:
-    """Whether the folder that a file stands for is beside it and in DVC's cache, as the same files."""
+    """Whether the folder of a .dvc file is beside it, as links into DVC's cache."""
     try:
         return dvc_file.exists() and all(file.samefile(cached) for file, cached in _places(dvc_file))
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def is_linked(dvc_file: Path) -> bool:
 
 
 def _places(dvc_file: Path) -> list[tuple[Path, Path]]:
-    """Where each file of a folder is to stand beside DVC's file of it, and where DVC's cache has it."""
+    """Each file of a .dvc file's folder, with its place in DVC's cache."""
     cache, md5 = _cache(), kept(dvc_file)
     listing = _object(cache, md5)
     _require_inside(content := listing.read_bytes(), md5, f"DVC's cache; remove {listing}")
@@ -129,7 +129,7 @@ def _places(dvc_file: Path) -> list[tuple[Path, Path]]:
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Makes a hard link, a copy where there are none: both files are replaced and never written into."""
+    """Makes a hard link, or a copy if the disk has none: both files are replaced and never written into."""
     try:
         os.link(source, target)
     except OSError:
@@ -157,7 +157,7 @@ def _require_inside(listing: bytes, md5: str, where: str) -> None:
 
 
 def _is_inside(entry: Any) -> bool:
-    """Whether an entry of a listing is the hash of a file and a name below the folder, and nothing else."""
+    """Whether an entry of a listing is a hash and a name below the folder, and nothing else."""
     match entry:
         case {"md5": str(md5), "relpath": str(name), **others}:
             return not others and bool(_MD5.fullmatch(md5)) and not {"", ".", ".."} & set(name.split("/"))
@@ -165,7 +165,7 @@ def _is_inside(entry: Any) -> bool:
 
 
 def kept(dvc_file: Path) -> str:
-    """DVC's hash of what a file such as models/X.dvc stands for; "" where there is no such file."""
+    """DVC's hash of the data of a file such as models/X.dvc; "" if there is no such file."""
     if not dvc_file.exists():
         return ""
     [out] = yaml.safe_load(dvc_file.read_text())["outs"]

@@ -1,7 +1,7 @@
-"""The evaluate stage: `agent-r1 evaluate --run NAME`, or `--baseline NAME`, or `--model MODEL` for any other.
+"""The evaluate stage: `agent-r1 evaluate --run NAME`, `--baseline NAME`, or `--model MODEL` for any other policy.
 
-With `--endpoint URL` the model is one that somebody serves, asked in text: its evaluation stands beside the others, and
-says of itself that it is not token-exact.
+With `--endpoint URL` somebody else serves the model, and it is asked in text. Its evaluation says that it is not
+token-exact.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1 import params, tracking
-from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import require_playable
-from agent_r1.envs.shared import Shared
 from agent_r1.evaluation.protocols import (
     SCRIPTED,
     answer_by_endpoint,
@@ -51,7 +50,6 @@ from agent_r1.params.sections import nearest
 from agent_r1.params.stages import PROTOCOLS, Protocol
 from agent_r1.records import Prediction, Question, Trajectory, words_of
 from agent_r1.rollout.chat import Chat
-from agent_r1.rollout.sampling import Beneath
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking.runs import KIND_TAG, VERSION_TAG
 from flows.accelerator import accelerator
@@ -60,7 +58,48 @@ from flows.terminal import episodes_shown
 
 LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 OF_A_SEED = re.compile(r"-seed\d+$")
-TEXT_LEVEL = "endpoint: text, not token-exact"  # what an evaluation says of its engine
+TEXT_LEVEL = "endpoint: text, not token-exact"  # the engine in an evaluation of an endpoint
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRequest:
+    """The options of an evaluation. Exactly one of `run`, `baseline` and `model` says which policy."""
+
+    run: RunId | None = None
+    sweep: str = ""  # of a baseline that a sweep has for its own
+    baseline: str | None = None
+    model: str | None = None  # a reference, folder or hub id, or the name at the endpoint
+    endpoint: str | None = None  # an address
+    protocol: Protocol | None = None  # in place of `tool_call`
+    dataset: str | None = None  # in place of all prepared data sets
+    as_label: str | None = None  # the name of folder and MLflow run, in place of the default
+    into: Path | None = None  # the folder to write; in MLflow such an evaluation stays beside earlier ones
+
+    @property
+    def changes(self) -> list[str]:
+        """The parts of the default label that tell it from the policy's own evaluation."""
+        return [change for change in (self.protocol, self.dataset, self.as_label) if change]
+
+    def require_valid(self, settings: Params) -> None:
+        """Raises ValueError for options that do not go together, and for names that do not exist."""
+        if [self.run, self.baseline, self.model].count(None) != 2:
+            raise ValueError(
+                "say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id"
+            )
+        if self.endpoint is not None and (self.model is None or self.protocol in SCRIPTED):
+            raise ValueError(
+                "--endpoint is where --model NAME acts; name one, and no protocol under which no model does"
+            )
+        _require_known("there is no protocol", self.protocol, PROTOCOLS)
+        _require_known("no data set is prepared called", self.dataset, settings.prepare.datasets)
+        _require_known("there is no baseline", self.baseline, [*BASELINES])
+
+
+def _require_known(complaint: str, name: str | None, valid: Sequence[str]) -> None:
+    if name is not None and name not in valid:
+        raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
 
 
 class Elsewhere(NamedTuple):
@@ -74,32 +113,39 @@ class Elsewhere(NamedTuple):
         return f"{self.model} at {self.endpoint.url}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """A policy as it is evaluated."""
 
-    label: str  # what the evaluation is called
-    name: str  # the `run` of its predictions: of a run or a baseline, else the evaluation's label
-    seed: int  # of its training; of a model that no stage has made, the evaluation's
-    policy: Policy  # where it acts elsewhere the warm start, in whose tokens limits are counted
+    label: str  # the name of the evaluation
+    name: str  # the `run` of its predictions: a run's or a baseline's name, else the label
+    seed: int  # of its training; for a model that no stage made, the evaluation's
+    policy: Policy  # for a model elsewhere the warm start, in whose tokens limits are counted
     protocol: Protocol
-    shown: dict[str, Any]  # what MLflow shows of it, where the scores have a run of their own
+    known_as: str | None = None  # the model's path in MLflow; None for the warm start and for runs
     training: Path | None = None  # the folder of its training, if the scores belong to that one's MLflow run
     elsewhere: Elsewhere | None = None
 
     @property
     def title(self) -> str:
-        """Who acts, for people."""
+        """The name of the policy, for people."""
         return (self.elsewhere or self.policy).title
 
     def under(self, settings: Params) -> Params:
         """The settings as they hold for it."""
         return by_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
 
-    def identity(self) -> str:
-        """What tells it from others: the hash of its weights, or who acts in their place.
+    def shown(self, settings: Params) -> dict[str, Any]:
+        """The parameters for MLflow, if the scores have a run of their own; `settings` come from `under`."""
+        if self.policy.run and not self.known_as:
+            return tracking.run_params(self.name, settings, settings.run(self.policy.run))
+        engine = {"engine": TEXT_LEVEL} if self.elsewhere else {}
+        return tracking.untrained_params(self.label, settings, self.known_as) | engine
 
-        Raises ValueError if they are not those of the version that was meant.
+    def identity(self) -> str:
+        """The hash of its weights, or the name of the script or model that acts in their place.
+
+        Raises ValueError if the weights are not those of the registered version.
         """
         if self.protocol in SCRIPTED:
             return self.protocol
@@ -113,147 +159,86 @@ class Subject:
         return found
 
 
-def require_known(complaint: str, name: str | None, valid: Sequence[str]) -> None:
-    if name is not None and name not in valid:
-        raise ValueError(f"{complaint} {name!r}{nearest(name, valid)}")
-
-
-def subject_of(
-    settings: Params,
-    run: RunId | None,
-    baseline: str | None,
-    model: str,
-    endpoint: str | None,
-    protocol: Protocol | None,
-    changes: Sequence[str],
-    as_label: str | None,
-) -> Subject:
-    """The policy of the run, or else of the baseline, or else the model, of the endpoint where there is one."""
-    if run is not None:
-        config = settings.run(run)
-        label = _label(settings, run.label, changes, as_label)
-        name = label if changes else run.name
-        policy, seed = Policy.of_run(settings, run), config.seed
-        shown = tracking.run_params(name, policy.as_trained(settings), config)
-        training = None if changes else settings.places.training(run)
-        return Subject(label, name, seed, policy, protocol or "tool_call", shown, training)
-    if baseline is not None:
-        require_known("there is no baseline", baseline, [*BASELINES])
-        if protocol:
+def subject_of(settings: Params, asked: EvaluationRequest) -> Subject:
+    """The policy that is asked for, under its protocol. Raises ValueError if its label is another evaluation's."""
+    model, seed, protocol, elsewhere = str(asked.model), settings.evaluate.seed, asked.protocol or "tool_call", None
+    known_as = None  # the model in MLflow, where it is not the warm start
+    if asked.run is not None:
+        plain, seed, policy = asked.run.label, settings.run(asked.run).seed, Policy.of_run(settings, asked.run)
+    elif asked.baseline is not None:
+        if asked.protocol:
             raise ValueError(
-                f"{baseline} is the warm-started model under a protocol of its own; leave out --protocol, or evaluate "
-                f"--model {settings.places.warm_start}"
+                f"{asked.baseline} is the warm-started model under a protocol of its own; leave out --protocol, or "
+                f"evaluate --model {settings.places.warm_start}"
             )
-        label = _label(settings, baseline, changes, as_label)
-        policy, shown = Policy.of_warm_start(settings), tracking.untrained_params(label, settings)
-        return Subject(label, label, settings.warm_start.seed, policy, BASELINES[baseline], shown)
-    if endpoint is not None:
-        return _served(settings, model, endpoint, protocol or "tool_call", changes, as_label)
-    policy = Policy.named(model)
-    version = policy.version
-    label = _label(settings, policy.name if version else plain_name(model), changes, as_label, foreign=True)
-    seed = version.descriptor.seed if version else settings.evaluate.seed
-    shown = tracking.untrained_params(label, policy.as_trained(settings), version.reference if version else model)
-    return Subject(label, label, seed, policy, protocol or "tool_call", shown)
+        plain, seed, policy = asked.baseline, settings.warm_start.seed, Policy.of_warm_start(settings)
+        protocol = BASELINES[asked.baseline]
+    elif asked.endpoint is not None:
+        limits = settings.engine.server
+        elsewhere = Elsewhere(Endpoint(asked.endpoint, timeout_s=limits.timeout_s, retries=limits.retries), model)
+        plain, known_as, policy = plain_name(model), elsewhere.title, Policy.of_warm_start(settings)
+    else:
+        plain, known_as, policy = plain_name(model), model, Policy.named(model)
+        if version := policy.version:
+            plain, known_as, seed = policy.name, version.reference, version.descriptor.seed
+    label = _label(settings, plain, asked)
+    as_trained = asked.run is not None and not asked.changes
+    return Subject(
+        label=label,
+        name=asked.run.name if asked.run and as_trained else label,
+        seed=seed,
+        policy=policy,
+        protocol=protocol,
+        known_as=known_as,
+        training=settings.places.training(asked.run) if asked.run and as_trained else None,
+        elsewhere=elsewhere,
+    )
 
 
-def _served(
-    settings: Params, model: str, url: str, protocol: Protocol, changes: Sequence[str], as_label: str | None
-) -> Subject:
-    """A model by its name at an address, under the limits that `engine.server` has for servers."""
-    limits = settings.engine.server
-    elsewhere = Elsewhere(Endpoint(url, timeout_s=limits.timeout_s, retries=limits.retries), model)
-    label = _label(settings, plain_name(model), changes, as_label, foreign=True)
-    shown = tracking.untrained_params(label, by_endpoint(settings), elsewhere.title) | {"engine": TEXT_LEVEL}
-    policy = Policy.of_warm_start(settings)
-    return Subject(label, label, settings.evaluate.seed, policy, protocol, shown, elsewhere=elsewhere)
-
-
-def _label(settings: Params, plain: str, changes: Sequence[str], as_label: str | None, *, foreign: bool = False) -> str:
-    """What the evaluation is called: what was asked for, or the policy with what is changed; refused where taken."""
-    label = as_label or "-".join([plain, *changes])
+def _label(settings: Params, plain: str, asked: EvaluationRequest) -> str:
+    """The name of the evaluation: the one asked for, or the policy's with all changes. Refuses one that is taken."""
+    label = asked.as_label or "-".join([plain, *asked.changes])
     if not LABEL.fullmatch(label):
         raise ValueError(
-            f"{label!r} is to be a folder; give --as a name of letters, digits, _, - and ., - and . not first"
+            f"{label!r} is to be a folder; give --as a name of letters, digits, _, - and ., and . not first"
         )
     whose = OF_A_SEED.sub("", label)
-    if (changes or foreign) and (whose in settings.runs or whose in BASELINES):
+    if (asked.changes or asked.model) and (whose in settings.runs or whose in BASELINES):
         raise ValueError(f"{label!r} is the label of {whose}'s own evaluation; choose another with --as")
     return label
 
 
-logger = logging.getLogger(__name__)
-
-
-def evaluate(
-    run: str | None = None,
-    seed: int | None = None,
-    sweep: str = "",
-    baseline: str | None = None,
-    model: str | None = None,
-    endpoint: str | None = None,
-    protocol: Protocol | None = None,
-    dataset: str | None = None,
-    as_label: str | None = None,
-    into: str | None = None,
-) -> None:
+def evaluate(asked: EvaluationRequest) -> None:
     """Puts the test questions to a policy, greedily, and grades its answers.
 
     Writes predictions.parquet, trajectories.parquet, scores.json and hashes.json to a folder under outputs/evaluate.
-    The scores and some readable episodes go to MLflow too: to the run of the training, where a trained run is evaluated
-    as it was trained, else to one of their own.
-
-    Args:
-        run, seed, sweep: a training; or else `baseline`, which a sweep may have for its own, or else `model`.
-        endpoint: the address at which `model` is a name.
-        protocol, dataset: in place of `tool_call` and of all prepared data sets.
-        as_label: what the folder and the MLflow run are called, in place of what follows from the other arguments.
-        into: the folder that is written; in MLflow such an evaluation stays beside those that it repeats.
+    The scores and some readable episodes go to MLflow: to the run of the training if a trained run is evaluated as it
+    was trained, else to a run of their own.
     """
     settings = params.load()
-    if [run, baseline, model].count(None) != 2:
-        raise ValueError("say what to evaluate: one of --run, --baseline and --model, a reference, folder or hub id")
-    if endpoint is not None and (model is None or protocol in SCRIPTED):
-        raise ValueError("--endpoint is where --model NAME acts; name one, and no protocol under which no model does")
-    require_known("there is no protocol", protocol, PROTOCOLS)
-    require_known("no data set is prepared called", dataset, settings.prepare.datasets)
-    if run is None and (seed is not None or (sweep and model is not None)):
-        raise ValueError("--seed and --sweep choose a training; leave them out with --baseline and --model")
-    changes = [change for change in (protocol, dataset, as_label) if change]
-    of_run = RunId.named(run, seed, sweep) if run is not None else None
-    subject = subject_of(settings, of_run, baseline, str(model), endpoint, protocol, changes, as_label)
-    folder = Path(into) if into else settings.places.evaluation(subject.label, sweep)
-    tracked = _ask(subject.under(settings), subject, folder, dataset, sweep, recurring=into is not None)
+    asked.require_valid(settings)
+    subject = subject_of(settings, asked)
+    sweep = asked.run.sweep if asked.run else asked.sweep
+    folder = asked.into or settings.places.evaluation(subject.label, sweep)
+    tracked = _ask(subject.under(settings), subject, folder, asked)
     write_text(folder / "mlflow_run_id", tracked.run_id)
 
 
-def _ask(
-    settings: Params, subject: Subject, folder: Path, dataset: str | None, sweep: str, *, recurring: bool
-) -> tracking.Run:
-    """Asks, grades, and writes what came of it to the folder and to MLflow."""
-    began_s, policy = time.time(), subject.policy
+def _ask(settings: Params, subject: Subject, folder: Path, asked: EvaluationRequest) -> tracking.Run:
+    """Asks, grades, and writes the results to the folder and to MLflow."""
+    began_s, dataset = time.time(), asked.dataset
     prepared = [row for row in read_rows(settings.places.questions, Question) if dataset in (None, row.dataset)]
-    asked = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
-    questions = questions_under(subject.protocol, asked)
+    chosen = asked_questions(prepared, settings.evaluate.questions, settings.evaluate.seed)
+    questions = questions_under(subject.protocol, chosen)
     require_playable(questions, settings.env)
     logger.info("asking %d questions", len(questions))
-    tokenizer = load_tokenizer(policy.path)
-    chat = Chat(tokenizer)
-    beneath = policy.beneath(settings)
-    rounded = beneath is None and policy.would_round(settings)
-    engine = TEXT_LEVEL if subject.elsewhere else ""
-    with open_shared(subject.protocol, settings) as shared:
-        attempts = attempts_under(subject.protocol, questions, settings, shared)
-        measured = conditions(
-            subject.protocol, attempts, questions, chat, settings, shared, rounded=rounded, engine=engine
-        )
-        with episodes_shown(subject.label, len(attempts)) as over:
-            trajectories = _attempt(subject, beneath, attempts, questions, chat, settings, shared, over)
-        of_tools = shared.use_of_tools(trajectories)
-    hashes = {**measured, "policy": subject.identity()}
+    tokenizer = load_tokenizer(subject.policy.path)
+    answers = _answers(settings, subject, questions, Chat(tokenizer))
+    trajectories = answers.trajectories
+    hashes = {**answers.conditions, "policy": subject.identity()}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
-    scores = score(predictions, questions, settings.evaluate)
-    scores = headline(scores | outcomes(trajectories) | gold_recall_by_step(trajectories, questions) | of_tools)
+    scores = score(predictions, questions, settings.evaluate) | outcomes(trajectories)
+    scores = headline(scores | gold_recall_by_step(trajectories, questions) | answers.of_tools)
 
     write_rows(folder / "predictions.parquet", predictions, Prediction)
     write_rows(folder / "trajectories.parquet", trajectories, Trajectory)
@@ -261,8 +246,7 @@ def _ask(
     write_text(folder / "scores.json", json.dumps(means, indent=2) + "\n")
     write_text(folder / "hashes.json", json.dumps(hashes, indent=2) + "\n")
     tracked = tracking.run_of(subject.training) if subject.training else None
-    dataset = dataset or settings.prepare.dataset
-    tracked = tracked or _run_of_its_own(subject, dataset, sweep, began_s, recurring=recurring)
+    tracked = tracked or _run_of_its_own(settings, subject, asked, began_s)
     tracked.uses(tracking.prepared(settings, hashes), "test")
     tracked.final(scores)
     logger.info("%s", in_words(scores, words_of(questions).right))
@@ -271,40 +255,42 @@ def _ask(
     return tracked
 
 
-def _attempt(
-    subject: Subject,
-    beneath: Beneath | None,
-    attempts: Sequence[Attempt],
-    questions: Sequence[Question],
-    chat: Chat,
-    settings: Params,
-    shared: Shared,
-    over: Callable[[], None],
-) -> list[Trajectory]:
-    """Has the subject, with a model `beneath` its adapters, make the attempts; `over` is called as each ends."""
-    if subject.protocol in SCRIPTED:
-        return play_by_script(subject.protocol, attempts, questions, chat, settings, shared, over)
-    if subject.elsewhere:
-        return answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared, over)
-    policy = subject.policy
-    with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-        return answer_greedily(
-            policy.path,
-            attempts,
-            chat,
-            settings,
-            shared,
-            over,
-            policy_version=policy.updates,
-            beneath=beneath,
-        )
+class Answers(NamedTuple):
+    """The episodes of an evaluation, and how they came about."""
+
+    trajectories: list[Trajectory]
+    conditions: dict[str, str]
+    of_tools: dict[str, float]
 
 
-def _run_of_its_own(subject: Subject, dataset: str, sweep: str, began_s: float, *, recurring: bool) -> tracking.Run:
+def _answers(settings: Params, subject: Subject, questions: Sequence[Question], chat: Chat) -> Answers:
+    """Has the subject attempt every question; only a policy of this machine needs the accelerator."""
+    policy, protocol = subject.policy, subject.protocol
+    beneath = policy.beneath(settings)
+    rounded = beneath is None and policy.would_round(settings)
+    engine = TEXT_LEVEL if subject.elsewhere else ""
+    with open_shared(protocol, settings) as shared:
+        attempts = attempts_under(protocol, questions, settings, shared)
+        measured = conditions(protocol, attempts, questions, chat, settings, shared, rounded=rounded, engine=engine)
+        with episodes_shown(subject.label, len(attempts)) as over:
+            if protocol in SCRIPTED:
+                made = play_by_script(protocol, attempts, questions, chat, settings, shared, over)
+            elif subject.elsewhere:
+                made = answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared, over)
+            else:
+                with accelerator(settings.operate.side_by_side, settings.engine.gpus):
+                    acts = partial(answer_greedily, policy_version=policy.updates, beneath=beneath)
+                    made = acts(policy.path, attempts, chat, settings, shared, over)
+        return Answers(made, measured, shared.use_of_tools(made))
+
+
+def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:
     """A new run, which only holds the scores."""
-    version = subject.policy.version
-    tags = tracking.provenance(dataset, sweep) | ({VERSION_TAG: str(version.number)} if version else {})
+    version, sweep = subject.policy.version, asked.run.sweep if asked.run else asked.sweep
+    tags = tracking.provenance(asked.dataset or settings.prepare.dataset, sweep)
+    tags |= {VERSION_TAG: str(version.number)} if version else {}
     tags[KIND_TAG] = "baseline" if subject.label in BASELINES else "evaluation"
-    shown, about = subject.shown | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
+    shown, about = subject.shown(settings) | {"protocol": subject.protocol}, f"{subject.title} under {subject.protocol}"
+    recurring = asked.into is not None
     with tracking.start(subject.label, shown, tags, about=about, recurring=recurring, began_s=began_s) as run:
         return run

@@ -1,8 +1,8 @@
 """Another scale: `agent-r1 overlay NAME` lays overlays/NAME.yaml over params.yaml, `overlay base` goes back.
 
 DVC reads fixed files, so the composition takes the place of params.yaml, and the base waits in overlays/base.yaml. With
-`--into` it goes into a folder instead, and this project stays as it is. An overlay holds what differs: mappings are
-merged key by key, everything else is replaced.
+`--into` the composition goes into a folder instead, and this project does not change. An overlay holds differences:
+mappings are merged key by key, everything else is replaced.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from agent_r1.params.sections import differences, flatten, nearest, override, va
 FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"
 HEADER = re.compile(rf"# Composed of {BASE} and {FOLDER}/(?P<name>[\w.-]+)\.yaml \((?P<digest>\w+)\).*\n")
-# What a project in a folder has of this one: code, graphs, data as it was released, and MLflow's store.
+# Links of a project in a folder to this one: code, graphs, data as it was released, and MLflow's store.
 SHARED = {path: path for path in ("agent_r1", "flows", "dvc.yaml", ".dvcignore", "data/raw", ".tracking")}
 SHARED["ablations/dvc.yaml"] = "ablations/graph.yaml"
-# Without git DVC does not look into the folder from outside, nor mind that git ignores it.
+# Without git, DVC neither looks into the folder from outside nor minds that git ignores it.
 OWN_DVC = "[core]\n    no_scm = true\n    analytics = false\n    check_update = false\n"
 
 
 def switch(name: str) -> None:
     """Makes params.yaml the composition of the base and one overlay, or the base itself again.
 
-    Raises ValueError if there is no such overlay, it makes no valid parameters, or params.yaml was edited under an
-    overlay, which would be lost. Nothing is written then.
+    Raises ValueError, and writes nothing, if there is no such overlay, if its parameters are not valid, or if edits of
+    params.yaml under an overlay would be lost.
     """
     base = _base()
     if name == "base":
@@ -51,8 +51,8 @@ def switch(name: str) -> None:
 def lay_out(name: str, folder: Path) -> None:
     """Makes a folder a project of its own at another scale, or brings it up to date.
 
-    Its params.yaml is composed, without the overlay's places; DVC's record and cache are its own, and all of SHARED are
-    links. Raises ValueError as `switch` does, and for what is in the way; what is there stays as it is then.
+    Its params.yaml is composed, without the overlay's places. DVC's record and cache are its own; all of SHARED are
+    links. Raises ValueError as `switch` does, and for a file in the way of a link.
     """
     composed = compose(_base(), name, own_folder=True)
     if (path := folder / PARAMS).exists() and not _is_as_composed(path.read_bytes().decode()):
@@ -77,7 +77,7 @@ def _link(link: Path, target: Path) -> None:
 def compose(base: str, name: str, *, own_folder: bool = False) -> str:
     """The text of params.yaml under an overlay, with the comments of the base.
 
-    In a folder of its own the places are the base's, and nobody goes back.
+    With `own_folder` the places are the base's, and the header names no way back.
     """
     path = FOLDER / f"{name}.yaml"
     known = {each.stem for each in FOLDER.glob("*.yaml")} - {"base"}
@@ -100,18 +100,18 @@ def compose(base: str, name: str, *, own_folder: bool = False) -> str:
 
 
 def _is_as_composed(text: str) -> bool:
-    """Whether it is a composition, and nobody edited it since."""
+    """Whether a text is a composition that nobody has edited."""
     composed = HEADER.match(text)
     return composed is not None and _digest(text[composed.end() :]) == composed["digest"]
 
 
 def _null(representer: Any, _: None) -> Any:
-    """Written out, as in the base, where ruamel would leave nothing."""
+    """Writes null out, as the base does; ruamel would write nothing."""
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _base() -> str:
-    """The base as it was; refuses where switching would lose what was edited."""
+    """The text of the base. Raises ValueError if switching would lose an edit."""
     found, waiting = (path.read_bytes().decode() if path.exists() else "" for path in (Path(PARAMS), BASE))
     composed = HEADER.match(found)
     if composed and not waiting:

@@ -1,4 +1,4 @@
-"""The graphs of DVC as Prefect flows: one task per stage's command, those that are ready side by side."""
+"""The graphs of DVC as Prefect flows: a task per stage, ready stages side by side."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from flows.terminal import live_lines, speak
 
 
 class Beside:
-    """Commands that run beside each other. As a context it shows them while it lasts, and ends them with it."""
+    """Commands that run side by side. As a context it shows them while it lasts, and ends them with it."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
-        self.over = threading.Event()  # from then on nothing is waited for
+        self.over = threading.Event()  # set once nothing is waited for any more
         said = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
         self._lines = live_lines(SpinnerColumn(), said, TimeElapsedColumn(), expand=True)
 
@@ -65,7 +65,7 @@ class Beside:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        """Ends what runs, with all that it started; no other command begins."""
+        """Ends all commands with their children; no other command begins."""
         self.over.set()
         for process in [*self._running]:
             end_group(process, GRACE_S)
@@ -73,7 +73,7 @@ class Beside:
 
     @contextmanager
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-        """Runs a command as `process_group` does; one that begins after the others were ended is ended at once."""
+        """Runs a command as `process_group` does. A command that begins after the end of the context ends at once."""
         with process_group(command, environment) as process:
             self._running.add(process)
             try:
@@ -85,7 +85,7 @@ class Beside:
 
     @contextmanager
     def line(self, stage: str) -> Iterator[Callable[[str], None]]:
-        """A live line of a stage: what it said last, which begins with its label, and how long it has run."""
+        """A live line of a stage: its latest log line, and how long it has run."""
         shown = self._lines.add_task(stage)
         try:
             yield lambda said: self._lines.update(shown, description=harmless(said))
@@ -94,7 +94,7 @@ class Beside:
 
 
 CACHED = "Cached"  # the state of a stage that was up to date
-PUSH = "Use `dvc push`"  # DVC's advice after every stage, to whoever has a remote
+PUSH = "Use `dvc push`"  # DVC's advice after every stage if there is a remote
 _LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>INFO|WARNING|ERROR) (?P<said>.*)")  # as `configure_logging` has it
 
 logger = logging.getLogger(__name__)
@@ -103,27 +103,27 @@ logger = logging.getLogger(__name__)
 def run_command(stage: str, *arguments: str) -> None:
     """Runs `agent-r1 STAGE ARGUMENTS` as a task.
 
-    Raises StageFailed if its command failed, or took longer than `operate.timeouts_s`.
+    Raises StageFailed if the command fails, or takes longer than `operate.timeouts_s`.
     """
     command = [sys.executable, "-m", "flows", stage, *arguments]
     _with_retries()(stage, partial(_follow, stage, command, Beside()))
 
 
 def reproduce(stage: str) -> None:
-    """Runs one DVC stage as a task if anything it depends on has changed; its state is Cached where nothing has.
+    """Runs one DVC stage as a task; its state is Cached if nothing that it depends on has changed.
 
-    The stage is named as DVC addresses it from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
-    Raises StageFailed as `run_command` does.
+    The stage is named by its address from the project's root: `train@ppo`, `ablations/dvc.yaml:train@ppo-0`. Raises
+    StageFailed as `run_command` does.
     """
     _with_retries()(stage, partial(_follow, stage, _repro(stage), Beside()), ask=True)
 
 
 def reproduce_all(file: str, pool: str = "") -> None:
-    """Brings every stage of a dvc.yaml up to date, and those of others that they depend on.
+    """Brings every stage of a dvc.yaml up to date, with the stages of other files that they depend on.
 
-    Stages that are ready run side by side, `operate.side_by_side` at a time, first those for which most others wait;
-    those that a pool takes are sent there, all at once. Raises the first StageFailed once all that ran beside that
-    stage has ended; nothing is begun meanwhile. Raises ValueError if there is no such pool.
+    Ready stages run side by side, `operate.side_by_side` at a time. A stage for which more others wait comes first.
+    Stages for a pool are sent there, all at once. After a failure nothing is begun, and the first StageFailed is raised
+    once all running stages have ended. Raises ValueError if there is no such pool.
     """
     operate = params.load().operate
     elsewhere = Pool(pool, operate.pool_patience_s) if pool else None
@@ -142,11 +142,9 @@ def reproduce_all(file: str, pool: str = "") -> None:
                     continue
                 alone = not running and ready == [stage]  # nor does another get ready before it ends
                 ready.remove(stage)
-                if stage in changed or made & needs[stage]:
-                    work = _work(stage, needs[stage], beside, elsewhere, alone=alone)
-                    begun = _with_retries().submit(stage, work, ask=stage not in changed)
-                else:
-                    begun = _unchanged.submit(stage)
+                stale = stage in changed or made & needs[stage]
+                work = _work(stage, needs[stage], beside, elsewhere, alone=alone) if stale else None
+                begun = _with_retries().submit(stage, work, ask=stage not in changed)
                 running[cast("PrefectConcurrentFuture[State[None]]", begun).wrapped_future] = stage
             if not running:
                 break
@@ -155,29 +153,29 @@ def reproduce_all(file: str, pool: str = "") -> None:
                 if state.is_completed():
                     order.done(stage)
                     made |= {stage} if state.name != CACHED else set()
-                else:
-                    faults.append(state.result(raise_on_failure=False))
-                    if running:  # perhaps for hours, in a pool
-                        logger.error("%s; what was begun goes on to its end", faults[-1])
+                    continue
+                faults.append(state.result(raise_on_failure=False))
+                if running:  # perhaps for hours, in a pool
+                    logger.error("%s; what was begun goes on to its end", faults[-1])
     if faults:
         raise faults[0]
 
 
 def _work(stage: str, needs: set[str], beside: Beside, pool: Pool | None, *, alone: bool) -> Callable[[], None]:
-    """What makes a stage: DVC here, or a worker of a pool."""
-    if pool and pool.takes(stage):
-        return partial(_send, pool, stage, needs, beside)
-    return partial(_follow, stage, _repro(stage), beside, alone=alone)
+    """The function that makes a stage: DVC here, or a worker of a pool."""
+    if not pool or not pool.takes(stage):
+        return partial(_follow, stage, _repro(stage), beside, alone=alone)
 
+    def send() -> None:
+        with beside.line(stage) as show:
+            pool.make(stage, needs, beside.over, show)
 
-def _send(pool: Pool, stage: str, needs: set[str], beside: Beside) -> None:
-    with beside.line(stage) as show:
-        pool.make(stage, needs, beside.over, show)
+    return send
 
 
 @contextmanager
 def expendable(loss: str) -> Iterator[None]:
-    """Lets the flow go on where a stage inside the block fails: a warning says what is lost, and why."""
+    """Lets the flow go on if a stage inside the block fails; a warning names the loss and the cause."""
     try:
         yield
     except StageFailed as fault:
@@ -194,32 +192,25 @@ def _with_retries() -> Task[..., State[None]]:
 
 
 @task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE, retry_condition_fn=_may_work_later)
-def _run(stage: str, work: Callable[[], None], *, ask: bool = False) -> State[None]:
-    """Does the work of a stage, of DVC's only if it says that it is out of date where that is to be asked."""
-    with suppress(ValueError):  # where DVC cannot say, the work tells why
-        if ask and not out_of_date(stage):
-            return _cached(stage)
+def _run(stage: str, work: Callable[[], None] | None, *, ask: bool = False) -> State[None]:
+    """Does the work of a stage, if it has any; with `ask`, only if DVC says that the stage is out of date."""
+    fresh = work is None
+    with suppress(ValueError):  # if DVC cannot say, the work tells why
+        fresh = fresh or (ask and not out_of_date(stage))
+    if work is None or fresh:
+        logger.info("stage %s is up to date", stage)
+        return Completed(name=CACHED)
     work()
     return Completed()
 
 
-@task(name="stage", task_run_name="{stage}", cache_policy=NO_CACHE)
-def _unchanged(stage: str) -> State[None]:
-    return _cached(stage)
-
-
-def _cached(stage: str) -> State[None]:
-    logger.info("stage %s is up to date", stage)
-    return Completed(name=CACHED)
-
-
 def _follow(stage: str, command: Sequence[str], beside: Beside, *, alone: bool = False) -> None:
-    """Runs a command to its end, or to that of its time, its lines logged as they come.
+    """Runs a command to its end or its time limit, and logs its lines as they come.
 
-    DVC's own exit code does not tell how a stage's command ended, so the stage's rim writes that to a file.
-    `alone` says that nothing runs beside it.
+    DVC's exit code does not tell how a stage's command ended, so the stage's rim writes its code to a file. `alone`
+    says that nothing runs beside the command.
     """
-    if deployment.id:  # a worker started this process; without it nobody would end it, or see it end
+    if deployment.id:  # a worker started this process, and only the worker would end it
         end_with_parent()
     name = stage.rpartition(":")[2].partition("@")[0]
     timeout_s = params.load().operate.timeout_s(name)
@@ -247,7 +238,7 @@ def _follow(stage: str, command: Sequence[str], beside: Beside, *, alone: bool =
 
 
 def _passed_on(line: str) -> str:
-    """Logs a stage's line at the level that it has, with a time of this process; returns what it says."""
+    """Logs a stage's line at its own level, and returns its text."""
     found = _LINE.fullmatch(line)
     level, said = (logging.getLevelNamesMapping()[found["level"]], found["said"]) if found else (logging.INFO, line)
     logger.log(level, "%s", said)
@@ -255,7 +246,7 @@ def _passed_on(line: str) -> str:
 
 
 def _stage_environment(exit_code: Path, *, alone: bool) -> dict[str, str]:
-    """This process's environment, and where the stage's own flow finds its server and its parent."""
+    """This process's environment, and the server and parent of the stage's own flow."""
     context = TaskRunContext.get()
     if context is None:
         raise RuntimeError("a stage's command runs as a task, and there is none here")
@@ -283,10 +274,10 @@ def pipeline(pool: str = "") -> None:
 
 @flow(name="ablations")
 def ablations(pool: str = "") -> None:
-    """Brings every stage of the sweep's graph up to date, and all that the sweep is made of, as `pipeline` does.
+    """Brings every stage of the sweep's graph up to date, with all stages that the sweep depends on.
 
     Args:
-        pool: as that of `pipeline`.
+        pool: a work pool, used as in `pipeline`.
     """
     speak()
     reproduce_all(collect_graph(Path("ablations")), pool)
@@ -297,10 +288,9 @@ def _repro(stage: str) -> list[str]:
 
 
 def run_pipeline(sweep: str = "", pool: str = "") -> None:
-    """Runs the pipeline, or that of a sweep, on the server of PREFECT_API_URL, or on one that ends with it.
+    """Runs the pipeline or a sweep's on the server of PREFECT_API_URL, or on a temporary server.
 
-    Without a server of its own, nothing is started where everything is up to date. A pool is one of that server's;
-    raises OSError if none answers then.
+    No temporary server is started if everything is up to date. Raises OSError if a pool is named and no server answers.
     """
     if pool and not server_answers():
         raise OSError("a pool is on a Prefect server, and none answers; set PREFECT_API_URL to that of its workers")
@@ -321,7 +311,7 @@ def run_pipeline(sweep: str = "", pool: str = "") -> None:
 
 
 def _send_pending_reports() -> None:
-    """While the server is still there: Prefect would try again for minutes after it has gone."""
+    """Sends reports while the server is still there; later, Prefect would try again for minutes."""
     with suppress(RuntimeError):  # raised where nothing was logged
         APILogWorker.instance().drain()
     EventsWorker.drain_all()

@@ -1,4 +1,4 @@
-"""Who acts: the policy of a run, the warm start, a registered version, or any model of a folder or hub."""
+"""Policies that act: of a run, the warm start, a registered version, or any model from a folder or hub."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """Weights that act, wherever they lie, and what is known about them."""
+    """Weights that act, and their origin."""
 
     title: str  # for people
     path: str  # a Hugging Face folder or hub id
     updates: int = 0  # since the warm start
-    run: RunId | None = None  # the training that made it, where that is known
-    version: Version | None = None  # the registered version that it is, where a reference named it
+    run: RunId | None = None  # the training that made it, if known
+    version: Version | None = None  # its registered version, if a reference named it
 
     @classmethod
     def of_run(cls, settings: Params, run: RunId) -> Policy:
         """The latest policy of a run.
 
-        Raises FileNotFoundError if there is none, and ValueError if it is not as it was written.
+        Raises FileNotFoundError if there is none, and ValueError if its files have changed.
         """
         settings.run(run)
         folder = policy_in(settings.places.training(run))
@@ -60,8 +60,8 @@ class Policy:
     def named(cls, model: str) -> Policy:
         """A registered policy by its reference, such as `models:/agent_r1@champion`, or a model by folder or hub id.
 
-        Raises FileNotFoundError if there is no such folder, and ValueError if there is no such version, its policy has
-        gone, or a checkpoint's is not as it was written.
+        Raises FileNotFoundError if there is no such folder. Raises ValueError if there is no such version, if its
+        policy has gone, or if the files of a checkpoint have changed.
         """
         if model.startswith(SCHEME):
             version = registry.find(model)
@@ -84,25 +84,25 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """A short one, such as `agent_r1-v3`, `ppo-seed3`, `warm_start`, `owner--name`."""
+        """A short name, such as `agent_r1-v3`, `ppo-seed3`, `warm_start`, `owner--name`."""
         if self.version:
             return self.version.name
         folder = Path(self.path)
         return self.run.label if self.run else folder.name if folder.is_dir() else plain_name(self.path)
 
     def as_trained(self, settings: Params) -> Params:
-        """params.yaml with the `env` of the run that trained it; as it stands where params.yaml knows no such run."""
+        """The settings with the `env` of the run that trained it; unchanged if params.yaml has no such run."""
         return settings.of(self.run) if self.run and self.run.run in settings.runs else settings
 
     def would_round(self, settings: Params) -> bool:
-        """Whether this machine's engines have adapters of it to run, and merged weights would be in bfloat16.
+        """Whether it has adapters that this machine's engines can run, and its merged weights would be in bfloat16.
 
-        Those lack what is below half a unit in the last place; merged ones in float32 compute what the adapters do, to
-        rounding, and do without the model beneath.
+        Merged weights in bfloat16 lose changes below half a unit in the last place. Merged weights in float32 compute
+        the same as the adapters, to rounding, and need no model beneath.
         """
         if settings.engine.kind == "server" or not adapter_in(Path(self.path)).is_dir():
             return False
-        import torch  # for which, and for transformers, who only names a policy does not wait
+        import torch  # slow, and not needed to name a policy
 
         from agent_r1.devices.gpus import default_device
         from agent_r1.learn.model import compute_dtype
@@ -110,9 +110,9 @@ class Policy:
         return compute_dtype(settings.model.dtype, default_device()) is torch.bfloat16
 
     def beneath(self, settings: Params) -> Beneath | None:
-        """What its adapters are to run beside: the model that trainings start from. None where its own weights run.
+        """The model that its adapters run on top of, which trainings start from; None if its own weights run.
 
-        Raises ValueError if there is nothing else and they cannot run, or if they are not what a training writes.
+        Raises ValueError if there are adapters alone and they cannot run, or if no training wrote them.
         """
         folder, start = Path(self.path), settings.places.warm_start
         alone = checkpoint.is_adapters_alone(folder)
@@ -136,28 +136,23 @@ class Policy:
 
 
 def plain_name(model: str) -> str:
-    """A folder or hub id as a name, without what separates its parts."""
+    """A folder or hub id as a name without slashes."""
     return "--".join(part for part in Path(model).parts if part.strip("/."))
 
 
-def chosen(settings: Params, run: str | None, seed: int | None, sweep: str, model: str | None) -> Policy:
-    """The policy of a training, or else a model, or the warm start where neither is named.
-
-    Raises ValueError for what does not go together.
-    """
+def chosen(settings: Params, run: RunId | None, model: str | None) -> Policy:
+    """The policy of a training or of a model; the warm start if neither is named. Raises ValueError for both."""
     if run and model:
         raise ValueError("--run and --model each name a policy; give one of them")
-    if not run and (seed is not None or sweep):
-        raise ValueError("--seed and --sweep tell apart runs; give --run")
     if run:
-        return Policy.of_run(settings, RunId.named(run, seed, sweep))
+        return Policy.of_run(settings, run)
     return Policy.named(model) if model else Policy.of_warm_start(settings)
 
 
 def version_of(model: str, settings: Params) -> Version:
-    """The registered version that is meant: by a reference, or by the label of a training such as `ppo-seed3`.
+    """The registered version with a reference, or with the label of a training such as `ppo-seed3`.
 
-    A label means the policy that the training's folder holds, or the latest of that label where the folder is gone.
+    A label means the policy in the training's folder, or the latest version of that label if the folder is gone.
     """
     if model.startswith(SCHEME):
         return registry.find(model)
@@ -178,9 +173,9 @@ def version_of(model: str, settings: Params) -> Version:
 
 
 def folder_of(version: Version) -> Path:
-    """A folder that holds a version's policy: the training's own while it does, else DVC's copy, brought back.
+    """A folder that holds a version's policy: the training's own, or else DVC's copy, which is brought back.
 
-    Raises ValueError if the training's folder holds another policy by now, and there is no copy.
+    Raises ValueError if the training's folder holds another policy, and there is no copy.
     """
     found = version.descriptor
     if in_training(version):
@@ -199,7 +194,7 @@ def folder_of(version: Version) -> Path:
 
 
 def in_training(version: Version) -> bool:
-    """Whether the training's own folder still holds the policy."""
+    """Whether the training's own folder still holds the policy of a version."""
     return _holds(Path(version.descriptor.policy), version.descriptor)
 
 
@@ -208,9 +203,9 @@ def _holds(folder: Path, descriptor: Descriptor) -> bool:
 
 
 def _bring_back(descriptor: Descriptor) -> str:
-    """Has DVC restore its copy, from the cache or else from a remote; "" or why it cannot.
+    """Has DVC restore its copy from the cache or a remote; returns "", or why it cannot.
 
-    Raises ValueError if what DVC would follow leads out of the copy's folder.
+    Raises ValueError if the listing that DVC would follow leads out of the copy's folder.
     """
     if not Path(".dvc").is_dir():
         return "this project is no DVC repository"

@@ -1,4 +1,4 @@
-"""Stages that are made in other clones: sent to a work pool of the Prefect server, and what they made brought back."""
+"""Stages that other clones make: sent to a work pool of the Prefect server, their outputs brought back."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from pydantic import ValidationError
 
 from agent_r1.harmless import harmless
 from flows.dvc_files import run_dvc
-from flows.dvc_lock import Entry, adopt, described, entry_of, push
-from flows.graph import StageFailed, StageUnavailable
+from flows.graph import LockEntry, StageFailed, StageUnavailable, adopt, described, entry_of, push
 
-# What holds an accelerator. The others take seconds, or write what git keeps.
+# Stages that hold an accelerator. The others take seconds, or write files that git keeps.
 SENT = ("warm_start", "train", "train_closer", "evaluate", "evaluate_closer", "baseline")
 ERRAND = "errand"  # the flow of a worker, deployed under the name of its pool
 HANDED_BACK = "dvc-lock"  # the key of the artifact in which an errand leaves the stage's entry of dvc.lock
 UNAVAILABLE = "Unavailable"  # the state of an errand that may work later
-ENTRY_CHARS = 2**19  # of an entry at most; those of this project have 10,000
+ENTRY_CHARS = 2**19  # of an entry at most; this project's have 10,000
 POLL_S = 3.0
 TELL_S = 60.0
 
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_shared() -> None:
-    """Checks that other clones can have what is made here, and see its runs. Raises ValueError with what to set."""
+    """Raises ValueError unless other clones can get this clone's outputs, and see its runs."""
     if run_dvc("remote", "default"):
         raise ValueError(
             "a pool's clones bring each other what they make by DVC's default remote, and there is none; "
@@ -49,12 +48,12 @@ def require_shared() -> None:
 
 
 class Pool:
-    """A work pool by its name: sends it stages, waits for them, and takes over what they made."""
+    """A work pool: sends it stages, waits for them, and takes over their outputs."""
 
     def __init__(self, name: str, patience_s: float) -> None:
-        """Checks that the server has the pool; without a worker for `patience_s` a stage fails.
+        """Raises ValueError if the server has no such pool, or its clones could not share their outputs.
 
-        Raises ValueError if there is no such pool, or its clones could not share what they make.
+        A stage fails after `patience_s` without a worker.
         """
         require_shared()
         self._name, self._patience_s, self._told = name, patience_s, 0.0
@@ -72,10 +71,10 @@ class Pool:
         return stage.rpartition(":")[2].partition("@")[0] in SENT
 
     def make(self, stage: str, needs: set[str], over: threading.Event, show: Callable[[str], None]) -> None:
-        """Has a worker make a stage, and takes over what it made; what it needs is pushed first.
+        """Has a worker make a stage, and takes over its outputs; its inputs are pushed first.
 
-        Where the same was asked before, by a run that was interrupted, its errand is waited for and not sent again.
-        Raises StageFailed if it fails, is cancelled, or finds no worker, and StageUnavailable if it may work later.
+        An errand that an interrupted run sent is waited for and not sent again. Raises StageFailed if the stage fails,
+        is cancelled, or finds no worker, and StageUnavailable if it may work later.
         """
         try:
             asked = self._asked(stage, needs)
@@ -93,17 +92,17 @@ class Pool:
         return f"start one in a clone of this commit: `agent-r1 worker --pool {self._name}`"
 
     def _asked(self, stage: str, needs: set[str]) -> dict[str, Any]:
-        """An errand's parameters; what the stage needs is in the remote by then."""
+        """The parameters of an errand. Pushes the inputs of the stage."""
         with self._asking:
             if lacking := sorted(needs - self._pushed):
                 push(*lacking)
                 self._pushed |= needs
             known = described(stage, *needs)
-        entries = {need: entry_of(Entry.model_validate(known[need].locked)) for need in sorted(needs)}
+        entries = {need: entry_of(LockEntry.model_validate(known[need].locked)) for need in sorted(needs)}
         return {"stage": stage, "made": entry_of(known[stage].made), "entries": entries}
 
     def _sent(self, client: SyncPrefectClient, stage: str, asked: dict[str, Any]) -> FlowRun:
-        """The errand of these parameters that is under way or complete, or a new one."""
+        """The running or complete errand of these parameters, or a new one."""
         content = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
         attempt = 0
         while True:
@@ -145,7 +144,7 @@ class Pool:
         return run
 
     def _has_worker(self, client: SyncPrefectClient) -> bool:
-        """Whether a worker of the pool is there; where none is, a line every so often says how to start one."""
+        """Whether the pool has a worker; if not, a log line every `TELL_S` says how to start one."""
         if any(worker.status == WorkerStatus.ONLINE for worker in client.read_workers_for_work_pool(self._name)):
             return True
         if not self._told or time.monotonic() > self._told + TELL_S:
@@ -154,8 +153,8 @@ class Pool:
         return False
 
 
-def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> Entry:
-    """The entry of dvc.lock that an errand left. Raises ValueError if it is none."""
+def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> LockEntry:
+    """The entry of dvc.lock that an errand left. Raises ValueError if it is not valid."""
     found = client.read_artifacts(
         artifact_filter=ArtifactFilter.model_validate({"key": {"any_": [HANDED_BACK]}}),
         flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run]}}),
@@ -166,7 +165,7 @@ def handed_back(client: SyncPrefectClient, run: UUID, stage: str) -> Entry:
     if not isinstance(text, str) or len(text) > ENTRY_CHARS:
         raise ValueError(f"what flow run {run} left of {stage} is no text of at most {ENTRY_CHARS} characters")
     try:
-        return Entry.model_validate_json(text)
+        return LockEntry.model_validate_json(text)
     except ValidationError as fault:
         problem = fault.errors(include_url=False)[0]
         where = ".".join(str(part) for part in problem["loc"])

@@ -1,4 +1,7 @@
-"""Prefect's server as this project starts it, a factory for uvicorn."""
+"""Prefect as this project starts it: `create` is the server's app, `python -m flows.prefect_app` the command line.
+
+Both end with the process that started them, however that ended.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ _scheduled = set[asyncio.Task[None]]()  # the event loop itself keeps no task al
 
 
 def create() -> ASGIApp:
-    """Prefect's app behind a check of the Host header: a page whose name was made to lead here is answered 400.
+    """Wraps Prefect's app in a check of the Host header: a page whose name was made to lead here is answered 400.
 
-    Around the app and not in it: what Prefect asks of itself comes under a name of its own.
+    The check is around the app and not in it, because Prefect sends requests to itself under a name of its own.
     """
     end_with_parent()
     gc.set_threshold(*IMPORTING)  # for good: the first start makes as many objects again for its tables
@@ -36,3 +39,10 @@ def _schedule(update: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(update)
     _scheduled.add(task)
     task.add_done_callback(_scheduled.discard)
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    from prefect.cli import app
+
+    app()

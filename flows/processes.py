@@ -35,8 +35,8 @@ PASSWORD = HOME / "password"  # of that server
 STARTED_BY = "AGENT_R1_STARTED_BY"  # the variable in which a part finds the process that started it
 PIPELINE = "AGENT_R1_PIPELINE"  # the variable in which a stage finds the process of the pipeline that it is part of
 OF_CLIENTS = "PREFECT_API_AUTH_STRING"  # the variable in which Prefect's clients find a server's password
-# New objects before Python looks for garbage while a process starts. Imports make a million that stay; looking at them
-# again and again takes a sixth of a start.
+# New objects before Python looks for garbage while a process starts. Imports make a million objects that stay; looking
+# at them again and again takes a sixth of a start.
 IMPORTING = (100_000, 20, 50)
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ def process_group(
     output: IO[str] | int = subprocess.PIPE,
     grace_s: float = GRACE_S,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a command in a process group of its own, of which nothing is left when the block ends.
+    """Runs a command in its own process group, and ends the group with the block.
 
-    Its output, errors included, goes to `output`; what is left of it at the end may take `grace_s` to end itself.
+    Output and errors go to `output`. Processes that still run at the end have `grace_s` to end themselves.
     """
     process = subprocess.Popen(
         command, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -64,7 +64,7 @@ def process_group(
 
 @contextmanager
 def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
-    """Ends a process group that runs longer than the block may last; the event tells that it did."""
+    """Ends a process group that runs longer than `seconds` within the block; the event tells that it did."""
     late = threading.Event()
 
     def end() -> None:
@@ -80,7 +80,7 @@ def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[thre
 
 
 def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
-    """Asks a process group to end; kills what has not after `grace_s`, or at a second interrupt."""
+    """Asks a process group to end, and kills it after `grace_s`, or at a second interrupt."""
     try:
         _send(process, signal.SIGTERM, grace_s)
     finally:
@@ -90,10 +90,10 @@ def end_group(process: subprocess.Popen[str], grace_s: float) -> None:
 
 @functools.cache
 def end_with_parent(started_by: int | None = None) -> None:
-    """From now on this process gets a SIGTERM when the one that started it is gone, however that ended.
+    """From now on sends this process a SIGTERM once its parent is gone, however that ended.
 
-    One that knows who that was, by its id or from its environment, gets it too where that one has gone already. A stage
-    that DVC started for a pipeline ends with the pipeline too, for which DVC itself would not.
+    A parent that is known by its id or from the environment may have gone before the call. A stage that DVC started
+    for a pipeline ends with the pipeline too, which DVC itself would not do.
     """
     parent = started_by or int(os.environ.pop(STARTED_BY, os.getppid()))
     pipeline = int(os.environ.get(PIPELINE, parent))
@@ -107,7 +107,7 @@ def end_with_parent(started_by: int | None = None) -> None:
 
 
 def _send(process: subprocess.Popen[str], number: signal.Signals, grace_s: float) -> None:
-    """Signals the group and waits until it is empty, `grace_s` at most."""
+    """Signals the group, and waits at most `grace_s` until it is empty."""
     deadline = time.monotonic() + grace_s
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
@@ -118,13 +118,13 @@ def _send(process: subprocess.Popen[str], number: signal.Signals, grace_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class Supervised:
     """A process that serves, alone or beside others."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    log: Path  # where it writes what it says
+    log: Path
     health: str = ""  # the URL at which a server answers once it is up
 
 
@@ -133,7 +133,7 @@ def server_answers() -> bool:
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         return False
-    from agent_r1.http.client import Client  # takes what an address says of user and password
+    from agent_r1.http.client import Client  # it takes user and password from the address
 
     try:
         Client(url, ANSWER_S, key="").require_health()
@@ -146,7 +146,7 @@ def server_answers() -> bool:
 
 @contextmanager
 def known(api_url: str) -> Iterator[None]:
-    """Has this clone's commands find its server while the block lasts. Raises ValueError if they find another."""
+    """Lets this clone's commands find its server while the block lasts. Raises ValueError if they find another."""
 
     def refuse() -> None:
         raise ValueError(f"`make serve` serves this clone already, at {SERVED.read_text()}; end that first")
@@ -162,14 +162,14 @@ def own_server() -> str | None:
         return None
     try:
         with FileLock(SERVED.with_suffix(".lock")).acquire(timeout=0):
-            return None  # whoever wrote the address has gone, and anybody may listen there
+            return None  # the server has gone, and anybody may listen at its address
     except Timeout:
         return SERVED.read_text()
 
 
 @contextmanager
 def prefect_server() -> Iterator[str]:
-    """The API URL of the server that `PREFECT_API_URL` names, or of one that lives as long as the block."""
+    """The API URL of the server that `PREFECT_API_URL` names, or of one that ends with the block."""
     if server_answers():
         yield os.environ["PREFECT_API_URL"]
         return
@@ -185,12 +185,12 @@ def prefect_server() -> Iterator[str]:
 
 
 def api_on(port: int) -> str:
-    """Where a Prefect server on a port of this machine answers."""
+    """The API URL of a Prefect server on a port of this machine."""
     return f"http://{HOST}:{port}/api"
 
 
 def prefect_environment(api_url: str) -> dict[str, str]:
-    """This process's environment for a part of Prefect: everything it writes is under .tracking."""
+    """This process's environment for a part of Prefect, which then writes below .tracking alone."""
     home = HOME.absolute()
     return {
         **os.environ,
@@ -200,13 +200,13 @@ def prefect_environment(api_url: str) -> dict[str, str]:
     }
 
 
-def server_part(port: int, password: str = "") -> Part:
-    """A Prefect server that this machine alone can reach, and that says what is wrong and nothing else.
+def server_part(port: int, password: str = "") -> Supervised:
+    """A Prefect server that this machine alone can reach, and that logs errors alone.
 
-    It answers no page of another origin, and with a password nobody who does not send it.
+    It answers no page of another origin, and with a password only requests that send it.
     """
     app = ["flows.prefect_app:create", "--factory", "--app-dir", str(Path(__file__).parents[1]), "--log-level", "error"]
-    return Part(
+    return Supervised(
         name="Prefect server",
         command=[sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)],
         environment={
@@ -226,13 +226,13 @@ def server_part(port: int, password: str = "") -> Part:
 
 
 def log_path(part: str) -> Path:
-    """Where a part that runs in the background writes what it says."""
+    """The log of a part that runs in the background."""
     HOME.mkdir(parents=True, exist_ok=True)
     return HOME / f"{part}.log"
 
 
-def await_health(process: subprocess.Popen[str], part: Part) -> None:
-    """Waits until a server that was just started answers. Raises OSError if it ended, or did not answer in time."""
+def await_health(process: subprocess.Popen[str], part: Supervised) -> None:
+    """Waits until a new server answers. Raises OSError if it ends, or does not answer in time."""
     deadline = time.monotonic() + STARTUP_S
     while process.poll() is None and time.monotonic() < deadline:
         try:

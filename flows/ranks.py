@@ -1,6 +1,6 @@
-"""The ranks of a stage that learns: the leader starts the others, or a launcher has started all; none outlives another.
+"""The ranks of a stage that learns. The leader starts the others, or a launcher has started all.
 
-A rank that ends before its time takes the others with it, whatever it died of, and its exit code becomes the stage's.
+A rank that ends early ends the others, whatever the cause, and its exit code becomes the stage's.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from flows.terminal import HarmlessFormatter
 CODE = Path(__file__).parents[1]  # the root of the code; the project in the current folder may be another
 LEADER = "AGENT_R1_LEADER"  # the variable in which a rank finds the process that started it
 LOOK_S = 0.2  # between two looks at the ranks that were started here
-GRACE_S = 20.0  # in which a leader that lost a rank ends in the way of any fault, its engine and its tracking with it
-BLAME_S = 5.0  # in which a fault of communication is found to be that of a rank that was lost
+GRACE_S = 20.0  # for a leader that lost a rank to end like after any fault, with its engine and its tracking
+BLAME_S = 5.0  # for a fault of communication to be traced to a lost rank
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 def leading(
     params: LearnerParams, command: Sequence[str], alike: Callable[[], Mapping[str, str]], seed: int | None
 ) -> Iterator[Ranks]:
-    """The ranks that this process shares its learner with while the block lasts; by itself where params ask for one.
+    """The ranks that share this process's learner while the block lasts; this process alone if params ask for one.
 
-    `command` starts another, `alike` says what must be the same in all of them, and `seed` is given to all; None tells
-    them that there is nothing to do. A ValueError refuses what this machine or a launcher does not have as params ask,
-    an OSError ranks that are not in time, or lost.
+    `command` starts another rank, `alike` gives the facts that must be equal in all, and all get the `seed`; None tells
+    them that there is nothing to do. Raises ValueError if this machine or the launcher does not fit the params, and
+    OSError if a rank is late or lost.
     """
     place = given_place(params)
     if params.ranks == 1:
@@ -57,7 +57,7 @@ def leading(
         watch = ends.enter_context(Watch.set())
         if place:
             store = meet(place)
-            for name in place.environment:  # of no concern to what this process starts
+            for name in place.environment:  # the children of this process have no rank
                 os.environ.pop(name)
         else:
             place, listening = ends.enter_context(_started(params.ranks, command, watch))
@@ -76,9 +76,9 @@ def leading(
 
 @contextmanager
 def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> Iterator[tuple[Group, int | None]]:
-    """The ranks that this process follows the leader of while the block lasts, and the seed; arguments as in `leading`.
+    """The ranks behind the leader that this process follows, and the seed; arguments as in `leading`.
 
-    It holds nothing that has to be put away, so it ends at once when it is told to, or has lost the leader.
+    A follower holds nothing to put away, so it ends at once when it is told to, or has lost the leader.
     """
     place = given_place(params)
     if place is None:
@@ -86,27 +86,27 @@ def following(params: LearnerParams, alike: Callable[[], Mapping[str, str]]) -> 
     HarmlessFormatter.label = f"rank {place.rank}: "
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    if leader := os.environ.get(LEADER):  # which may have gone before this process came here
+    if leader := os.environ.get(LEADER):  # it may have gone already
         end_with_parent(int(leader))
     store = meet(place)
     with Life(store, place.rank, place.size, params.silence_s, _leave), joined(store, place) as group:
         try:
-            require_alike(group, alike())  # now that the leader has written what is compared
+            require_alike(group, alike())  # the leader has written the files by now
             [seed, *_] = group.gather([None])
             yield group, seed
-        except RuntimeError:  # where a rank was lost, the leader ends this one too, before it says anything
+        except RuntimeError:  # if a rank was lost, the leader ends this one too, before it says anything
             threading.Event().wait(2 * BLAME_S)
             raise
 
 
 def follows() -> bool:
-    """Whether this process was given a rank that follows another's."""
+    """Whether this process was given a rank behind a leader."""
     place = Place.given()
     return bool(place and place.rank)
 
 
 def alike(stage: str, parameters: str, model: str) -> dict[str, str]:
-    """What all ranks of a stage must have the same of, by its name: hashes of the two given, its code, and versions."""
+    """Facts that all ranks of a stage must share, by name: the two given, and the hash of its code, and versions."""
     return {
         "parameters": parameters,
         "model": model,
@@ -117,7 +117,7 @@ def alike(stage: str, parameters: str, model: str) -> dict[str, str]:
 
 
 def code_of(stage: str) -> dict[str, str]:
-    """The sha256 of every file of code that a stage of dvc.yaml depends on, by its path; data is left out.
+    """The sha256 of every code file that a stage of dvc.yaml depends on, by its path.
 
     Raises FileNotFoundError if the code is installed without its dvc.yaml.
     """
@@ -132,10 +132,10 @@ def code_of(stage: str) -> dict[str, str]:
 
 
 def given_place(params: LearnerParams) -> Place | None:
-    """The place that a launcher gave this process; None where it was started by itself.
+    """The place that a launcher gave this process; None if no launcher started it.
 
-    A ValueError refuses a place that params do not ask for, none where they ask for a launcher, and more processes than
-    this machine has devices for.
+    Raises ValueError if the place does not fit the params, if they need a launcher and there is none, and if this
+    machine has fewer devices than processes.
     """
     require_devices(params)
     place = Place.given()
@@ -155,7 +155,7 @@ def given_place(params: LearnerParams) -> Place | None:
 
 
 def require_devices(params: LearnerParams) -> str:
-    """What the processes on this machine compute on, in words; a ValueError refuses more of them than there are."""
+    """The devices of this machine in words. Raises ValueError if there are fewer than processes."""
     gpus = len(visible_gpus())
     here, kind = (gpus, "GPUs") if gpus else (len(os.sched_getaffinity(0)), "cores")
     if params.processes > here:
@@ -164,10 +164,10 @@ def require_devices(params: LearnerParams) -> str:
 
 
 class Watch:
-    """Ends the leader when a rank is lost: in the way of any fault, and by force where it is stuck."""
+    """Ends the leader when a rank is lost: like any fault, and by force if the leader is stuck."""
 
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []  # those that were started here, rank 1 first
+        self.processes: list[subprocess.Popen[bytes]] = []  # started here, rank 1 first
         self._fault: BaseException | None = None
         self._raised = False
         self._over = threading.Event()
@@ -184,11 +184,11 @@ class Watch:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN if watch._fault else before)  # it may be on its way
 
     def rest(self) -> None:
-        """Nothing is asked of the other ranks any more, which may end."""
+        """Lets the other ranks end: nothing is asked of them any more."""
         self._over.set()
 
     def look(self) -> None:
-        """Looks after the ranks that were started here; the body of a thread."""
+        """Watches the ranks that were started here; the body of a thread."""
         while not self._over.wait(LOOK_S):
             ended = {rank: code for rank, each in enumerate(self.processes, 1) if (code := each.poll())}
             if ended:
@@ -196,14 +196,14 @@ class Watch:
                 self._lose(fault_of(first, ended[first]))
 
     def lost_sight_of(self, rank: int) -> None:
-        """Of a rank that gives no sign of life, wherever it is."""
+        """Gives up a rank that gives no sign of life, on whichever machine it is."""
         self._lose(ChildProcessError(f"rank {rank} gives no sign of life any more; look at its machine, start again"))
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """A fault of communication within is that of the rank that was lost, where one was.
+        """Turns a fault of communication into the fault of the rank that was lost, if one was.
 
-        It may be the cause of another: a checkpoint takes it for one of the disk.
+        Such a fault may also be the cause of another: a checkpoint takes it for a fault of the disk.
         """
         try:
             yield
@@ -224,7 +224,7 @@ class Watch:
         forced = threading.Timer(GRACE_S, _end_by_force, [fault])
         forced.daemon = True
         forced.start()
-        end(self.processes)  # what waits for them in a collective call gets an error then
+        end(self.processes)  # a collective call that waits for them fails then
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def _raise(self, *_: object) -> None:
@@ -234,7 +234,7 @@ class Watch:
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ends ranks that were started here, which have nothing to put away."""
+    """Kills ranks that were started here; they have nothing to put away."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -243,7 +243,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[tuple[Place, int]]:
-    """Starts all other ranks on this machine; gives this one's place, and the socket where it is to host the store."""
+    """Starts all other ranks on this machine; gives this one's place, and the socket for its store."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         probe.listen()
@@ -267,7 +267,7 @@ def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[tuple
 
 
 def fault_of(rank: int, code: int) -> BaseException:
-    """How this process ends because of a rank that was started here and ended with a code."""
+    """The fault that ends this process after a rank ended with a code."""
     if code in (INTERRUPTED, -signal.SIGINT):
         return SystemExit(INTERRUPTED)
     if code in (TERMINATED, -signal.SIGTERM):
@@ -279,7 +279,7 @@ def fault_of(rank: int, code: int) -> BaseException:
 
 
 def _end_by_force(fault: BaseException) -> None:
-    """Of a leader that does not come to where it could end by the fault."""
+    """Ends a leader that is stuck where the fault cannot reach it."""
     code = fault.code if isinstance(fault, SystemExit) else UNAVAILABLE if isinstance(fault, OSError) else 1
     logger.error("%s (ended by force)", fault)
     leave_code(int(code or 0))
@@ -287,7 +287,7 @@ def _end_by_force(fault: BaseException) -> None:
 
 
 def _leave(_: int) -> None:
-    """Of a follower whose leader gives no sign of life; a stopped one that started it would stay."""
+    """Ends a follower that lost its leader. Kills the leader if it is the parent: a stopped one would never exit."""
     logger.error("the leader gives no sign of life any more")
     if os.environ.get(LEADER) == str(os.getppid()):
         leave_code(UNAVAILABLE)

@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 def report(sweep: str = "", beside: str = "") -> None:
     """Compares runs and baselines: on one page, which goes to each of their MLflow runs, and in small files for git.
 
-    They are those of `repro_runs` and `repro_baselines`, or every run of a sweep with every seed. Their MLflow runs get
-    the scores anew, because the intervals are those of the present `evaluate.bootstrap_samples`. `beside` has labels of
-    further evaluations, with commas between; with them the page is one of its own, in a folder that no stage writes.
+    Compares `repro_runs` and `repro_baselines`, or every run of a sweep with every seed. Their MLflow runs get new
+    scores, because `evaluate.bootstrap_samples` may have changed. `beside` lists further evaluations, separated by
+    commas; such a page goes into a folder of its own, which no stage writes.
     """
     settings = params.load()
     places, questions = settings.places, read_rows(settings.places.questions, Question)

@@ -1,4 +1,4 @@
-"""What every command does around its work: logging, faults, signals, threads, the accelerator's lock, tracking."""
+"""The rim of every command: logging, faults, signals, threads and tracking."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 from uuid import UUID
 
 from agent_r1 import params
 from agent_r1.files import is_own
-from agent_r1.params.places import NAMED_BY_DVC, project_root
+from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
 from flows.processes import IMPORTING, OF_CLIENTS, PASSWORD, end_with_parent, own_server, server_answers
 from flows.terminal import HarmlessFormatter, R, configure_logging, show_traceback
 
@@ -28,8 +29,8 @@ P = ParamSpec("P")
 
 EXIT_CODE_FILE = "AGENT_R1_EXIT_CODE_FILE"  # set by a flow: where a stage that fails leaves its code, DVC hides it
 PARENT_TASK_RUN = "AGENT_R1_PARENT_TASK_RUN"  # set by the pipeline: the task run that shows the stage as its subflow
-UNSAID = ("into", "out", "trajectories", "traces")  # parameters of stages that say where and how much, and not what
-OF_DVC = "DVC_ROOT"  # set by DVC for what it runs
+UNSAID = ("into", "out", "trajectories", "traces")  # parameters that say where and how much, left out of the name
+OF_DVC = "DVC_ROOT"  # set by DVC for its stages
 SHOW_TRACEBACK = "AGENT_R1_TRACEBACK"
 INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
@@ -60,11 +61,11 @@ COLLECTING = gc.get_threshold()  # new objects before Python looks for garbage, 
 logger = logging.getLogger(__name__)
 
 
-def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None) -> None:
+def run_stage(stage: Callable[..., None], **parameters: object) -> None:
     """Runs a stage as the whole of its command.
 
-    The stage is a tracked Prefect flow when `PREFECT_API_URL` is set and answers, else the plain function, for which
-    Prefect is not even imported. Its name and parameters are the flow's, and begin every line that it logs.
+    The stage is a tracked Prefect flow if `PREFECT_API_URL` is set and answers. Otherwise it is the plain function, and
+    Prefect is not imported. Its name and parameters are the flow's, and begin every line that it logs.
     """
     gc.set_threshold(*COLLECTING)
     if PARENT_TASK_RUN in os.environ:
@@ -77,20 +78,33 @@ def run_stage(stage: Callable[..., None], **parameters: str | int | bool | None)
 
 
 def shown_name(stage: Callable[..., None], parameters: Mapping[str, object]) -> str:
-    """What a stage is called where people look: `train ppo 3`, wherever it writes, and however much.
+    """The name of a stage in logs and in Prefect, such as `train ppo 3`.
 
-    In an experiment of DVC's it ends with that one's name, `train ppo (slow)`, as the run in MLflow does.
+    Inside a DVC experiment it ends with the experiment's name, `train ppo (slow)`, as the run in MLflow does.
     """
-    said = {name: str(value) for name, value in parameters.items() if value is not None and value is not False}
+    said = {name: str(value) for name, value in typed(parameters).items() if value is not None and value is not False}
     experiment = os.environ.get(NAMED_BY_DVC)
     named = [f"({experiment})"] if experiment else []
     return " ".join([stage.__name__, *(text for name, text in said.items() if text and name not in UNSAID), *named])
 
 
-def report_to_own_server() -> None:
-    """Has this process and what it starts report to the server of `make serve`, where that serves this clone.
+def typed(parameters: Mapping[str, object]) -> dict[str, object]:
+    """Parameters as options of the command line: a record is replaced by its fields, a `RunId` by its options."""
+    options: dict[str, object] = {}
+    for name, value in parameters.items():
+        if isinstance(value, RunId):
+            options |= {"run": value.name, "seed": value.seed, "sweep": value.sweep}
+        elif is_dataclass(value):
+            options |= typed({each.name: getattr(value, each.name) for each in fields(value)})
+        else:
+            options[name] = value
+    return options
 
-    To be called before Prefect is imported. Where `PREFECT_API_URL` names a server it stays that one.
+
+def report_to_own_server() -> None:
+    """Reports this process and its children to the server of `make serve`, if it serves this clone.
+
+    Must be called before Prefect is imported. A `PREFECT_API_URL` that is set stays.
     """
     if "PREFECT_API_URL" in os.environ or not (api_url := own_server()):
         return
@@ -100,23 +114,23 @@ def report_to_own_server() -> None:
 
 
 def kept_password() -> str:
-    """The password of this clone's Prefect server; "" where there is none, or others may know or have written it."""
+    """The password of this clone's Prefect server; "" if there is none, or others may know or have written it."""
     own = PASSWORD.exists() and is_own(PASSWORD, stat.S_IFREG, closed=0o077)
     return PASSWORD.read_text().strip() if own else ""
 
 
 def started_by_another() -> bool:
-    """Whether DVC or a flow started this process, so that nobody is there to be asked."""
+    """Whether DVC or a flow started this process, so that there is no user to ask."""
     return OF_DVC in os.environ or PARENT_TASK_RUN in os.environ
 
 
 @contextmanager
 def clean_end() -> Iterator[None]:
-    """The rim of a command: sets up logging, and turns faults and signals into exit codes, in this one place.
+    """Sets up logging, and turns faults and signals into exit codes.
 
-    What a user can mend (ValueError, OSError, EngineError) ends as one line and exit code 1, or 75 where the same may
-    work later, without anybody's doing (a server that does not answer, MLflow's included, a disk that fails); an
-    interrupt ends as 130, a termination as 143; any other fault keeps its traceback.
+    A fault that a user can mend (ValueError, OSError, EngineError) ends as one line and exit code 1. The code is 75 if
+    the same may work later: a server that does not answer, MLflow's included, or a disk that fails. An interrupt ends
+    as 130, a termination as 143. Any other fault keeps its traceback.
     """
     configure_logging()
     sys.excepthook = show_traceback
@@ -142,17 +156,17 @@ def clean_end() -> Iterator[None]:
 
 
 def leave_code(code: int) -> None:
-    """Leaves a stage's exit code where the flow that started it looks for one."""
+    """Writes a stage's exit code to the file that the flow that started it reads."""
     if EXIT_CODE_FILE in os.environ:
         Path(os.environ[EXIT_CODE_FILE]).write_text(str(code))
 
 
 def prepare_process() -> None:
-    """Makes a command the same process wherever it is started: from the project's root, with `model.threads` threads.
+    """Makes a command the same process wherever it is started: in the project's root, with `model.threads` threads.
 
-    The root is the first place to import from, for tools, rewards and worlds of one's own; Python itself puts there the
-    current folder of `python -m flows`, and the folder of the script `agent-r1`. To be called before torch is imported.
-    Without a readable params.yaml the command itself says so.
+    Imports look in the root first, for the project's own tools, rewards and worlds; Python itself would look in the
+    current folder for `python -m flows`, and in the script's folder for `agent-r1`. Must be called before torch is
+    imported. If params.yaml cannot be read, the command itself says so.
     """
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -171,9 +185,9 @@ def prepare_process() -> None:
 
 
 def task(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes each call of a function a Prefect task while a tracked flow runs; otherwise it stays the plain function.
+    """Makes each call of a function a Prefect task while a tracked flow runs; otherwise a plain call.
 
-    Prefect looks into every argument and keeps every result until the flow ends; this way it sees neither.
+    Prefect sees neither arguments nor results: it would look into each argument, and keep each result until the end.
     """
 
     @functools.wraps(function)
@@ -198,7 +212,7 @@ def task(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _mendable(fault: Exception) -> Exception | None:
-    """The fault as a message, where the engine says what is wrong, or MLflow's store cannot be used for now."""
+    """The fault as a message, if the engine raised it, or MLflow's store cannot be used for now."""
     from agent_r1.rollout.sampling import EngineError  # both bring numpy, which is to find the number of threads set
     from agent_r1.tracking.store import passing_fault
 
@@ -206,9 +220,9 @@ def _mendable(fault: Exception) -> Exception | None:
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep freed memory instead of giving it back and faulting it in again at every training step.
+    """Lets glibc keep freed memory, which every training step would fault in again.
 
-    Has the effect of MALLOC_MMAP_MAX_=0 and no trimming on a process that runs already; see mallopt(3).
+    Works like MALLOC_MMAP_MAX_=0 and no trimming, on a running process; see mallopt(3).
     """
     if platform.libc_ver()[0] == "glibc":
         trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
@@ -218,18 +232,19 @@ def keep_freed_memory() -> None:
 
 
 def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None:
+    """Runs a stage as a flow whose page shows its parameters as the command line has them."""
     from prefect import flow
     from prefect.client.orchestration import get_client
     from prefect.exceptions import TerminationSignal
     from prefect.flow_engine import run_flow
 
-    tracked = flow(name=stage.__name__)(stage)
+    tracked = flow(name=stage.__name__, validate_parameters=False)(stage)
     parent = os.environ.get(PARENT_TASK_RUN)
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(
             tracked,
             name=shown_name(stage, parameters),
-            parameters=parameters,
+            parameters=typed(parameters),
             parent_task_run_id=UUID(parent) if parent else None,
         )
     try:
@@ -243,7 +258,7 @@ def _run_tracked(stage: Callable[..., None], parameters: dict[str, Any]) -> None
 
 
 def _end_as_the_parent(run: UUID, parent: UUID) -> None:
-    """Shows a flow run as cancelled where it was ended because the one that it is a part of is."""
+    """Shows a flow run as cancelled if it was ended because the flow run above it is cancelled."""
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import State, StateType

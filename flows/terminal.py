@@ -1,4 +1,4 @@
-"""What a command shows: lines that change on a terminal, log lines, tables; whatever others wrote is made harmless."""
+"""The output of commands: live lines on a terminal, log lines and tables, without control characters from outside."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ WIDTH = 120  # of tables that are printed elsewhere than on a terminal
 
 
 def output() -> Console:
-    """Standard output for tables: as wide as its terminal, or wide enough elsewhere."""
+    """Standard output for tables, as wide as its terminal, or `WIDTH` elsewhere."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def live_lines(*columns: ProgressColumn, expand: bool = False) -> Progress:
-    """Lines at the end of the terminal that change while something lasts, and then go; elsewhere nothing is shown."""
+    """Lines at the end of the terminal that change while work lasts, and then go; elsewhere nothing is shown."""
     return Progress(*columns, console=TERMINAL, transient=True, expand=expand, disable=not TERMINAL.is_terminal)
 
 
 @contextmanager
 def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callable[..., R]], Callable[..., R]]]:
-    """On a terminal, a live line that says at which verb of which iteration a training is.
+    """Shows the current verb and iteration of a training in a live line.
 
-    Gives what wraps each verb for that; its first argument is the iteration. `total` is that of the iterations.
+    Gives a wrapper for verbs, whose first argument is the iteration. `done` and `total` count iterations.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with live_lines(*columns) as progress:
@@ -63,7 +63,7 @@ def verbs_shown(label: str, done: int, total: int) -> Iterator[Callable[[Callabl
 
 @contextmanager
 def episodes_shown(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """On a terminal, a live line that says how many of some episodes are over; gives what is called for each."""
+    """Counts the finished episodes in a live line; gives a function to call for each."""
     columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with live_lines(*columns) as progress:
         line = progress.add_task(label, total=total)
@@ -71,9 +71,9 @@ def episodes_shown(label: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 class HarmlessFormatter(logging.Formatter):
-    """Lines that show what servers, data and policies said, and do nothing to the terminal."""
+    """Removes control characters that servers, data and policies could send to the terminal."""
 
-    label = ""  # of the stage that is this process: every line begins with it
+    label = ""  # the name of this process's stage, which begins every line
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = f"{self.label}{record.message}"
@@ -100,6 +100,6 @@ def configure_logging() -> None:
 
 
 def speak() -> None:
-    """Has the project's own loggers say what they do, wherever their lines go: on a worker to the page of the run."""
+    """Sets the project's own loggers to INFO; on a worker their lines go to the page of the run."""
     for name in ("agent_r1", "flows"):
         logging.getLogger(name).setLevel(logging.INFO)

@@ -1,11 +1,12 @@
-"""The train stage: `agent-r1 train --run NAME`. The loop itself is `agent_r1.training.loop`."""
+"""The train stage: `agent-r1 train --run NAME`. `agent_r1.training.loop` is the loop itself."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from transformers import AutoConfig
@@ -14,7 +15,6 @@ from agent_r1 import params, tracking
 from agent_r1.credit import own as own_rewards
 from agent_r1.devices.gpus import default_device
 from agent_r1.devices.group import follow
-from agent_r1.devices.ranks import Ranks
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256, write_text
@@ -41,14 +41,13 @@ from flows.stage import run_stage, started_by_another, task
 from flows.terminal import verbs_shown
 
 
-def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
-    """Trains one run: collect, assign credit, update, log; goes on where an earlier attempt was interrupted.
+def train(run: RunId, fresh: bool = False) -> None:
+    """Trains one run: collect, assign credit, update, log. Goes on where an earlier attempt was interrupted.
 
-    It is told by the fields of a `RunId`; `fresh` starts over, and moves what is there aside.
+    `fresh` starts over, and moves the earlier attempt aside.
     """
-    meant = RunId.named(run, seed, sweep)
-    settings = params.load().of(meant)
-    config, places = settings.run(meant), settings.places
+    settings = params.load().of(run)
+    config, places = settings.run(run), settings.places
     questions = read_rows(places.questions, Question)
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
@@ -56,83 +55,66 @@ def train(run: str, seed: int | None = None, sweep: str = "", fresh: bool = Fals
     own.require(settings.env)
     own_rewards.load(config.credit.rewards)
     place = given_place(settings.learner)
-    # before the folder is looked at: the process that holds it may be training this run
-    with accelerator(settings.operate.side_by_side, settings.gpus):
-        # before the folder is taken up: what cannot run replaces nothing
-        memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [meant])
+    with ExitStack() as stack:
+        # before the folder is looked at: the process that holds the accelerator may be training this run
+        stack.enter_context(accelerator(settings.operate.side_by_side, settings.gpus))
+        # before the folder is taken up: a run that cannot start replaces nothing
+        memory.check(load_pretrained(AutoConfig, places.warm_start), settings, [run])
         adapter.warn_of_rounding(settings)
         index = open_index(settings.search, places.passages, places.index)
-        with Shared(settings.env, index) as shared:
-            identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code_of("train"))
-            folder = RunFolder(places.training(meant), identity)
-            with (
-                folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=started_by_another()),
-                _tracked(meant, settings, config, folder, identity.inputs) as tracked,
-            ):
-                learns = leaves_work(folder, config)
-                if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
-                    with _leading(meant, settings, config, folder, learns=learns) as ranks:
-                        if learns:
-                            _learn(meant.label, settings, config, questions, shared, folder, tracked, ranks)
-                folder.tidy(config.keep)
-                checkpoint.complete(folder.checkpoint, _merging(settings))
-                tracked.tag(CODE_TAG, folder.describe_code())
+        shared = stack.enter_context(Shared(settings.env, index))
+        identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code_of("train"))
+        folder = RunFolder(places.training(run), identity)
+        replace_old = started_by_another()
+        stack.enter_context(folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=replace_old))
+        tracked = stack.enter_context(_tracked(run, settings, config, folder, identity.inputs))
+        learns = leaves_work(folder, config)
+        if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
+            seed = reseeded(config.seed, folder.rollbacks) if learns else None
+            ours = partial(_alike, settings, config, folder.path)
+            with leading(settings.learner, _command(run), ours, seed) as ranks:
+                if learns:
+                    model = places.warm_start
+                    training = Training(
+                        settings, config, questions=questions, shared=shared, model=model, folder=folder, ranks=ranks
+                    )
+                    _learn(training, tracked, run.label)
+        folder.tidy(config.keep)
+        checkpoint.complete(folder.checkpoint, _merging(settings))
+        tracked.tag(CODE_TAG, folder.describe_code())
 
 
-def _learn(
-    label: str,
-    settings: Params,
-    config: TrainParams,
-    questions: list[Question],
-    shared: Shared,
-    folder: RunFolder,
-    tracked: tracking.Run,
-    ranks: Ranks,
-) -> None:
-    model = settings.places.warm_start
+def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
     with (
-        Training(
-            settings, config, questions=questions, shared=shared, model=model, folder=folder, ranks=ranks
-        ) as training,
-        verbs_shown(label, folder.finished, config.iterations) as shown,
+        opened as training,
+        verbs_shown(label, training.folder.finished, training.config.iterations) as shown,
     ):
         iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
 
 
-def _leading(
-    meant: RunId, settings: Params, config: TrainParams, folder: RunFolder, *, learns: bool
-) -> AbstractContextManager[Ranks]:
-    """The ranks of the run's learner while the block lasts; they have one if it `learns`."""
-    seed = reseeded(config.seed, folder.rollbacks) if learns else None
-    return leading(settings.learner, _command(meant), lambda: _alike(settings, config, folder.path), seed)
-
-
-def start(run: str, seed: int | None = None, sweep: str = "", fresh: bool = False) -> None:
-    """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
+def start(run: RunId, *, fresh: bool = False) -> None:
+    """Runs the stage, or follows the leader if this process was given a rank behind one."""
     if follows():
-        _follow(RunId.named(run, seed, sweep))
+        _follow(run)
     else:
-        run_stage(train, run=run, seed=seed, sweep=sweep, fresh=fresh)
+        run_stage(train, run=run, fresh=fresh)
 
 
-def _follow(meant: RunId) -> None:
-    """Has a learner of its own, and does with it what the leader of the training does."""
-    settings = params.load().of(meant)
-    config, places = settings.run(meant), settings.places
-    with following(settings.learner, lambda: _alike(settings, config, places.training(meant))) as (group, seed):
+def _follow(run: RunId) -> None:
+    settings = params.load().of(run)
+    config, places = settings.run(run), settings.places
+    with following(settings.learner, partial(_alike, settings, config, places.training(run))) as (group, seed):
         if seed is not None:
             follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group), group)
 
 
-def _command(meant: RunId) -> list[str]:
+def _command(run: RunId) -> list[str]:
     """Starts a follower of the training of a run."""
-    options = {"--run": meant.name, "--seed": meant.seed, "--sweep": meant.sweep}
-    given = [str(word) for option in options.items() for word in option if option[1] not in (None, "")]
-    return [sys.executable, "-m", "flows", "train", *given]
+    return [sys.executable, "-m", "flows", "train", *run.words]
 
 
 def _alike(settings: Params, config: TrainParams, folder: Path) -> dict[str, str]:
-    """What all ranks must have the same of, by its name; the folder is the run's, which the leader has taken up."""
+    """Facts that all ranks must share, by name; the leader has taken up the run's folder before they are compared."""
     start = folder / START
     return {
         **alike("train", fingerprint(settings, config), model_hash(str(settings.places.warm_start))),
@@ -147,7 +129,7 @@ def _merging(settings: Params) -> Callable[[Path], None]:
 
 
 def inputs_of(settings: Params, config: TrainParams, questions: Sequence[Question], shared: Shared) -> dict[str, str]:
-    """What the run is trained on, as hashes."""
+    """Hashes of all inputs of a run."""
     places = settings.places
     opened = openings(attempts_at(questions, shared), questions, shared)
     return {
@@ -164,7 +146,7 @@ def inputs_of(settings: Params, config: TrainParams, questions: Sequence[Questio
 def _tracked(
     run: RunId, settings: Params, config: TrainParams, folder: RunFolder, inputs: Mapping[str, str]
 ) -> tracking.Run:
-    """The run's record in MLflow, found again by the id in its folder."""
+    """The run's record in MLflow, which the id in its folder finds again."""
     if found := tracking.run_of(folder.path):
         return found
     shown = tracking.run_params(run.name, settings, config)

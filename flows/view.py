@@ -9,14 +9,6 @@ from agent_r1.inspection.viewer import show
 from agent_r1.params.places import RunId
 
 
-def view(
-    run: str,
-    seed: int | None = None,
-    sweep: str = "",
-    out: str | None = None,
-    trajectories: int = 200,
-    traces: int = 20,
-) -> None:
+def view(run: RunId, out: Path | None = None, trajectories: int = 200, traces: int = 20) -> None:
     """Makes the page of a training's trajectories, and traces of some of them; see `show`."""
-    file = Path(out) if out else None
-    show(params.load(), RunId.named(run, seed, sweep), file, trajectories=trajectories, traces=traces)
+    show(params.load(), run, out, trajectories=trajectories, traces=traces)

@@ -38,9 +38,9 @@ COMMAND = (sys.executable, "-m", "flows", "warm_start")
 def warm_start() -> None:
     """Writes the policy that reinforcement learning starts from, as a Hugging Face folder.
 
-    Without `model.path` it is the built-in small model, trained from scratch on demonstrations and conversations; with
-    it, that model, passed through or, with `warm_start.fine_tune`, trained on them too. What is trained is shared by
-    the ranks of `learner`, as in a training, and one that was killed goes on where it was.
+    Without `model.path` it trains the built-in small model from scratch on demonstrations and conversations. With it,
+    that model is passed through, or trained on them too if `warm_start.fine_tune` is set. The ranks of `learner` share
+    the training, and one that was killed goes on where it was.
     """
     settings = params.load()
     trains = _trains(settings)
@@ -87,7 +87,7 @@ def _refuse_another() -> None:
 
 
 def _identity(settings: Params) -> Identity:
-    """What makes this warm start and no other: its parameters, and the model that it begins from."""
+    """The facts that tell this warm start from others: its parameters, and the model that it begins from."""
     model = settings.model.path
     sections = {
         "warm_start": settings.warm_start.model_dump(mode="json", exclude={"checkpoint_every"}),
@@ -101,7 +101,7 @@ def _identity(settings: Params) -> Identity:
 
 
 def _unfinished(settings: Params, identity: Identity) -> Unfinished:
-    """Where it is written down how far the warm start is."""
+    """The folder that records the progress of the warm start."""
     places = settings.places
     return Unfinished(places.unfinished_warm_start, places.aside, settings.warm_start.checkpoint_every, identity)
 
@@ -113,22 +113,23 @@ def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings:
 
 
 def start() -> None:
-    """The whole of the command: the stage, or where it is given a rank that follows another's, what that one does."""
+    """Runs the stage, or follows the leader if this process was given a rank behind one."""
     if follows():
-        settings = params.load()
-        if _trains(settings):
-            _follow(settings)
+        _follow()
     else:
         run_stage(warm_start)
 
 
-def _follow(settings: Params) -> None:
-    """Trains with the leader, and hands over its part of what came of it."""
+def _follow() -> None:
+    """Trains with the leader, and hands over its part of the model."""
+    settings = params.load()
+    if not _trains(settings):
+        return
     identity = _identity(settings)
     with following(settings.learner, partial(_alike, settings, identity)) as (group, _):
         model = train_with_leader(settings, group, _unfinished(settings, identity))
         save_merged(model, settings.places.warm_start, writes=False)
-        group.hear()  # that the leader has written it, and has no more to do
+        group.hear()  # the leader says that it has written the model, and has no more to do
 
 
 def _alike(settings: Params, identity: Identity) -> dict[str, str]:
@@ -136,7 +137,7 @@ def _alike(settings: Params, identity: Identity) -> dict[str, str]:
 
 
 def _check_memory(settings: Params, path: str) -> None:
-    """Refuses a model that is too large for this machine, before it is loaded: for the runs, and to be fine-tuned."""
+    """Refuses a model that is too large for this machine, for the runs and for fine-tuning, before it is loaded."""
     config = load_pretrained(AutoConfig, path)
     memory.check(config, settings, [RunId(run) for run in settings.repro_runs])
     if settings.warm_start.fine_tune:

@@ -1,7 +1,7 @@
-"""Every command with its options, as `agent-r1 --help` lists them, in the order in which the README tells the story.
+"""All commands with their options, in the order of `agent-r1 --help` and of the README.
 
-A command imports what it runs when it runs: help and completion are there at once, and torch comes after the process is
-prepared for it. The docstrings are the help.
+A command imports its libraries when it runs: help and completion appear at once, and torch is imported after the
+process is prepared for it. The docstrings are the help.
 """
 
 from flows.commands import graph, look, operate, serve  # noqa: F401 - each adds its commands, in this order

@@ -1,4 +1,4 @@
-"""The stages of the graph, and what runs them."""
+"""Commands that run the graph and its stages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
-from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, app, completed_overlays
+from flows.commands.shared import Model, OneRun, RunName, SeedOption, Sweep, app, completed_overlays, training_of
 from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"
@@ -41,28 +42,28 @@ def warm_start() -> None:
 @app.command(rich_help_panel=PANEL)
 def train(
     run: OneRun,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
-    fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves what is there aside.")] = False,
+    fresh: Annotated[bool, Option("--fresh", help="Starts over, and moves the earlier training aside.")] = False,
 ) -> None:
     """Trains a run of params.yaml, or goes on with it."""
     from flows.train import start
 
-    start(run=run, seed=seed, sweep=sweep or "", fresh=fresh)
+    start(RunId.named(run, seed, sweep or ""), fresh=fresh)
 
 
 @app.command(rich_help_panel=PANEL)
-def register(run: OneRun, seed: Seed = None, sweep: Sweep = None) -> None:
+def register(run: OneRun, seed: SeedOption = None, sweep: Sweep = None) -> None:
     """Registers the policy that a training finished with."""
     from flows.operation.register import register as stage
 
-    run_stage(stage, run=run, seed=seed, sweep=sweep or "")
+    run_stage(stage, run=RunId.named(run, seed, sweep or ""))
 
 
 @app.command(rich_help_panel=PANEL)
 def evaluate(
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     baseline: Annotated[
         Baseline | None, Option(help="In place of --run: the model that trainings start from, chance, or a solver.")
@@ -75,19 +76,18 @@ def evaluate(
     protocol: Annotated[Protocol | None, Option(help="In place of tool_call, how runs are trained.")] = None,
     dataset: Annotated[str | None, Option(help="Asks the questions of this prepared data set alone.")] = None,
     as_label: Annotated[
-        str | None, Option("--as", metavar="LABEL", help="Of the results: outputs/evaluate/LABEL.")
+        str | None, Option("--as", metavar="LABEL", help="Names the results: outputs/evaluate/LABEL.")
     ] = None,
     into: Annotated[
-        str | None, Option(metavar="FOLDER", help="Of the results, in place of outputs/evaluate/LABEL.")
+        Path | None, Option(metavar="FOLDER", help="Takes the results, in place of outputs/evaluate/LABEL.")
     ] = None,
 ) -> None:
     """Puts the test questions to any policy."""
+    from flows.evaluate import EvaluationRequest
     from flows.evaluate import evaluate as stage
 
-    run_stage(
-        stage,
-        run=run,
-        seed=seed,
+    asked = EvaluationRequest(
+        run=training_of(run, seed, None if baseline else sweep),
         sweep=sweep or "",
         baseline=baseline,
         model=model,
@@ -97,6 +97,7 @@ def evaluate(
         as_label=as_label,
         into=into,
     )
+    run_stage(stage, asked=asked)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -117,10 +118,10 @@ def report(
 def pipeline(
     sweep: Sweep = None,
     pool: Annotated[
-        str, Option(metavar="NAME", help="Whose workers make the stages that compute; see `agent-r1 worker`.")
+        str, Option(metavar="NAME", help="Its workers make the stages that compute; see `agent-r1 worker`.")
     ] = "",
 ) -> None:
-    """Runs what is out of date of the graph, as one Prefect flow."""
+    """Runs the stages that are out of date, as one Prefect flow."""
     report_to_own_server()
     from flows.pipeline import run_pipeline
 

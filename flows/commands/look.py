@@ -1,43 +1,91 @@
-"""What shows what came of a run."""
+"""Commands that show the results of runs."""
 
 from __future__ import annotations
 
+import io
+import json
+import logging
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from flows.commands.shared import Model, OneRun, RunName, Seed, Sweep, Temperature, app, completed_runs
+from agent_r1 import params
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
+from flows.commands.shared import (
+    Model,
+    OneRun,
+    RunName,
+    SeedOption,
+    Sweep,
+    Temperature,
+    app,
+    completed_runs,
+    opened,
+    training_of,
+)
 from flows.stage import run_stage
+from flows.terminal import output
 
 PANEL = "Look at what came of it"
+PATIENCE_S = 600.0  # with a served agent, for one answer
+NEXT = """\
+- the whole report: `{page}`
+- the runs side by side in MLflow: `make ui`
+- {agent}: `agent-r1 chat{words}`
+"""
 
 
 @app.command(rich_help_panel=PANEL)
 def results(sweep: Sweep = None) -> None:
-    """Prints what the last report says."""
-    from flows.results import results as shown
+    """Prints the head of the last report."""
+    from rich.markdown import Markdown
 
-    shown(sweep or "")
+    from agent_r1.harmless import harmless_lines
+
+    settings = params.load()
+    page = settings.places.report(sweep or "") / "report.md"
+    if not page.exists():
+        raise ValueError(f"{page} does not exist; the stage `report` writes it, at the end of `make repro`")
+    _, about, *parts = harmless_lines(page.read_text()).split("\n\n")
+    shown = [about, *(part for part in parts if part.startswith("|"))][:2]  # to the first table
+    best = best_run(settings, sweep or "")
+    agent = "the best run of the report" if best else "the untrained warm start"
+    following = NEXT.format(page=page, agent=agent, words="".join(f" {word}" for word in best.words) if best else "")
+    output().print(Markdown("\n\n".join([*shown, following])))
+
+
+def best_run(settings: Params, sweep: str) -> RunId | None:
+    """The training of the report with the highest success, the first of several; None if no run was evaluated."""
+    from agent_r1.evaluation.scores import SUCCESS
+
+    swept = settings.ablations
+    of_sweep = [RunId(run, seed, sweep) for run in swept.runs for seed in swept.seeds_of(run)]
+    runs = of_sweep if sweep else [RunId(run) for run in settings.repro_runs]
+    files = {run: settings.places.evaluation(run.label, sweep) / "scores.json" for run in runs}
+    found = {run: json.loads(file.read_text())[SUCCESS] for run, file in files.items() if file.exists()}
+    return max(found, key=lambda run: found[run], default=None)
 
 
 @app.command(rich_help_panel=PANEL)
 def compare(
     a: Annotated[str, Argument(help="A label under outputs/evaluate, or the folder of an evaluation.")],
-    b: Annotated[str, Argument(help="What A is compared with: differences are A less B.")],
+    b: Annotated[str, Argument(help="The other: differences are A less B.")],
     sweep: Sweep = None,
-    anyway: Annotated[bool, Option("--anyway", help="Also where they were not measured alike.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Also if they were not measured alike.")] = False,
 ) -> None:
-    """Holds two evaluations against each other."""
-    from flows.compare import compare as shown
+    """Compares two evaluations."""
+    from agent_r1.inspection.side_by_side import compared, rendered
 
-    shown(a, b, sweep=sweep or "", anyway=anyway)
+    output().print(rendered(compared(params.load(), a, b, sweep=sweep or "", anyway=anyway)))
 
 
 @app.command(rich_help_panel=PANEL)
 def chat(
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     model: Model = None,
     endpoint: Annotated[
@@ -45,37 +93,58 @@ def chat(
     ] = None,
     temperature: Temperature = 0.0,
     question: Annotated[str | None, Option(metavar="TEXT", help="Answers this one and ends.")] = None,
-    draws: Annotated[int | None, Option(metavar="SEED", help="Of what is drawn with a temperature above 0.")] = None,
+    draws: Annotated[int | None, Option(metavar="SEED", help="Seeds the draws at a temperature above 0.")] = None,
 ) -> None:
     """Asks an agent.
 
     Questions are typed, or one per line of standard input. Without --run and --model the warm start answers. Engine
     servers must not be those of a training.
     """
-    from flows.chat import ask
+    from agent_r1.http.endpoint import Endpoint
+    from agent_r1.inspection.chat import Remote, Session
+    from agent_r1.inspection.chat import chat as talk
+    from flows.policies import chosen
 
-    ask(run, seed, sweep or "", model, endpoint, temperature=temperature, question=question, draws=draws)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # bytes that are no text, text that the terminal cannot show
+    logging.getLogger("agent_r1").setLevel(logging.WARNING)  # it has a line per engine
+    if draws is not None and not temperature:
+        raise ValueError("--draws has no effect at temperature 0; give --temperature")
+    if endpoint and (run or seed is not None or sweep or temperature):
+        raise ValueError(
+            "--run, --seed, --sweep and --temperature are said where the agent is served, not to --endpoint"
+        )
+    if endpoint:
+        served = Endpoint(endpoint, timeout_s=PATIENCE_S)
+        talk(Remote.opened(served, model), question)
+        return
+    settings = params.load()
+    policy = chosen(settings, training_of(run, seed, sweep), model)
+    title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
+    talk(Session.opened(opened(settings, policy, temperature), draws or 0, title), question)
 
 
 @app.command(rich_help_panel=PANEL)
 def view(
     run: OneRun,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
-    out: Annotated[str | None, Option(metavar="FILE", help="In place of outputs/view/LABEL.html.")] = None,
+    out: Annotated[Path | None, Option(metavar="FILE", help="In place of outputs/view/LABEL.html.")] = None,
     trajectories: Annotated[int, Option(help="On the page, at most.")] = 200,
     traces: Annotated[int, Option(help="Of them in MLflow, at most; 0 for none.")] = 20,
 ) -> None:
     """Makes the page of a training's trajectories."""
     from flows.view import view as stage
 
-    run_stage(stage, run=run, seed=seed, sweep=sweep or "", out=out, trajectories=trajectories, traces=traces)
+    meant = RunId.named(run, seed, sweep or "")
+    run_stage(stage, run=meant, out=out, trajectories=trajectories, traces=traces)
 
 
 @app.command(rich_help_panel=PANEL)
 def replay(
     run: OneRun,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     others: Annotated[
         list[str] | None, Option("--as", metavar="RUN", autocompletion=completed_runs, help="May be given again.")
@@ -94,27 +163,32 @@ def replay(
     folder: Annotated[Path | None, Option(help="Of the run's files, if not outputs/train/RUN.")] = None,
     gradient: Annotated[bool, Option("--gradient/--no-gradient", help="Or compares credit alone.")] = True,
 ) -> None:
-    """Shows what stored trajectories teach otherwise.
+    """Credits stored trajectories again under other settings.
 
-    They are credited again under other runs, or with changed values; nothing is sampled and nothing is written.
+    The settings are those of other runs, or changed values. Nothing is sampled and nothing is written.
     """
-    from flows.replay import replay as shown
+    if not others and not changes:
+        raise ValueError("nothing to compare with: give --as, --set or both")
+    from agent_r1.inspection import replay as stored
 
-    shown(
-        run,
-        seed,
-        sweep or "",
+    logging.getLogger("agent_r1.credit").setLevel(logging.WARNING)  # it has a line per iteration and configuration
+    replayed = stored.replay(
+        params.load(),
+        RunId.named(run, seed, sweep or ""),
         others or [],
         changes or [],
         folder=folder,
         iterations=iterations or [],
         with_gradient=gradient,
     )
+    console = output()
+    for part in stored.tables(replayed):
+        console.print(part)
 
 
 @app.command(rich_help_panel=PANEL)
 def lineage(
-    what: Annotated[
+    subject: Annotated[
         str,
         Argument(
             metavar="MODEL|DATA",
@@ -123,9 +197,9 @@ def lineage(
         ),
     ],
 ) -> None:
-    """Shows what a model was made of, or which models data led to."""
+    """Shows the origins of a model, or the models of data."""
     from rich.console import Console
 
     from flows.operation.lineage import lineage as shown
 
-    shown(what, Console())
+    shown(subject, Console())

@@ -1,4 +1,4 @@
-"""What a team does with what it trained."""
+"""Commands that operate trained policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, Seed, Sweep, app
+from flows.commands.shared import Model, RunName, SeedOption, Sweep, app, training_of
 from flows.stage import report_to_own_server
 
 PANEL = "Operate"
@@ -18,7 +18,7 @@ PANEL = "Operate"
 def promote(
     challenger: Annotated[str, Argument(metavar="REFERENCE", help="models:/agent_r1/3, or the label of a training.")],
     first: Annotated[bool, Option("--first", help="Makes it the first champion, compared with nothing.")] = False,
-    anyway: Annotated[bool, Option("--anyway", help="Also where the world cut episodes short.")] = False,
+    anyway: Annotated[bool, Option("--anyway", help="Also if the world cut episodes short.")] = False,
 ) -> None:
     """Makes a challenger the champion, if it is better.
 
@@ -36,7 +36,7 @@ def export(
         str, Option("--license", metavar="NAME", help="Of the weights, as Hugging Face calls it: apache-2.0, other.")
     ],
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     model: Model = None,
 ) -> None:
@@ -45,7 +45,7 @@ def export(
     from flows.policies import chosen
 
     settings = params.load()
-    policy = chosen(settings, run, seed, sweep or "", model)
+    policy = chosen(settings, training_of(run, seed, sweep), model)
     written(policy.as_trained(settings), policy, to, license_name)
 
 
@@ -54,7 +54,7 @@ def doctor(
     checks: Annotated[list[str] | None, Argument(metavar="[CHECK]...", help="All, or some by name.")] = None,
     engine: Annotated[bool, Option("--engine", help="This one alone, with all that the engine says.")] = False,
 ) -> None:
-    """Checks whether this machine is fit, and says what to do."""
+    """Checks whether this machine is fit, with remedies."""
     from flows.operation.doctor import doctor as examined
 
     examined(checks or [], engine=engine)
@@ -82,8 +82,8 @@ def worker(
 ) -> None:
     """Makes stages for other clones.
 
-    Those that `agent-r1 pipeline --pool` sends; in a clone of the same commit, with the PREFECT_API_URL, the
-    MLFLOW_TRACKING_URI and the remote of DVC that the others have.
+    `agent-r1 pipeline --pool` sends them. The clone needs the commit, the PREFECT_API_URL, the MLFLOW_TRACKING_URI and
+    the remote of DVC that the others have.
     """
     report_to_own_server()
     from flows.operation.worker import work

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Argument, Context, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, Seed, Sweep, Temperature, app
+from flows.commands.shared import Model, RunName, SeedOption, Sweep, Temperature, app, opened, training_of
 from flows.processes import HOST
 
 PANEL = "Serve"
+
+logger = logging.getLogger(__name__)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -33,7 +36,7 @@ def serving(
 @app.command("serve_agent", rich_help_panel=PANEL)
 def serve_agent(
     run: RunName = None,
-    seed: Seed = None,
+    seed: SeedOption = None,
     sweep: Sweep = None,
     model: Model = None,
     temperature: Temperature = 0.0,
@@ -45,9 +48,17 @@ def serve_agent(
     They find chat completions at http://HOST:PORT/v1. Without --run and --model the warm start answers.
     AGENT_R1_ENDPOINT_KEY holds the key that clients send.
     """
-    from flows.serve_agent import serve_agent as serve
+    from agent_r1.http.endpoint import ENDPOINT_KEY
+    from agent_r1.http.guard import open_to_all
+    from agent_r1.inspection.served import serve
+    from flows.policies import chosen
 
-    serve(run, seed, sweep or "", model, temperature=temperature, host=host, port=port)
+    settings = params.load()
+    policy = chosen(settings, training_of(run, seed, sweep), model)
+    if warning := open_to_all(ENDPOINT_KEY, host, "ask it, and have it use its tools as you"):
+        logger.warning(warning)
+    with opened(settings, policy, temperature) as agent:
+        serve(agent, policy.name, host=host, port=port, temperature=temperature)
 
 
 @app.command("serve_search", rich_help_panel=PANEL)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
 
 from agent_r1 import params
+from agent_r1.params import Params
+from agent_r1.params.places import RunId
 from flows.stage import prepare_process
+
+if TYPE_CHECKING:
+    from agent_r1.inspection.agent import Agent
+    from flows.policies import Policy
 
 app = typer.Typer(
     help="Trains tool-using language-model agents with reinforcement learning, as a tracked pipeline.",
@@ -23,7 +30,7 @@ def prepared() -> None:
 
 
 def completed_runs(incomplete: str) -> list[str]:
-    """The runs of params.yaml that begin so; none where it cannot be read."""
+    """The runs of params.yaml that begin so; none if the file cannot be read."""
     try:
         return [name for name in params.load().runs if name.startswith(incomplete)]
     except (ValueError, OSError):
@@ -34,7 +41,29 @@ def completed_overlays(incomplete: str) -> list[str]:
     return [path.stem for path in sorted(Path("overlays").glob("*.yaml")) if path.stem.startswith(incomplete)]
 
 
-# Which training is meant: the fields of a `RunId`.
+def training_of(run: str | None, seed: int | None, sweep: str | None) -> RunId | None:
+    """The training that the options mean; None if there is no --run."""
+    if run:
+        return RunId.named(run, seed, sweep or "")
+    if seed is not None or sweep:
+        raise ValueError("--seed and --sweep tell apart runs; give --run, or leave them out")
+    return None
+
+
+def opened(settings: Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:
+    """A policy as an agent with its tools, in the environment that it was trained in.
+
+    It holds no lock: a conversation or a server may last, and trainings would wait for it.
+    """
+    from agent_r1.inspection.agent import open_agent
+    from agent_r1.tools import own
+
+    trained, beneath = policy.as_trained(settings), policy.beneath(settings)
+    own.require(trained.env)
+    return open_agent(trained, policy.path, policy.updates, beneath=beneath, temperature=temperature)
+
+
+# Options that name a training: the fields of a `RunId`.
 OneRun = Annotated[
     str,
     Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one."),
@@ -43,10 +72,10 @@ RunName = Annotated[
     str | None,
     Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one."),
 ]
-Seed = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
+SeedOption = Annotated[int | None, Option(help="In place of the run's own; its outputs have folders of their own.")]
 Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of params.yaml, with places of its own.")]
 
-# Which policy, where it is none of a training.
+# Options that name any other policy, and how it acts.
 Model = Annotated[
     str | None, Option(help="In place of --run: models:/agent_r1@champion, or a folder or hub id with a chat template.")
 ]

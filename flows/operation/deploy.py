@@ -27,10 +27,10 @@ from agent_r1.params import Params
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 
-FIXED: dict[str, Any] = {"command": None, "env": {}, "working_dir": "."}  # of all runs, whoever creates them
+FIXED: dict[str, Any] = {"command": None, "env": {}, "working_dir": "."}  # of every run, and not for its creator to set
 EVALUATIONS = ("evaluation/nightly", "evaluation/after-training")
 CONCURRENCY_LIMIT = 1  # runs at the same time; stages of one machine would wait for its accelerator anyway
-SILENCE_S = 75  # two signs of life of a flow run and a bit; pyproject.toml says how often it gives one
+SILENCE_S = 75  # a bit more than two heartbeats of a flow run; pyproject.toml sets their interval
 
 CRASH_DETECTION = AutomationCore(
     name="agent_r1: silent runs have crashed",
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 def deploy(*, restarted: bool = False) -> None:
     """Brings the server up to date with prefect.yaml.
 
-    A server that was `restarted` has no worker that runs what is unfinished.
+    `restarted` says that the server has no worker, so that nothing runs its unfinished runs.
     """
     url = PREFECT_API_URL.value()
     if not url:
@@ -82,7 +82,7 @@ def deploy(*, restarted: bool = False) -> None:
 
 
 def _offer_choices(client: SyncPrefectClient, settings: Params) -> None:
-    """Has the server take no other runs and data sets than those of params.yaml, which its UI then lists."""
+    """Limits the deployments to the runs and data sets of params.yaml, which the server's UI then lists."""
     datasets = {"dataset": [*settings.prepare.datasets]}
     choices = {"training/training": {"run": [*settings.runs]}} | dict.fromkeys(EVALUATIONS, datasets)
     for name, offered in choices.items():
@@ -90,14 +90,14 @@ def _offer_choices(client: SyncPrefectClient, settings: Params) -> None:
         schema: dict[str, Any] = deepcopy(deployment.parameter_openapi_schema or {})
         for parameter, values in offered.items():
             taken = schema["properties"][parameter]
-            for kind in taken.get("anyOf", [taken]):  # what may be left out is of two kinds
+            for kind in taken.get("anyOf", [taken]):  # an optional parameter is of two kinds
                 kind |= {"enum": values} if kind["type"] == "string" else {}
         update = DeploymentUpdate(parameter_openapi_schema=schema)
         client.update_deployment(deployment.id, update)
 
 
 def _close_left_behind(client: SyncPrefectClient) -> None:
-    """Shows runs that a server left unfinished as crashed: they would hold the pool's slots for ever."""
+    """Shows unfinished runs of an earlier server as crashed: they would hold the pool's slots for ever."""
     unfinished = filters.FlowRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING, StateType.CANCELLING])
     for run in client.read_flow_runs(
         work_pool_filter=filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[POOL])),
@@ -108,9 +108,9 @@ def _close_left_behind(client: SyncPrefectClient) -> None:
 
 
 def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None:
-    """Makes a work pool, or mends one whose runs may name a command; its limit stays as it is.
+    """Makes a work pool, or mends one whose runs may name a command; an existing limit stays.
 
-    Raises ValueError if its workers are not those of processes.
+    Raises ValueError if the pool is not for processes.
     """
     template = ProcessWorker.get_default_base_job_template()
     template["job_configuration"] |= FIXED
@@ -120,7 +120,7 @@ def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None
         client.create_work_pool(
             WorkPoolCreate(name=pool, type=ProcessWorker.type, base_job_template=template, concurrency_limit=limit)
         )
-    except ObjectAlreadyExists:  # since long ago, or made by another worker that started at the same time
+    except ObjectAlreadyExists:  # perhaps made by another worker that started at the same time
         found = client.read_work_pool(pool)
         if found.type != ProcessWorker.type:
             raise ValueError(
@@ -131,14 +131,14 @@ def ensure_pool(client: SyncPrefectClient, pool: str, limit: int | None) -> None
 
 
 def ensure_crash_detection(client: SyncPrefectClient) -> None:
-    """Puts crash detection there; one that is the same stays, since a new one would not know what it waits for.
+    """Puts crash detection on the server. An equal one stays, since a new one would not know the runs it watches.
 
-    Of several that workers put there at the same time one stays, the same for all of them.
+    If several workers put it there at the same time, all of them keep the same one.
     """
     found = client.read_automations_by_name(CRASH_DETECTION.name)
     if not any(map(_is_current, found)):
         client.create_automation(CRASH_DETECTION)
-        found = client.read_automations_by_name(CRASH_DETECTION.name)  # with what others have made since
+        found = client.read_automations_by_name(CRASH_DETECTION.name)  # others may have made some since
     kept = min(each.id for each in found if _is_current(each))
     for each in found:
         if each.id != kept:

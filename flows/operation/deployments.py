@@ -1,4 +1,4 @@
-"""What prefect.yaml deploys beside the graphs and the gate: a training, and the evaluation of registered models."""
+"""Flows that prefect.yaml deploys: a training, and the evaluation of registered models."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _label() -> str:
 
 @flow(name="training", flow_run_name=_label)
 def training(run: str, seed: Natural | None = None, overrides: dict[str, Any] | None = None) -> State[None]:
-    """Trains one run of params.yaml, or goes on where an earlier attempt was interrupted; registers what it learned.
+    """Trains one run of params.yaml, or goes on with an interrupted attempt, and registers the policy.
 
-    Data, index and warm start are brought up to date first, as `dvc repro` would. At the end the run's page is made; a
-    viewer that fails fails nothing.
+    Brings data, index and warm start up to date first, as `dvc repro` would. Makes the run's page at the end; if that
+    fails, the training stands.
 
     Args:
         run: a name under `runs` of params.yaml.
@@ -88,10 +88,10 @@ def _title() -> str:
 
 @flow(name="evaluation", flow_run_name=_title)
 def evaluation(models: list[str] | None = None, dataset: str | None = None) -> State[None]:
-    """Evaluates registered models on the prepared data, and has the gate decide about those that are not the champion.
+    """Evaluates registered models on the prepared data, and has the gate decide about each challenger.
 
-    All data sets are asked in one evaluation; scores and drift are told apart by data set. Then a challenger's page is
-    made anew, with test questions before and after training side by side; where that fails the evaluation stands.
+    One evaluation asks all data sets; scores and drift are told apart by data set. Then it makes a challenger's page
+    anew, with test questions before and after training side by side; if that fails, the evaluation stands.
 
     Args:
         models: references such as `models:/agent_r1/3`, or labels of trainings such as `ppo-seed3`; the champion for
@@ -117,9 +117,9 @@ def evaluation(models: list[str] | None = None, dataset: str | None = None) -> S
 
 
 def expired() -> State[None] | None:
-    """How a run ends at once that a schedule made and that had to wait: as cancelled, if the schedule was paused since.
+    """Ends a scheduled run at once, as cancelled, if its schedule was paused while it waited.
 
-    Else it stands for all that were due while it waited, and these are cancelled.
+    Otherwise cancels all runs of the schedule that became due meanwhile: this run stands for them.
     """
     if flow_run.id is None or deployment.id is None:
         return None
@@ -141,7 +141,7 @@ def expired() -> State[None] | None:
 
 
 def _evaluated(version: Version, dataset: str | None, settings: Params) -> tuple[str, Drift | None]:
-    """Evaluates a version and shows it: its score in words, and what has changed where there is a time before."""
+    """Evaluates and shows a version; returns its score in words, and its drift if there is an earlier evaluation."""
     folder = measure(version, dataset, settings, lambda arguments: run_command("evaluate", *arguments))
     found = _drifted(version, folder, settings)
     said = show_evaluation(version, folder, settings, found)
@@ -150,7 +150,7 @@ def _evaluated(version: Version, dataset: str | None, settings: Params) -> tuple
 
 
 def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
-    """What has changed since the time before; None where there is no earlier evaluation to tell."""
+    """The drift since the previous evaluation; None if there is none to compare with."""
     before, current = previous(folder), read(folder)
     if current.aborted:
         logger.warning("%s: no drift is looked for: %s", version.reference, current.aborted)
@@ -166,7 +166,7 @@ def _drifted(version: Version, folder: Path, settings: Params) -> Drift | None:
 
 
 def _log_drift(found: Drift, folder: Path) -> None:
-    """To the MLflow run of the evaluation: how many questions changed, and which."""
+    """Logs to the MLflow run of the evaluation how many questions changed, and which."""
     run = tracking.run_of(folder)
     if run is None:
         raise ValueError(f"MLflow no longer has the run of {folder}, which was there a moment ago; evaluate it again")
@@ -175,7 +175,7 @@ def _log_drift(found: Drift, folder: Path) -> None:
 
 
 def _decide(challengers: Sequence[Version]) -> list[str]:
-    """Has the gate decide about each, against the champion of that moment: its verdicts in words."""
+    """Has the gate compare each challenger with the current champion; returns its verdicts in words."""
     if challengers and registry.champion() is None:
         crown = f"`agent-r1 promote {challengers[0].reference} --first`"
         unmatched = f"there is no champion to compare with; the first becomes one only by {crown}"
@@ -186,12 +186,12 @@ def _decide(challengers: Sequence[Version]) -> list[str]:
 
 def _verdict(challenger: Version) -> str:
     state = promote(challenger.reference, return_state=True)
-    state.result()  # raises what went wrong
+    state.result()  # raises the fault of a failed flow
     return f"{challenger.name} {state.message}"
 
 
 def _show_pages(challengers: Sequence[Version]) -> None:
-    """Makes the pages of their trainings; what answered before training is evaluated first, where it was not yet."""
+    """Makes the pages of their trainings, after the evaluation of the policy before training if it is missing."""
     if challengers:
         with expendable("no page shows test questions before and after training"):
             reproduce(f"baseline@{BASE_TOOL_CALL}")

@@ -1,4 +1,4 @@
-"""A policy as a folder that leaves the project: `agent-r1 export --model MODEL --to FOLDER --license NAME`."""
+"""Exports a policy as a folder for others: `agent-r1 export --model MODEL --to FOLDER --license NAME`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 def export(settings: Params, policy: Policy, target: Path, license_name: str) -> None:
     """Writes the whole Hugging Face folder of a policy, with a model card.
 
-    Raises ValueError if the target is there, or the policy is a model of the hub; and as `Policy.beneath`.
+    Raises ValueError if the target exists, or if the policy is a model of the hub or holds adapters alone.
     """
     folder = Path(policy.path)
     if not folder.is_dir():
@@ -72,7 +72,7 @@ def export(settings: Params, policy: Policy, target: Path, license_name: str) ->
 
 
 def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard:
-    """What others need to know of a policy: what it scored, beside its floors, and what it was made of."""
+    """The model card of a policy: its scores beside those of the baselines, and its origin."""
     base, dataset, found = settings.model.path, settings.prepare.dataset, scores_of(settings, policy)
     word = words_of(read_rows(settings.places.questions, Question)).right if found else ""
     result = [
@@ -101,7 +101,7 @@ def model_card(settings: Params, policy: Policy, license_name: str) -> ModelCard
 
 
 def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
-    """The headlines of a policy's latest evaluation and of the baselines that were asked the same; {} without one."""
+    """The headlines of a policy's latest evaluation, and of baselines with the same questions; {} without one."""
     places, own = settings.places, _evaluation_of(settings, policy)
     if own is None:
         return {}
@@ -113,7 +113,7 @@ def scores_of(settings: Params, policy: Policy) -> dict[str, dict[str, float]]:
 
 
 def made_of(policy: Policy) -> dict[str, str]:
-    """Where a policy comes from, by name; "" where that is not known."""
+    """The origin of a policy, by name; "" for unknown facts."""
     made = policy.version.descriptor if policy.version else None
     libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
     return {
@@ -130,7 +130,7 @@ def made_of(policy: Policy) -> dict[str, str]:
 
 
 def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
-    """The latest evaluation of a version, or of whatever policy has these weights."""
+    """The latest evaluation of a version, or of any policy with these weights."""
     if policy.version:
         return latest_folder(policy.version, settings.places)
     weights = model_hash(policy.path)
@@ -140,7 +140,7 @@ def _evaluation_of(settings: Params, policy: Policy) -> Path | None:
 
 
 def _asked(folder: Path) -> tuple[str, float] | None:
-    """What tells which questions an evaluation asked; None where there is none."""
+    """The hash and number of an evaluation's questions; None if there is no evaluation."""
     if not (folder / "hashes.json").exists():
         return None
     scores = json.loads((folder / "scores.json").read_text())

@@ -1,6 +1,6 @@
-"""What a model was made of, and what was made of data: `agent-r1 lineage MODEL|DATA`.
+"""Traces a model to its data, and data to its models: `agent-r1 lineage MODEL|DATA`.
 
-From the records of MLflow's registry and of DVC alone: nothing is loaded, and nothing is written.
+Reads the records of MLflow's registry and of DVC alone: no model is loaded, and nothing is written.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ HASH = re.compile(r"[0-9a-f]{6,64}(\.dir)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Made:
+class Origin:
     """An output as a stage made it once."""
 
-    commit: str  # whose dvc.lock says so; WORKSPACE for the one on disk
+    commit: str  # of the dvc.lock that records it; WORKSPACE for the one on disk
     stage: str
     path: str
     md5: str  # DVC's hash of the output
-    inputs: dict[str, str]  # path -> md5 of what it was made of, code included
+    inputs: dict[str, str]  # path -> md5 of its inputs, code included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """A version of data: of the questions, the passages, the index, or of several."""
+    """A version of questions, passages, index, or of several."""
 
     name: str
     hashes: frozenset[str]  # sha256 of contents or md5 of DVC's; a model trained on the data has them all
 
 
-def lineage(what: str, console: Console) -> None:
-    """Prints the origins of a model, by reference or label, or the models that data led to, as `data_of` finds it."""
-    if what.startswith(SCHEME):
-        console.print(_origins(registry.find(what)))
+def lineage(subject: str, console: Console) -> None:
+    """Prints the origins of a model, by reference or label, or the models of data that `data_of` finds."""
+    if subject.startswith(SCHEME):
+        console.print(_origins(registry.find(subject)))
         return
     known = registry.versions()
-    labelled = [version for version in known if what == version.descriptor.label]
+    labelled = [version for version in known if subject == version.descriptor.label]
     for version in labelled:
         console.print(_origins(version))
     if not labelled:
-        data = data_of(what, known, params.load().places)
+        data = data_of(subject, known, params.load().places)
         console.print(_models_of(data, [each for each in known if data.hashes <= _hashes_of(each.descriptor)]))
 
 
 def _origins(version: Version) -> Tree:
-    """A model above all that made it."""
+    """A tree with a model above its origins."""
     model = version.descriptor
     training = training_of(model)
     tree = _tree(
@@ -101,10 +101,10 @@ def _origins(version: Version) -> Tree:
     return tree
 
 
-def trajectory_facts(model: Descriptor, training: Made | None) -> list[tuple[str, str]]:
-    """Where the trajectories are that a model learned from, and how to bring them back.
+def trajectory_facts(model: Descriptor, training: Origin | None) -> list[tuple[str, str]]:
+    """The place of the trajectories that a model learned from, and a command that gets them.
 
-    DVC's file of its training, beside the policy's, leads to them where it is here; else a folder in a dvc.lock.
+    Uses DVC's file of the training if it is here, beside the policy's; else a folder in a dvc.lock.
     """
     copy, md5 = f"-o trajectories-of-{model.policy_hash[:8]}", model.dvc_training_hash
     file = registered_training(Path(model.dvc_file)) if md5 else Path()
@@ -123,7 +123,7 @@ def trajectory_facts(model: Descriptor, training: Made | None) -> list[tuple[str
 
 
 def _models_of(data: Data, trained: Sequence[Version]) -> Tree:
-    """Data above the models that were trained on it."""
+    """A tree with data above the models that were trained on it."""
     tree = _tree(data.name, {"hashes": [(each, "") for each in sorted(data.hashes)]})
     below = tree.add(f"{len(trained)} models were trained on it" if trained else "no model was trained on it")
     for version in trained:
@@ -151,10 +151,10 @@ def _grow(tree: Tree, branch: str, facts: Iterable[tuple[str, str]]) -> None:
         grown.add(escape(f"{name} {value}".rstrip()), style="default")
 
 
-def training_of(model: Descriptor) -> Made | None:
-    """The training's folder as the run of the model left it, by dvc.lock; None where none tells.
+def training_of(model: Descriptor) -> Origin | None:
+    """The entry of the model's training in a dvc.lock, of the workspace or a commit; None if there is none.
 
-    A folder is that of the model if it lists the same policy, file by file, as DVC's copy of it.
+    An entry is the model's if its folder lists the same policy, file by file, as DVC's copy.
     """
     policy, folder = _members(model.dvc_hash), Path(model.policy).parents[1].as_posix()
     inside = f"{Path(model.policy).relative_to(folder).as_posix()}/"
@@ -168,13 +168,13 @@ def training_of(model: Descriptor) -> Made | None:
     return None
 
 
-def made_in(commit: str, path: str, lock: str = LOCKS[0]) -> Made | None:
-    """The output as of a commit; None where its dvc.lock does not know it."""
+def made_in(commit: str, path: str, lock: str = LOCKS[0]) -> Origin | None:
+    """The output as of a commit; None if its dvc.lock does not know it."""
     for name, stage in _stages(commit, lock).items():
         for out in stage.get("outs", []):
             if out["path"] == path:
                 inputs = {each["path"]: each["md5"] for each in stage.get("deps", []) if "md5" in each}
-                return Made(commit=commit, stage=name, path=path, md5=out["md5"], inputs=inputs)
+                return Origin(commit=commit, stage=name, path=path, md5=out["md5"], inputs=inputs)
     return None
 
 
@@ -188,26 +188,26 @@ def _stages(commit: str, lock: str) -> dict[str, Any]:
 
 
 def _members(md5: str) -> dict[str, str]:
-    """Path -> md5 of the files of a folder that DVC has cached; empty where the cache has no such folder."""
+    """Path -> md5 of the files of a folder in DVC's cache; empty if the cache has no such folder."""
     listing = CACHE / md5[:2] / md5[2:]
     if not md5 or not listing.exists():
         return {}
     return {entry["relpath"]: entry["md5"] for entry in json.loads(listing.read_text())}
 
 
-def data_of(what: str, known: Sequence[Version], places: Places) -> Data:
-    """The data that is meant: by a path, by one of its hashes or the beginning of one, or as of a git revision."""
-    if Path(what).exists():
-        return _at(Path(what), places)
-    if HASH.fullmatch(what) and (data := _hashed(what, known, places)):
+def data_of(subject: str, known: Sequence[Version], places: Places) -> Data:
+    """The data at a path, with a hash or the beginning of one, or as of a git revision."""
+    if Path(subject).exists():
+        return _at(Path(subject), places)
+    if HASH.fullmatch(subject) and (data := _hashed(subject, known, places)):
         return data
-    if commit := git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{what}^{{commit}}"):
-        return _as_of(commit, what, places)
+    if commit := git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{subject}^{{commit}}"):
+        return _as_of(commit, subject, places)
     models = ", ".join(version.reference for version in known) or "none is registered"
     labels = ", ".join(sorted({version.descriptor.label for version in known})) or "none"
     versions = ", ".join(sorted({version.descriptor.questions[:12] for version in known})) or "none"
     raise ValueError(
-        f"{what!r} is no model, path, hash of data or git revision here; models: {models}; labels: {labels}; "
+        f"{subject!r} is no model, path, hash of data or git revision here; models: {models}; labels: {labels}; "
         f"questions that models were trained on: {versions}"
     )
 
@@ -222,7 +222,7 @@ def _at(path: Path, places: Places) -> Data:
 
 
 def _hashed(start: str, known: Sequence[Version], places: Places) -> Data | None:
-    """The data with the one hash that begins like this."""
+    """The data whose hash begins with `start`. Raises ValueError if there are several."""
     every = {each for version in known for each in _hashes_of(version.descriptor)}
     for path in (places.questions, places.passages, places.index):
         every |= {made.md5 for lock in LOCKS if (made := made_in(WORKSPACE, str(path), lock))}
@@ -233,7 +233,7 @@ def _hashed(start: str, known: Sequence[Version], places: Places) -> Data | None
 
 
 def _hashes_of(model: Descriptor) -> set[str]:
-    """All that the descriptor knows its data by."""
+    """All hashes of a model's data."""
     return {model.questions, model.passages, model.index, *model.data_hash.split("+")} - {""}
 
 

@@ -1,4 +1,4 @@
-"""What a flow leaves on its page in Prefect: artifacts, and the message of its last state."""
+"""Pages of flows in Prefect: artifacts, and the message of the last state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_s
 
 
 def show_training(folder: Path, places: Places) -> str:
-    """The scores by iteration, and a link to the run in MLflow; the first and the last of them in words."""
+    """Shows the scores by iteration, and a link to the run in MLflow; returns the first and last score in words."""
     rows = scores(folder)
     create_table_artifact(rows, key=_key("scores", folder.name), description=f"Scores of {folder.name}, by iteration")
     create_link_artifact(
@@ -42,7 +42,7 @@ def scores(folder: Path) -> list[dict[str, float | None]]:
 
 
 def show_evaluation(version: Version, folder: Path, settings: Params, found: Drift | None) -> str:
-    """The table of a version's scores and what has changed since the time before; the score of all questions."""
+    """Shows a version's scores, and the drift since the previous evaluation; returns the overall score in words."""
     questions = read_rows(settings.places.questions, Question)
     measured = read_scores(folder, questions, settings.evaluate)
     means = (name for name in measured if not name.endswith(BOUNDS))
@@ -59,13 +59,13 @@ def show_evaluation(version: Version, folder: Path, settings: Params, found: Dri
 
 
 def show_decision(decision: Decision, mlflow_run_id: str) -> None:
-    """The verdict on a challenger with its table, and a link to the MLflow run of its training."""
+    """Shows the verdict on a challenger with its table, and a link to the MLflow run of its training."""
     text = f"{decision_table(decision)}\n{_link(mlflow_run_id, f'The training of {decision.challenger} in MLflow')}\n"
     create_markdown_artifact(text, key=_key("decision", decision.challenger), description=harmless(verdict(decision)))
 
 
 def run_page(run_id: str) -> str:
-    """Where a browser finds a run of MLflow."""
+    """The address of a run's page in MLflow."""
     return f"{address()}/#/runs/{run_id}"
 
 
@@ -88,5 +88,5 @@ def _cell(measured: dict[str, float], name: str) -> str:
 
 
 def _key(kind: str, name: str) -> str:
-    """The key of an artifact, which Prefect wants in small letters, digits and dashes."""
+    """The key of an artifact: Prefect takes lower case letters, digits and dashes."""
     return re.sub("[^a-z0-9]+", "-", f"{kind}-{name}".lower())

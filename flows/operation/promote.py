@@ -1,8 +1,7 @@
 """The promotion gate: `agent-r1 promote models:/agent_r1/3`, and the same as a Prefect flow.
 
-A challenger takes the champion's place when it answers the same questions better beyond chance; a refusal is a decision
-and no error. It rests on the evaluations of registered versions, one folder for each time, outside of what DVC's stages
-depend on.
+A challenger takes the champion's place if it answers the same questions better beyond chance. A refusal is a decision
+and no error. Decisions rest on evaluations of registered versions, one folder each; no stage of DVC reads them.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ logger = logging.getLogger(__name__)
 
 
 def measure(version: Version, dataset: str | None, settings: Params, evaluate: Evaluate) -> Path:
-    """Evaluates a version on one data set or all, into a new folder that is there whole or not at all.
+    """Evaluates a version on one data set or all, into a new folder that is complete or absent.
 
-    One process at a time does so for a version and a choice of data sets; others wait. The latest
-    `evaluate.history_kept` stay, older ones are removed. `evaluate` raises where the evaluation fails.
+    One process at a time evaluates a version on a choice of data sets; others wait. The latest `evaluate.history_kept`
+    evaluations stay, older ones are removed. `evaluate` raises if the evaluation fails.
     """
     home = settings.places.history / "-".join([version.name, *([dataset] if dataset else [])])
     home.mkdir(parents=True, exist_ok=True)
@@ -74,12 +73,12 @@ def measure(version: Version, dataset: str | None, settings: Params, evaluate: E
 
 
 def read(folder: Path) -> Evaluation:
-    """An evaluation of a version, by a name that tells it from the version's others."""
+    """Reads an evaluation of a version, under a name that is unique among the version's evaluations."""
     return read_evaluation(f"{folder.parent.name} of {folder.name}", folder)
 
 
 def previous(folder: Path) -> Evaluation | None:
-    """The latest evaluation before this one that is whole and was measured alike, of the same policy."""
+    """The latest earlier evaluation of the same policy that is whole and was measured alike."""
     current = read(folder)
     before = (read(each) for each in reversed(finished_folders(folder.parent)) if each.name < folder.name)
     return next((each for each in before if same_setting(current, each) and not each.aborted), None)
@@ -110,9 +109,9 @@ def promote(challenger: str) -> State[None]:
 def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decision | None:
     """Decides about a challenger, acts on the decision, and logs it to the MLflow run of its training.
 
-    Both are judged by their latest evaluations on all data sets; what is missing, was cut short by the world, or was
-    not measured alike, is evaluated first. What is cut short then too is refused, unless `anyway` is set. Returns None
-    where the challenger is the champion already.
+    Compares the latest evaluations of both on all data sets. An evaluation that is missing, was cut short by the world,
+    or was not measured alike is made first. One that is cut short again is refused, unless `anyway` is set. Returns
+    None if the challenger is the champion already.
     """
     settings = params.load()
     version = version_of(challenger, settings)
@@ -136,7 +135,7 @@ def gate(challenger: str, evaluate: Evaluate, *, anyway: bool = False) -> Decisi
 
 
 def crown(first: str) -> Version:
-    """Makes a version the first champion, which is compared with nothing."""
+    """Makes a version the first champion, without a comparison."""
     version, champion = version_of(first, params.load()), registry.champion()
     if champion is not None:
         raise ValueError(f"{champion.reference} is the champion; leave out --first to have {version.reference} decided")
@@ -144,7 +143,7 @@ def crown(first: str) -> Version:
 
 
 def _promote(version: Version, *, expected: Version | None) -> Version:
-    """Moves the alias, one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
+    """Moves the alias; one process at a time of all that use the Prefect server of `PREFECT_API_URL`."""
     with concurrency(PROMOTION) if server_answers() else nullcontext():
         return registry.promote(version, expected=expected)
 
@@ -152,7 +151,7 @@ def _promote(version: Version, *, expected: Version | None) -> Version:
 def _measured_alike(
     challenger: Version, champion: Version, settings: Params, evaluate: Evaluate
 ) -> tuple[Evaluation, Evaluation]:
-    """The latest whole evaluations of both; made now where there is none, or an older one was not measured alike."""
+    """The latest whole evaluations of both; makes missing ones, and old ones that were not measured alike."""
 
     def measured(version: Version) -> Evaluation:
         logger.info("evaluating %s", version.reference)

@@ -1,11 +1,11 @@
 """The register stage: `agent-r1 register --run NAME`. A training's policy becomes a version of the registry.
 
-A training that is repeated overwrites its folder, and one that `dvc repro` did not start is in no dvc.lock. So DVC's
-cache gets every registered policy, under a file of DVC's own, models/LABEL-HASH.dvc, and the folder of its training,
-under models/LABEL-HASH-training.dvc. Git can keep these files; `dvc push` and `dvc pull` know them like any other.
+A repeated training overwrites its folder, and a training outside of `dvc repro` is in no dvc.lock. So DVC's cache gets
+every registered policy, as models/LABEL-HASH.dvc, and the folder of its training, as models/LABEL-HASH-training.dvc.
+Git can keep these files, and `dvc push` and `dvc pull` work with them.
 
-The content stands beside the files, or DVC would call it deleted, and takes no room: it is linked to DVC's cache, which
-nobody may write into. It stays until somebody removes it: who else is reading it cannot be known.
+The content stays beside the files, or DVC would call it deleted. It takes no room: it is linked to DVC's cache, which
+nobody may write into. It stays until somebody removes it, because another process may read it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ ORIGIN = ("git_commit", "data_hash", CODE_TAG)  # of a descriptor: tags of the t
 logger = logging.getLogger(__name__)
 
 
-def register(run: str, seed: int | None = None, sweep: str = "") -> None:
-    """Registers the policy that a training finished with, and has DVC keep it and the training's folder.
+def register(run: RunId) -> None:
+    """Registers the final policy of a training, and has DVC keep it and the training's folder.
 
-    Doing it again changes nothing. Writes one small file that names the version and says what else only MLflow's run of
-    the training knows, so that another store can be given the same version.
+    A repetition changes nothing. Writes one small file with the version, and with facts that only the training's MLflow
+    run has, so that another store can be given the same version.
     """
-    settings, meant = params.load(), RunId.named(run, seed, sweep)
-    version = registry.register(_describe(settings, meant))
+    settings = params.load()
+    version = registry.register(_describe(settings, run))
     made = version.descriptor
     logger.info("%s is %s", made.policy, version.reference)
     named = {"version": version.reference, "policy": made.policy_hash} | {name: getattr(made, name) for name in ORIGIN}
-    write_text(settings.places.version(meant), json.dumps(named, indent=2) + "\n")
+    write_text(settings.places.version(run), json.dumps(named, indent=2) + "\n")
     _push(made)
 
 
@@ -93,7 +93,7 @@ def _describe(settings: Params, run: RunId) -> Descriptor:
 def _tracked(
     settings: Params, run: RunId, policy_hash: str, known: Version | None
 ) -> tuple[tracking.Run, dict[str, str]]:
-    """The training's MLflow run, and what it was made of; in a store without that run a new one stands for it."""
+    """The training's MLflow run, and its origin; in a store without that run a new one stands for it."""
     training, file = settings.places.training(run), settings.places.version(run)
     run_id = (training / "mlflow_run_id").read_text()
     if found := tracking.resume(run_id):
@@ -114,7 +114,7 @@ def _tracked(
 
 
 def keep(folder: Path, dvc_file: Path) -> str:
-    """Puts a folder into DVC's cache and returns DVC's hash of it; "" where the project is no DVC repository."""
+    """Puts a folder into DVC's cache, and returns DVC's hash; "" if the project is no DVC repository."""
     if not Path(".dvc").is_dir():
         return ""
     content = dvc_file.with_suffix("")
@@ -126,7 +126,7 @@ def keep(folder: Path, dvc_file: Path) -> str:
 
 
 def _put_into_cache(folder: Path, content: Path) -> str:
-    """Has DVC copy a folder under the name of the content, of which nothing is left; "" or DVC's complaint."""
+    """Has DVC copy a folder under the name `content`, and removes that; returns DVC's complaint, or ""."""
     shutil.rmtree(content, ignore_errors=True)
     try:
         shutil.copytree(folder, content, copy_function=link)
@@ -136,7 +136,7 @@ def _put_into_cache(folder: Path, content: Path) -> str:
 
 
 def _push(model: Descriptor) -> None:
-    """Copies what DVC keeps of a model to the default remote, where there is one; warns where that fails."""
+    """Copies DVC's files of a model to the default remote, if there is one; warns if that fails."""
     if not model.dvc_file or run_dvc("remote", "default"):
         return
     files = [model.dvc_file, *([str(registered_training(Path(model.dvc_file)))] if model.dvc_training_hash else [])]

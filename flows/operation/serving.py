@@ -1,4 +1,4 @@
-"""The processes that serve this machine, started and ended together: `agent-r1 serving`, or `make serve`."""
+"""Servers of this machine, started and ended together: `agent-r1 serving`, or `make serve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flows.processes import (
     OF_CLIENTS,
     PASSWORD,
     STARTED_BY,
-    Part,
+    Supervised,
     api_on,
     await_health,
     known,
@@ -40,21 +40,20 @@ WATCH_S = 0.5
 
 logger = logging.getLogger(__name__)
 
-
-Running = tuple[Part, subprocess.Popen[str]]
+Running = tuple[Supervised, subprocess.Popen[str]]
 
 
 def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) -> None:
     """Runs a Prefect server with the deployments, a worker and the MLflow UI, until interrupted or a part dies.
 
-    The server asks for the password of `own_password`, because whoever may create a run has commands run as this user.
+    The server asks for the password of `own_password`, because every run that is created runs commands as this user.
 
-    With `PREFECT_API_URL` that server is used and none is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI.
-    A worker that dies after it was steady for `STEADY_S` is started again; what it ran is ended, and shown as crashed.
+    With `PREFECT_API_URL` no server is started; with an `MLFLOW_TRACKING_URI` on HTTP no MLflow UI. A worker that dies
+    after `STEADY_S` is started again; its runs are ended, and shown as crashed.
     """
     remote = os.environ.get("PREFECT_API_URL")
     logger.info("starting %sMLflow and a worker; a minute on a busy machine", "" if remote else "Prefect, ")
-    environment, of_prefect = prefect_environment(remote or api_on(prefect_port)), list[Part]()
+    environment, of_prefect = prefect_environment(remote or api_on(prefect_port)), list[Supervised]()
     if remote:
         require_server(remote)
     else:
@@ -80,26 +79,16 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: mlflow}), servers)
 
 
-def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Part:
-    """A worker that runs what a pool is given, as processes in this clone."""
-    command = [
-        sys.executable,
-        "-m",
-        "flows.prefect_worker",
-        "worker",
-        "start",
-        "--pool",
-        pool,
-        "--type",
-        "process",
-        *options,
-    ]
+def worker_part(name: str, pool: str, environment: Mapping[str, str], *options: str) -> Supervised:
+    """A worker that runs the runs of a pool as processes in this clone."""
+    start = [sys.executable, "-m", "flows.prefect_app", "worker", "start"]
+    command = [*start, "--pool", pool, "--type", "process", *options]
     started_by = {STARTED_BY: str(os.getpid())}
-    return Part(name="worker", command=command, environment={**environment, **started_by}, log=log_path(name))
+    return Supervised(name="worker", command=command, environment={**environment, **started_by}, log=log_path(name))
 
 
 def own_password() -> str:
-    """The password of this clone's Prefect server, made once; a ValueError says that others may know it."""
+    """The password of this clone's Prefect server, made once. Raises ValueError if others may know it."""
     PASSWORD.parent.mkdir(parents=True, exist_ok=True)
     with (
         suppress(FileExistsError),
@@ -133,16 +122,16 @@ def show_mlflow(port: int) -> None:
         raise OSError(_obituary(_first_to_end(servers)))
 
 
-def _mlflow_servers(port: int) -> list[Part]:
+def _mlflow_servers(port: int) -> list[Supervised]:
     if os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http"):
         return []
     require_free(port, "MLFLOW_PORT")
-    open_store()  # a UI and a training that make it at the same time can break each other
+    open_store()  # a UI and a training that create it at the same time can break each other
     store = f"sqlite:///{store_file()}"
     own = ["--host", HOST, "--port", str(port), "--workers", "1", "--backend-store-uri", store]
-    command = ["mlflow", "ui", *own, "--no-serve-artifacts"]  # it would write what anybody sends into the clone
+    command = ["mlflow", "ui", *own, "--no-serve-artifacts"]  # it would write files from anybody into the clone
     return [
-        Part(
+        Supervised(
             name="MLflow UI",
             command=[sys.executable, "-m", *command],
             environment={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
@@ -152,8 +141,8 @@ def _mlflow_servers(port: int) -> list[Part]:
     ]
 
 
-def keep_working(worker: Part, servers: Sequence[Running]) -> None:
-    """Runs the worker beside the servers; returns by raising what ended them."""
+def keep_working(worker: Supervised, servers: Sequence[Running]) -> None:
+    """Runs the worker beside the servers; raises OSError once one of them has ended."""
     worker.log.unlink(missing_ok=True)
     while True:
         started = time.monotonic()
@@ -165,7 +154,7 @@ def keep_working(worker: Part, servers: Sequence[Running]) -> None:
 
 
 def _first_to_end(running: Sequence[Running]) -> Running:
-    """Waits until one has."""
+    """Waits until a part has ended."""
     while True:
         for part, process in running:
             if process.poll() is not None:
@@ -179,8 +168,8 @@ def _obituary(ended: Running) -> str:
 
 
 @contextmanager
-def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
-    """Starts servers and waits until all are up; ends them with the block, the last one first."""
+def _running(servers: Sequence[Supervised]) -> Iterator[list[Running]]:
+    """Starts servers, and waits until all are up; ends them with the block, the last one first."""
     with ExitStack() as stack:
         running: list[Running] = []
         for server in servers:
@@ -193,8 +182,8 @@ def _running(servers: Sequence[Part]) -> Iterator[list[Running]]:
 
 
 @contextmanager
-def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
-    """The part's process; it is asked to end, its children are left to it, and then nothing of its group is left."""
+def _process(part: Supervised) -> Iterator[subprocess.Popen[str]]:
+    """The part's process. At the end it is asked to end itself and its children; then its group is killed."""
     with part.log.open("a") as log, process_group(part.command, part.environment, log, GRACE_S) as process:
         try:
             yield process
@@ -205,7 +194,7 @@ def _process(part: Part) -> Iterator[subprocess.Popen[str]]:
 
 
 def require_free(port: int, variable: str) -> None:
-    """Checks that a server can be started on a port."""
+    """Raises ValueError if no server can be started on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was used a minute ago is free
         try:
@@ -218,11 +207,9 @@ def require_free(port: int, variable: str) -> None:
 
 
 def require_server(api_url: str) -> None:
-    """Checks that a Prefect server answers, and that it is one that this project's Prefect can talk to.
+    """Raises OSError if nothing answers; ValueError if it wants another password or version, or is no Prefect server.
 
-    The server's own password or key is found as Prefect finds it, in `PREFECT_API_AUTH_STRING` or `PREFECT_API_KEY`.
-    Raises OSError if nothing answers, and ValueError if it wants another password, is no Prefect server, or is of
-    another version.
+    Prefect finds the server's password or key in `PREFECT_API_AUTH_STRING` or `PREFECT_API_KEY`.
     """
     from httpx import HTTPError, HTTPStatusError
     from prefect.client.orchestration import get_client

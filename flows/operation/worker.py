@@ -17,9 +17,9 @@ from prefect.states import Completed, Failed
 from prefect.utilities.callables import parameter_schema
 
 from agent_r1.harmless import without_password
+from agent_r1.params.places import SWEEP
 from flows.dvc_files import collect_graph
-from flows.dvc_lock import Entry, Made, adopt, described, entry_of, push, require_alike
-from flows.graph import StageUnavailable, stages
+from flows.graph import LockEntry, Made, StageUnavailable, adopt, described, entry_of, push, require_alike, stages
 from flows.operation.deploy import ensure_crash_detection, ensure_pool
 from flows.operation.serving import POOL, keep_working, require_server, worker_part
 from flows.pipeline import reproduce
@@ -27,21 +27,23 @@ from flows.pool import ERRAND, HANDED_BACK, UNAVAILABLE, Pool, require_shared
 from flows.processes import prefect_environment
 from flows.terminal import speak
 
-SWEEP = "ablations"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+IN_THE_CLONE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
+
+logger = logging.getLogger(__name__)
 
 
 @flow(name=ERRAND)
-def errand(stage: str, made: Made, entries: dict[str, Entry]) -> State[None]:
+def errand(stage: str, made: Made, entries: dict[str, LockEntry]) -> State[None]:
     """Makes one stage of the graph, as `dvc repro` would, and leaves its entry of dvc.lock for the clone that asked.
 
-    What the stage needs is brought from DVC's remote and not made again, so that it is the same bits; what it makes is
-    pushed there. Nothing is made where this clone is of another commit or other parameters, as far as the stage depends
-    on them.
+    The stage's inputs come from DVC's remote and are not made again, so they are the same bits; its outputs are pushed
+    there. Nothing is made if the stage depends on code or parameters that differ in this clone.
 
     Args:
-        stage: as DVC addresses it, `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
+        stage: its address in DVC, `train@ppo`, `ablations/dvc.yaml:train@ppo-0`.
         made: its command, dependencies and parameters in the clone that asks.
-        entries: of dvc.lock, those of the stages that it depends on, by their names.
+        entries: the dvc.lock entries of the stages that it depends on, by name.
     """
     speak()
     require_shared()
@@ -53,15 +55,15 @@ def errand(stage: str, made: Made, entries: dict[str, Entry]) -> State[None]:
     except (StageUnavailable, OSError) as fault:
         return Failed(name=UNAVAILABLE, message=f"on {platform.node()}: {fault}")
     [known] = described(stage).values()
-    entry = Entry.model_validate(known.locked)
+    entry = LockEntry.model_validate(known.locked)
     require_alike(stage, made, entry)
     said = Artifact(type="json", key=HANDED_BACK, data=entry_of(entry), description=f"dvc.lock of {stage}")
     said.create()
     return Completed(message=f"made on {platform.node()}")
 
 
-def require_known(stage: str, entries: Mapping[str, Entry]) -> None:
-    """Checks that a stage is one for a pool in this clone's graph, and comes with what it needs, and nothing else."""
+def require_known(stage: str, entries: Mapping[str, LockEntry]) -> None:
+    """Raises ValueError unless this clone's graph has the stage, for a pool, with exactly these dependencies."""
     graph = stages(collect_graph(Path(SWEEP)) if stage.startswith(f"{SWEEP}/") else "dvc.yaml")
     if stage not in graph or not Pool.takes(stage):
         raise ValueError(f"this clone on {platform.node()} has no stage {stage!r:.200} for a pool; bring it up to date")
@@ -69,8 +71,8 @@ def require_known(stage: str, entries: Mapping[str, Entry]) -> None:
         raise ValueError(f"{stage} depends on {sorted(graph[stage])}, and comes with {sorted(entries)}")
 
 
-def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, Entry]) -> None:
-    """Looks at what is here first: a clone that is refused stays as it is."""
+def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, LockEntry]) -> None:
+    """Brings the inputs of a stage here. Compares both clones first, so that a refused clone does not change."""
     to_come = [out.path for entry in entries.values() for out in entry.outs]
     require_alike(stage, made, described(stage)[stage].made, to_come)
     if entries:
@@ -78,17 +80,11 @@ def _bring_what_it_needs(stage: str, made: Made, entries: Mapping[str, Entry]) -
     require_alike(stage, made, described(stage)[stage].made)
 
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-IN_THE_CLONE = [{"prefect.deployments.steps.set_working_directory": {"directory": "."}}]
-
-logger = logging.getLogger(__name__)
-
-
 def work(pool: str, limit: int) -> None:
-    """Puts a pool on the Prefect server where it is not there, and works for it until interrupted.
+    """Works for a pool of the Prefect server until interrupted; makes the pool if it is missing.
 
-    The pool has no limit of its own; this worker makes `limit` stages at a time. One that dies is started again.
-    Raises ValueError if the clone could not share what it makes.
+    The pool has no limit of its own; this worker makes `limit` stages at a time, and is started again if it dies.
+    Raises ValueError if the clone could not share its outputs.
     """
     url = os.environ.get("PREFECT_API_URL")
     if not url:
@@ -108,7 +104,7 @@ def work(pool: str, limit: int) -> None:
 
 
 def offer(client: SyncPrefectClient, pool: str) -> None:
-    """Has the server take errands for a pool, and no other parameters than theirs."""
+    """Deploys the errand for a pool; the server refuses other parameters."""
     ensure_pool(client, pool, None)
     ensure_crash_detection(client)
     client.create_deployment(

@@ -15,7 +15,7 @@ from agent_r1.evaluation.report import render
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import write_rows
-from flows import results
+from flows.commands import look
 
 CURVES = {"ppo": [{"iteration": i, "rollout/success": 0.2 * i, "reward/total": 0.1 * i} for i in range(4)]}
 
@@ -58,10 +58,10 @@ def test_the_terminal_shows_the_first_table_and_where_to_look_next(
     (tmp_path / "params.yaml").write_text(own.read_text())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"outputs/report/report\.md does not exist; the stage `report` writes it"):
-        results.results()
+        look.results()
     (tmp_path / "outputs/report").mkdir(parents=True)
     (tmp_path / "outputs/report/report.md").write_text(page)
-    results.results()
+    look.results()
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[:4] for line in shown if "agent" in line[:1] or "ppo" in line[:1]] == [
         ["agent", "all", "1", "hop"],

@@ -251,7 +251,7 @@ def small_project(
             prepare()
             index()
             warm_start()
-            train("ppo")
+            train(RunId("ppo"))
 
     folder = tmp_path_factory.mktemp("small_project")
     shutil.copytree(build_once("small_project", build), folder, dirs_exist_ok=True)
@@ -268,5 +268,5 @@ def ppo(small_project: Path) -> Path:
 def grpo(small_project: Path, inside: Inside) -> Path:
     """The folder of a run of 2 iterations with 4 groups of 4."""
     with inside(small_project):
-        train("grpo")
+        train(RunId("grpo"))
     return small_project / PLACES.training(RunId("grpo"))

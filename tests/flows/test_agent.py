@@ -10,9 +10,10 @@ import pytest
 
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
-from agent_r1.params import Params
+from agent_r1.params import Params, load
 from flows import evaluate as evaluate_module
-from flows.evaluate import Subject, evaluate
+from flows.commands.graph import evaluate
+from flows.evaluate import Subject
 
 POLICIES = ("outputs/warm_start", "outputs/train/ppo/checkpoint/policy", "outputs/train/ppo-seed3/checkpoint/policy")
 
@@ -87,11 +88,12 @@ def test_only_a_run_as_it_was_trained_adds_to_its_training(choose: Any) -> None:
     for changed in ({"protocol": "naive_rag"}, {"dataset": "atlas"}, {"as_label": "mine"}):
         subject, folder = choose(run="ppo", **changed)
         assert (subject.training, subject.name) == (None, folder.name)
-        assert subject.shown["variant"] == subject.name
+        assert subject.shown(subject.under(load()))["variant"] == subject.name
 
 
 def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
-    shown = choose(model="org/tiny")[0].shown
+    subject, _ = choose(model="org/tiny")
+    shown = subject.shown(load())
     assert (shown["variant"], shown["model.path"], shown["algorithm"]) == ("org--tiny", "org/tiny", "none")
     assert not [key for key in shown if key.startswith("warm_start")]
 
@@ -108,11 +110,9 @@ def test_mlflow_shows_a_model_by_its_own_path(choose: Any) -> None:
             {"baseline": "naive_rag", "protocol": "tool_call"},
             "the warm-started model under a protocol of its own; leave out --protocol, or",
         ),
-        (
-            {"baseline": "naive_rag", "seed": 1},
-            "--seed and --sweep choose a training; leave them out",
-        ),
-        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep choose a training; leave them out"),
+        ({"baseline": "naive_rag", "seed": 1}, "--seed and --sweep tell apart runs; give --run, or leave them out"),
+        ({"model": "org/tiny", "seed": 1}, "--seed and --sweep tell apart runs; give --run, or leave them out"),
+        ({"model": "org/tiny", "sweep": "ablations"}, "--seed and --sweep tell apart runs"),
         ({"model": "org/tiny", "as_label": "ppo"}, "'ppo' is the label of ppo's own evaluation; choose another"),
         ({"model": "org/tiny", "as_label": "ppo-seed7"}, "'ppo-seed7' is the label of ppo's own evaluation"),
         (
@@ -130,7 +130,7 @@ def test_what_cannot_be_meant_is_refused(choose: Any, choice: dict[str, Any], me
 
 
 def test_results_go_where_they_are_wanted(choose: Any) -> None:
-    subject, folder = choose(run="ppo", into="elsewhere/now")
+    subject, folder = choose(run="ppo", into=Path("elsewhere/now"))
     assert (folder, subject.name, subject.training) == (Path("elsewhere/now"), "ppo", Path("outputs/train/ppo"))
 
 

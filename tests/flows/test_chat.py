@@ -33,8 +33,8 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.episodes import ScriptedSampler
 from agent_r1.search.base import Search
 from agent_r1.tables import read_rows
-from flows.chat import ask
 from flows.commands import app
+from flows.commands.look import chat
 from flows.operation.register import register
 from flows.policies import Policy, version_of
 
@@ -187,7 +187,7 @@ def test_one_question_of_a_trained_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with inside(project):
-        ask("ppo", question=asked[0])
+        chat("ppo", question=asked[0])
     shown = capsys.readouterr().out
     assert shown.splitlines()[0] == "ppo after 3 iterations answers"
     assert len(FOOTER.findall(shown)) == 1
@@ -316,7 +316,7 @@ def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
         assert policy.updates == Policy.named(policy.path).updates == 2
         assert Policy.of_warm_start(settings).path == str(settings.places.warm_start)
         assert Policy.named("owner/name").path == "owner/name"
-        register("ppo")
+        register(RunId("ppo"))
         version = version_of("ppo", settings)
         registered = Policy.named(version.reference)
         assert (registered.title, registered.version) == (f"version {version.number}, ppo", version)

@@ -17,7 +17,7 @@ from typer.main import get_command
 from agent_r1 import params
 from agent_r1.files import write_text
 from flows import commands
-from flows.results import results
+from flows.commands.look import results
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,7 +120,7 @@ def test_the_results_lead_to_the_best_run(
         write_text(places.report(sweep) / "report.md", "# Report\n\n4 agents.\n\n| agent |\n| --- |\n")
         for label, success in successes.items():
             write_text(places.evaluation(label, sweep) / "scores.json", json.dumps({"success": success}))
-        results(sweep)
+        results("ablations" if sweep else None)
     assert capsys.readouterr().out.splitlines()[-1].strip(" •") == line
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from flows.dvc_files import DVC
-from flows.dvc_lock import Entry, Made, adopt, described, differences, entry_of, push, require_alike
-from flows.graph import out_of_date
+from flows.graph import LockEntry, Made, adopt, described, differences, entry_of, out_of_date, push, require_alike
 
 GRAPH = """
 stages:
@@ -40,7 +39,7 @@ def dvc(folder: Path, *arguments: str) -> None:
 @pytest.fixture(scope="module")
 def pushed(
     tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., None], lay_dvc: Callable[..., None]
-) -> tuple[Path, dict[str, Entry]]:
+) -> tuple[Path, dict[str, LockEntry]]:
     """A remote to which a clone pushed two stages, and another clone, `here`, with the first of them.
 
     And the entries of the clone where both were made.
@@ -58,11 +57,13 @@ def pushed(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(there)
         push(*STAGES)
-        return folder, {stage: Entry.model_validate(known.locked) for stage, known in described(*STAGES).items()}
+        return folder, {stage: LockEntry.model_validate(known.locked) for stage, known in described(*STAGES).items()}
 
 
 @pytest.fixture
-def entries(pushed: tuple[Path, dict[str, Entry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Entry]:
+def entries(
+    pushed: tuple[Path, dict[str, LockEntry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, LockEntry]:
     """Those of the clone where both stages were made; this process is in a copy of the other one."""
     folder, found = pushed
     for name in ("here", "storage"):
@@ -71,8 +72,8 @@ def entries(pushed: tuple[Path, dict[str, Entry]], tmp_path: Path, monkeypatch: 
     return found
 
 
-def changed(entry: Entry, **changes: Any) -> Entry:
-    return Entry.model_validate({**entry_of(entry), **changes})
+def changed(entry: LockEntry, **changes: Any) -> LockEntry:
+    return LockEntry.model_validate({**entry_of(entry), **changes})
 
 
 def content() -> dict[str, bytes]:
@@ -84,7 +85,7 @@ def content() -> dict[str, bytes]:
     }
 
 
-def test_what_another_clone_made_is_up_to_date_here(entries: dict[str, Entry]) -> None:
+def test_what_another_clone_made_is_up_to_date_here(entries: dict[str, LockEntry]) -> None:
     shutil.rmtree(".dvc/cache")
     Path("prepared.txt").unlink()
     adopt(entries)
@@ -111,7 +112,7 @@ OUT = {"path": "trained/a", "hash": "md5", "md5": f"{'0' * 32}.dir", "size": 2, 
     ],
 )
 def test_an_entry_that_is_not_of_this_clones_stage_is_refused(
-    entries: dict[str, Entry], changes: dict[str, Any], said: str
+    entries: dict[str, LockEntry], changes: dict[str, Any], said: str
 ) -> None:
     before = content()
     with pytest.raises(ValueError, match=said):
@@ -131,12 +132,12 @@ def test_an_entry_that_is_not_of_this_clones_stage_is_refused(
     ],
 )
 def test_an_entry_has_the_shape_of_dvcs_own(changes: dict[str, Any]) -> None:
-    Entry.model_validate({"cmd": "true", "outs": [OUT]})
+    LockEntry.model_validate({"cmd": "true", "outs": [OUT]})
     with pytest.raises(ValueError, match=next(iter(changes))):
-        Entry.model_validate({"cmd": "true", "outs": [OUT | changes]})
+        LockEntry.model_validate({"cmd": "true", "outs": [OUT | changes]})
 
 
-def test_a_listing_that_leads_out_of_its_folder_is_refused(entries: dict[str, Entry]) -> None:
+def test_a_listing_that_leads_out_of_its_folder_is_refused(entries: dict[str, LockEntry]) -> None:
     before = content()
     listing = json.dumps([{"md5": entries["prepare"].outs[0].md5, "relpath": "../../../escaped"}])
     md5 = hashlib.md5(listing.encode(), usedforsecurity=False).hexdigest()
@@ -148,12 +149,12 @@ def test_a_listing_that_leads_out_of_its_folder_is_refused(entries: dict[str, En
     assert content() == before | {str(stored): stored.read_bytes()}
 
 
-def test_what_the_remote_does_not_have_is_said(entries: dict[str, Entry]) -> None:
+def test_what_the_remote_does_not_have_is_said(entries: dict[str, LockEntry]) -> None:
     with pytest.raises(OSError, match=r"train@a could not be brought here from DVC's remote"):
         adopt({"train@a": changed(entries["train@a"], outs=[OUT])})
 
 
-def test_what_somebody_made_here_and_dvc_does_not_have_stays(entries: dict[str, Entry]) -> None:
+def test_what_somebody_made_here_and_dvc_does_not_have_stays(entries: dict[str, LockEntry]) -> None:
     Path("trained/a").mkdir(parents=True)
     Path("trained/a/policy").write_text("of an own training")
     with pytest.raises(OSError, match="train@a could not be brought here"):
@@ -161,7 +162,7 @@ def test_what_somebody_made_here_and_dvc_does_not_have_stays(entries: dict[str, 
     assert Path("trained/a/policy").read_text() == "of an own training"
 
 
-def test_what_is_in_its_place_is_not_pulled(entries: dict[str, Entry]) -> None:
+def test_what_is_in_its_place_is_not_pulled(entries: dict[str, LockEntry]) -> None:
     adopt(entries)
     Path("../storage").rename("../away")
     adopt(entries)

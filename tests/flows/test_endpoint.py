@@ -20,10 +20,12 @@ from agent_r1.faults import TooManyAborted
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.inspection.side_by_side import compared
 from agent_r1.params import load
+from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Question, Trajectory
 from agent_r1.tables import read_rows
-from flows.chat import ask
-from flows.evaluate import evaluate
+from flows.commands import graph
+from flows.commands.look import chat
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
 
@@ -64,9 +66,9 @@ def test_a_model_that_somebody_serves_stands_beside_a_baseline(project: Path, in
     settings = load(project / "params.yaml")
     with inside(project):
         with answering(play) as url:
-            evaluate(model="org/big", endpoint=url)
-        evaluate(baseline="base_tool_call")
-        evaluate(run="ppo")
+            evaluate(EvaluationRequest(model="org/big", endpoint=url))
+        evaluate(EvaluationRequest(baseline="base_tool_call"))
+        evaluate(EvaluationRequest(run=RunId("ppo")))
         report(beside="org--big")
         page = (PLACES.report().with_name("report_beside") / "report.md").read_text()
         with pytest.raises(FileNotFoundError, match="there is no evaluation 'org' in outputs/evaluate; evaluate it"):
@@ -109,11 +111,11 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
             return (503, b"busy") if heard.body["messages"][1]["content"] == unlucky else said("<answer>x</answer>")
 
         with answering(play) as url:
-            evaluate(model="m", endpoint=url, as_label="all")
+            evaluate(EvaluationRequest(model="m", endpoint=url, as_label="all"))
             aborted = json.loads((PLACES.evaluation("all") / "scores.json").read_text())["aborted"]
             outages = pytest.raises(TooManyAborted, match=r"cut \d+ of 12 .*the endpoint .*does not answer: status 503")
             with answering(lambda _: (503, b"busy")) as down, outages:
-                evaluate(model="m", endpoint=down, as_label="down")
+                evaluate(EvaluationRequest(model="m", endpoint=down, as_label="down"))
     assert aborted == 1.0
     assert not (project / PLACES.evaluation("down")).exists()
 
@@ -130,7 +132,7 @@ def test_an_outage_is_the_worlds_fault_and_too_many_end_the_stage(project: Path,
 )
 def test_what_no_endpoint_can_be_asked(project: Path, inside: Inside, arguments: dict[str, str], message: str) -> None:
     with inside(project), pytest.raises(ValueError, match=message):
-        evaluate(**arguments)  # type: ignore[arg-type]
+        graph.evaluate(**arguments)  # type: ignore[arg-type]
 
 
 def test_a_served_agent_answers_as_chat_does(
@@ -160,7 +162,7 @@ def test_a_served_agent_answers_as_chat_does(
         def chatted(**agent: str) -> list[str]:
             shown = []
             for text in questions:
-                ask(**agent, question=text)
+                chat(**agent, question=text)
                 who, _, episode = re.sub(r"\d+\.\d s", "", capsys.readouterr().out).partition("\n")
                 assert who == (
                     f"warm_start at {url} answers" if agent else "the warm start, untrained (see --run), answers"
@@ -185,7 +187,7 @@ def test_a_served_agent_answers_as_chat_does(
 def ended(capsys: pytest.CaptureFixture[str], **asked: str) -> str:
     """What a chat says at its end, in whatever way it ends."""
     try:
-        ask(**asked)
+        chat(**asked)
     except ValueError as fault:
         return str(fault)
     return capsys.readouterr().out

@@ -26,8 +26,8 @@ from agent_r1.params.stages import Protocol
 from agent_r1.records import CallStatus, Outcome, Prediction, Question, Source, Trajectory
 from agent_r1.rollout.chat import Chat
 from agent_r1.tables import read_rows
-from flows.chat import ask
-from flows.evaluate import evaluate
+from flows.commands.look import chat
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card
 from flows.operation.register import register
 from flows.policies import Policy, version_of
@@ -46,9 +46,9 @@ pytestmark = pytest.mark.walk
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `dvc repro` does."""
     with inside(small_project):
-        evaluate(run="ppo")
+        evaluate(EvaluationRequest(run=RunId("ppo")))
         for baseline in NAMES[1:]:
-            evaluate(baseline=baseline)
+            evaluate(EvaluationRequest(baseline=baseline))
         report()
     return small_project
 
@@ -175,11 +175,11 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
     write_params(tmp_path / "copy", {"runs": {"ppo": {}, "own": own}})
     with inside(tmp_path / "copy"):
         train("own")
-        register("own")
+        register(RunId("own"))
         version = version_of("own", load())
-        evaluate(run="own")
-        evaluate(model=version.reference, as_label="registered")
-        evaluate(baseline="base_tool_call")
+        evaluate(EvaluationRequest(run=RunId("own")))
+        evaluate(EvaluationRequest(model=version.reference, as_label="registered"))
+        evaluate(EvaluationRequest(baseline="base_tool_call"))
         for name, steps in (("own", 2), ("registered", 2), ("base_tool_call", 4)):
             limits = content(Path(), name, "hashes.json")["limits"]
             assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
@@ -192,9 +192,10 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         assert max(len(row.steps) for row in rows) == 2
         for model in ({"run": "own"}, {"model": version.reference}):
             asked = []
-            monkeypatch.setattr("flows.chat.chat", lambda *_: None)
-            monkeypatch.setattr("flows.chat.open_agent", lambda own, *_, asked=asked, **__: asked.append(own.env))
-            ask(**model)
+            monkeypatch.setattr("agent_r1.inspection.chat.chat", lambda *_: None)
+            opened = "agent_r1.inspection.agent.open_agent"
+            monkeypatch.setattr(opened, lambda own, *_, asked=asked, **__: asked.append(own.env))
+            chat(**model)
             assert asked == [load().of(RunId("own")).env]
 
 
@@ -271,6 +272,6 @@ def test_an_agent_that_is_not_there_is_named(
     write_params(tmp_path, {})
     with inside(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
-            evaluate(run="ppo")
+            evaluate(EvaluationRequest(run=RunId("ppo")))
         with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
-            evaluate(baseline="naive_rag")
+            evaluate(EvaluationRequest(baseline="naive_rag"))

@@ -50,7 +50,7 @@ def flow_file(stage: str) -> Path:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name == command
     ]
-    [module] = [node.module for node in ast.walk(function) if isinstance(node, ast.ImportFrom)]
+    [module] = {node.module for node in ast.walk(function) if isinstance(node, ast.ImportFrom)}
     return source_of(str(module))
 
 

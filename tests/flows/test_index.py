@@ -16,7 +16,7 @@ from agent_r1.params import load
 from agent_r1.records import CallStatus, Trajectory
 from agent_r1.search.index import describe
 from agent_r1.tables import read_rows
-from flows.evaluate import evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
@@ -47,7 +47,7 @@ def test_an_agent_searches_on_a_server(
         shutil.copytree(small_project / part, tmp_path / part)
     with inside(tmp_path):
         index()
-        evaluate(baseline="base_tool_call")
+        evaluate(EvaluationRequest(baseline="base_tool_call"))
     folder = tmp_path / PLACES.evaluation("base_tool_call")
     episodes = read_rows(folder / "trajectories.parquet", Trajectory)
     statuses = {step.call_status for episode in episodes for step in episode.steps}
@@ -58,4 +58,4 @@ def test_an_agent_searches_on_a_server(
 
     (tmp_path / PLACES.passages).write_bytes((tmp_path / PLACES.passages).read_bytes() + b" ")
     with inside(tmp_path), pytest.raises(ValueError, match="was built from other passages"):
-        evaluate(baseline="base_tool_call")
+        evaluate(EvaluationRequest(baseline="base_tool_call"))

@@ -30,7 +30,7 @@ from agent_r1.records import Prediction, Proof, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
-from flows.evaluate import evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
@@ -129,7 +129,7 @@ def test_a_foreign_model_is_trained_with_adapters(
         prepare()
         index()
         warm_start()
-        train("ppo")
+        train(RunId("ppo"))
         policy = policy_in(PLACES.training(RunId("ppo")))
         merged = sha256(policy)
         finished = checkpoint.progress(policy.parent)
@@ -137,9 +137,9 @@ def test_a_foreign_model_is_trained_with_adapters(
         for name in ("policy/model.safetensors", "SHA256SUMS"):
             (policy.parent / name).unlink()
         checkpoint.seal(policy.parent, finished)
-        train("ppo")
+        train(RunId("ppo"))
         assert sha256(policy) == merged
-        evaluate(run="ppo")
+        evaluate(EvaluationRequest(run=RunId("ppo")))
     given, taken = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
         for folder in (path, tmp_path / PLACES.warm_start)
@@ -169,7 +169,7 @@ def test_a_foreign_model_is_trained_with_adapters(
 
     with inside(tmp_path):
         PLACES.warm_start.rename("gone")
-        evaluate(model=str(policy), as_label="alone")
+        evaluate(EvaluationRequest(model=str(policy), as_label="alone"))
     limits = [
         json.loads((tmp_path / PLACES.evaluation(label) / "hashes.json").read_text())["limits"]
         for label in ("ppo", "alone")

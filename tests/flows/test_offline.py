@@ -25,7 +25,8 @@ STAGES = """
 from flows.stage import prepare_process
 
 prepare_process()
-from flows.evaluate import evaluate
+from agent_r1.params.places import RunId
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
@@ -33,9 +34,9 @@ from flows.view import view
 
 prepare()
 index()
-train("ppo")
-evaluate(run="ppo")
-view("ppo")
+train(RunId("ppo"))
+evaluate(EvaluationRequest(run=RunId("ppo")))
+view(RunId("ppo"))
 """
 
 

@@ -20,7 +20,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import CallStatus, Passage, Prediction, Question, Source, Trajectory
 from agent_r1.search.index import describe, open_index
 from agent_r1.tables import read_rows
-from flows.evaluate import evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.train import train
@@ -119,8 +119,8 @@ def test_the_same_stages_run_on_a_release(
         write_params(tmp_path, changes)
         index()
         warm_start()
-        train("ppo")
-        evaluate(run="ppo")
+        train(RunId("ppo"))
+        evaluate(EvaluationRequest(run=RunId("ppo")))
         asked = read_rows(PLACES.questions, Question)[0].text
         [found] = open_index(load(Path("params.yaml")).search, PLACES.passages, PLACES.index).search([asked], 1)
         assert found, "what a call of the policy would be answered"

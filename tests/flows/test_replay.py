@@ -26,7 +26,7 @@ from agent_r1.records import Credit
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
-from flows import replay as command
+from flows.commands import look
 from flows.train import train
 
 ROOT = Path(__file__).parents[2]
@@ -281,7 +281,7 @@ def test_the_gradient_is_that_of_the_training(
     write_params(project, {"model": model, "train": ONE_STEP})
     run = project / "outputs/train/ppo"
     with inside(project):
-        train("ppo")
+        train(RunId("ppo"))
         shutil.rmtree(run / "checkpoint")
         (tmp_path / "first").rename(run / "checkpoint")
         (run / "checkpoint/SHA256SUMS").unlink()
@@ -308,7 +308,7 @@ def test_the_command_prints_tables(
 ) -> None:
     changes = [*NO_MASKS, "credit.rewards.progress=0.5"]
     with inside(small_project):
-        command.replay("ppo", None, "", [], changes, folder=None, iterations=["all"], with_gradient=True)
+        look.replay("ppo", changes=changes, iterations=["all"])
     printed = capsys.readouterr().out
     for words in ("Credit", "Reward parts", "Gradient", "Critic", "progress", "the warm start, which sampled them"):
         assert words in printed
@@ -319,7 +319,7 @@ def test_the_command_needs_something_to_compare_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="give --as, --set or both"):
-        command.replay("ppo", None, "", [], [], folder=None, iterations=[], with_gradient=True)
+        look.replay("ppo")
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from agent_r1.params.places import RunId
 from agent_r1.records import Prediction, Trajectory
 from agent_r1.tables import read_rows
-from flows.evaluate import evaluate
+from flows.commands import graph
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from flows.train import train
 
@@ -25,10 +27,10 @@ def swept(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `make ablations` does."""
     with inside(small_project):
         for baseline in ("base_tool_call", "naive_rag"):
-            evaluate(baseline=baseline, sweep="ablations")
+            evaluate(EvaluationRequest(baseline=baseline, sweep="ablations"))
         for seed in SEEDS:
-            train("ppo", seed, "ablations")
-            evaluate("ppo", seed, "ablations")
+            train(RunId("ppo", seed, "ablations"))
+            evaluate(EvaluationRequest(run=RunId("ppo", seed, "ablations")))
         report("ablations")
     return small_project
 
@@ -77,8 +79,5 @@ def test_the_report_has_every_seed(swept: Path) -> None:
 
 
 def test_a_baseline_has_no_seed(swept: Path, inside: Inside) -> None:
-    with (
-        inside(swept),
-        pytest.raises(ValueError, match="--seed and --sweep choose a training; leave them out with --baseline"),
-    ):
-        evaluate(baseline="base_tool_call", seed=1)
+    with inside(swept), pytest.raises(ValueError, match="--seed and --sweep tell apart runs; give --run"):
+        graph.evaluate(baseline="base_tool_call", seed=1)

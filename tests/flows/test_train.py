@@ -124,7 +124,7 @@ def test_sampler_and_learner_agree_in_every_iteration(run: Path) -> None:
 def test_groups_of_equal_returns_make_room_for_further_questions(small_project: Path, inside: Inside) -> None:
     """Of 4 questions asked for, half are trained on; further ones come in two rounds while fewer than 4 differ."""
     with inside(small_project):
-        train("refilled")
+        train(RunId("refilled"))
         run = small_project / PLACES.training(RunId("refilled"))
     (rows,), (credit_rows,), (row,) = trajectories(run), credits_(run), metrics(run)
     returns: dict[int, list[float]] = {}
@@ -247,7 +247,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_finished_run_trains_nothing(finished: Path) -> None:
     before = contents(finished / PPO)
     for _ in range(2):
-        train("ppo")
+        train(RunId("ppo"))
     assert contents(finished / PPO) == before
 
 
@@ -260,7 +260,7 @@ def test_a_finished_run_keeps_what_is_asked_for_and_stays_finished(
     dropped = {state, "trajectories/001.parquet", "proof/001.parquet", "credit/001.parquet"}
     write_params(finished, {"train": {"keep": {"learner": False, "every": 2}}})
     for _ in range(2):
-        train("ppo")
+        train(RunId("ppo"))
         assert contents(folder) == {name: content for name, content in before.items() if name not in dropped}
 
 
@@ -280,10 +280,10 @@ def test_changed_parameters_make_another_run(
     before = contents(finished / PPO)
     write_params(finished, changes)
     with pytest.raises(ValueError, match=f"{PPO} is another run's: {difference}; .* or start over with --fresh, "):
-        train("ppo")
+        train(RunId("ppo"))
     assert contents(finished / PPO) == before
     with pytest.raises(Asked, match="0"):
-        train("ppo", fresh=True)
+        train(RunId("ppo"), fresh=True)
     assert moved_aside(finished) == [before]
 
 
@@ -293,11 +293,11 @@ def test_where_nobody_can_be_asked_another_run_moves_the_old_one_aside(
 ) -> None:
     before = contents(finished / PPO)
     monkeypatch.setenv(started_by, str(finished))
-    train("ppo")
+    train(RunId("ppo"))
     assert moved_aside(finished) == []
     write_params(finished, {"train": {"seed": 1}})
     with pytest.raises(Asked, match="0"):
-        train("ppo")
+        train(RunId("ppo"))
     assert moved_aside(finished) == [before]
     assert set(contents(finished / PPO)) == {"mlflow_run_id", "start.json"}
 
@@ -311,7 +311,7 @@ def test_what_cannot_fit_is_refused_and_replaces_nothing(
         caplog.at_level("INFO", logger="agent_r1"),
         pytest.raises(ValueError, match=r"this run needs about .* GiB and the device has"),
     ):
-        train("ppo")
+        train(RunId("ppo"))
     assert contents(finished / PPO) == before
     assert "memory at the peak, estimated:" in caplog.text
     assert "activations" in caplog.text
@@ -329,7 +329,7 @@ def test_adapters_that_are_merged_into_bfloat16_are_warned_of(
     engine = {"kind": "server", "server": {"urls": ["http://127.0.0.1:9"]}}
     write_params(finished, {"model": {"dtype": dtype, "lora": {"rank": rank}}, "engine": engine})
     with pytest.raises(Asked):
-        train("ppo", fresh=True)
+        train(RunId("ppo"), fresh=True)
     assert caplog.text.count("engine.kind server samples with adapters merged into bfloat16 weights") == warned
 
 
@@ -341,7 +341,7 @@ def test_vllm_samples_with_the_adapters_beside_the_warm_start(
     write_params(tmp_path / "copy", changes | {"engine": {"kind": "vllm"}})
     run = tmp_path / "copy" / GRPO
     with inside(tmp_path / "copy"):
-        train("grpo")
+        train(RunId("grpo"))
     assert [{row.policy_version for row in rows} for rows in trajectories(run)] == [{0}, {1}]
     assert max(row["rollout/canary_gap"] for row in metrics(run)) < CLOSE
 
@@ -349,13 +349,13 @@ def test_vllm_samples_with_the_adapters_beside_the_warm_start(
 def test_parameters_of_other_stages_make_no_other_run(finished: Path, write_params: Callable[..., None]) -> None:
     others = {"engine": {"vllm": {"max_num_seqs": 8}}, "evaluate": {"questions": 3}, "warm_start": {"batch_size": 2}}
     write_params(finished, others | {"runs": {"ppo": {}}})
-    train("ppo")
+    train(RunId("ppo"))
 
 
 def test_other_weights_to_start_from_make_another_run(finished: Path) -> None:
     shutil.copytree(finished / PPO / "checkpoint/policy", finished / "outputs/warm_start", dirs_exist_ok=True)
     with pytest.raises(ValueError, match=r"is another run's: warm_start \w+\.\.\. -> \w+\.\.\.; "):
-        train("ppo")
+        train(RunId("ppo"))
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_a_finished_run_is_trained_anew_after_an_edit_of_the_stages_code_and_no_
     with (finished / "code" / edited).open("a") as file:
         file.write("# edited\n")
     with pytest.raises(Asked, match="0") if anew else nullcontext():
-        train("ppo")
+        train(RunId("ppo"))
     assert moved_aside(finished) == ([before] if anew else [])
     assert (edited in started(finished / PPO).code) is anew
 
@@ -393,7 +393,7 @@ def test_what_another_process_finished_meanwhile_is_not_trained_again(
 
     monkeypatch.setattr(train_module, "accelerator", accelerator)
     before = contents(finished / "elsewhere")
-    train("ppo")
+    train(RunId("ppo"))
     assert contents(folder) == before
 
 

@@ -17,6 +17,7 @@ import pytest
 from mlflow import MlflowClient
 
 from agent_r1.files import sha256
+from agent_r1.params.places import RunId
 from agent_r1.records import Proof, Question, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
@@ -58,7 +59,7 @@ def evaluated(project: Path, ppo_policy: str) -> None:
 
 def test_a_page_of_what_was_trained(project: Path, inside: Inside) -> None:
     with inside(project):
-        view("ppo", trajectories=12)
+        view(RunId("ppo"), trajectories=12)
     page = content(project / "outputs/view/ppo.html")
     episodes = page["episodes"]
     assert {episode["when"] for episode in episodes} == {"training"}
@@ -74,7 +75,7 @@ def test_iterations_that_were_not_kept_are_passed_over(project: Path, inside: In
     for kind in ("trajectories", "credit", "proof"):
         (project / "outputs/train/ppo" / kind / "001.parquet").unlink()
     with inside(project):
-        view("ppo", trajectories=15)
+        view(RunId("ppo"), trajectories=15)
     episodes = content(project / "outputs/view/ppo.html")["episodes"]
     assert {episode["iteration"] for episode in episodes} == {0, 2}
 
@@ -93,22 +94,22 @@ def test_proofs_are_what_the_learner_said(ppo: Path) -> None:
 def test_answers_before_and_after_stand_side_by_side(project: Path, inside: Inside) -> None:
     evaluated(project, sha256(project / "outputs/train/ppo/checkpoint/policy"))
     with inside(project):
-        view("ppo", trajectories=12)
+        view(RunId("ppo"), trajectories=12)
     found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
     assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
 
 
 def test_the_latest_evaluation_of_a_registered_policy_comes_first(project: Path, inside: Inside) -> None:
     with inside(project):
-        train("ppo")  # is complete, and takes up an MLflow run
-        register("ppo")
+        train(RunId("ppo"))  # is complete, and takes up an MLflow run
+        register(RunId("ppo"))
         version = registry.of_policy(sha256(project / "outputs/train/ppo/checkpoint/policy"))
         assert version is not None
         evaluated(project, version.descriptor.policy_hash)
         again = project / "outputs/history" / version.name / "20261121T030000.000000Z"
         again.parent.mkdir(parents=True)
         (project / "outputs/evaluate/ppo").rename(again)
-        view("ppo", trajectories=12)
+        view(RunId("ppo"), trajectories=12)
     found = [episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]]
     assert (found.count("before"), found.count("after"), found.count("training")) == (3, 3, 6)
 
@@ -118,7 +119,7 @@ def test_an_evaluation_of_another_policy_is_left_out(
 ) -> None:
     evaluated(project, "another")
     with inside(project):
-        view("ppo", trajectories=12)
+        view(RunId("ppo"), trajectories=12)
     assert {episode["when"] for episode in content(project / "outputs/view/ppo.html")["episodes"]} == {"training"}
     assert "outputs/evaluate/ppo is of another policy" in caplog.text
 
@@ -126,7 +127,7 @@ def test_an_evaluation_of_another_policy_is_left_out(
 def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: Inside, tmp_path: Path) -> None:
     with inside(small_project):
         for _ in range(2):
-            view("ppo", out=str(tmp_path / "page.html"), trajectories=12, traces=3)
+            view(RunId("ppo"), out=tmp_path / "page.html", trajectories=12, traces=3)
         client = MlflowClient(f"sqlite:///{small_project}/.tracking/mlflow.db")
         run = client.get_run((ppo / "mlflow_run_id").read_text())
         stored = client.download_artifacts(run.info.run_id, "viewer.html", str(tmp_path))
@@ -138,7 +139,7 @@ def test_page_and_traces_go_to_the_run(ppo: Path, small_project: Path, inside: I
 
 def test_a_store_without_the_run_is_said(project: Path, inside: Inside, caplog: pytest.LogCaptureFixture) -> None:
     with inside(project):
-        view("ppo", trajectories=6)
+        view(RunId("ppo"), trajectories=6)
     assert "the page is only on disk" in caplog.text
 
 
@@ -147,15 +148,15 @@ def test_other_weights_than_those_of_the_run_are_refused(
 ) -> None:
     write_params(project, {"train": {"credit": {"rewards": {"valid_call": 5.0}}}})
     with inside(project), pytest.raises(ValueError, match=r"with the reward weights of ppo in params\.yaml; set them"):
-        view("ppo", trajectories=6)
+        view(RunId("ppo"), trajectories=6)
 
 
 def test_questions_that_are_no_longer_prepared_are_refused(project: Path, inside: Inside) -> None:
     write_rows(project / QUESTIONS, [], Question)
     with inside(project), pytest.raises(ValueError, match="is not among the prepared ones; prepare the data"):
-        view("ppo", trajectories=6)
+        view(RunId("ppo"), trajectories=6)
 
 
 def test_a_run_that_was_not_trained_is_refused(small_project: Path, inside: Inside) -> None:
     with inside(small_project), pytest.raises(FileNotFoundError, match="holds no finished iteration of ppo"):
-        view("ppo", seed=99)
+        view(RunId("ppo", 99))

@@ -115,20 +115,20 @@ def test_a_stopped_run_is_a_finished_run_with_fewer_iterations(
 ) -> None:
     run = touchy(on_collapse="stop")
     with caplog.at_level(logging.WARNING):
-        train("ppo")
+        train(RunId("ppo"))
     assert "iteration 1 shows signs of collapse, the run stopped: entropy_" in caplog.text
     assert [row["monitor/alarms"] for row in rows(run)] == [0, 1]
     assert (progress(run)["iterations"], progress(run)["stopped"]) == (2, True)
     assert (run / "checkpoint/policy/model.safetensors").exists()
     assert shown(tmp_path).info.status == "FINISHED"
     before = (run / "metrics.jsonl").read_bytes()
-    train("ppo")
+    train(RunId("ppo"))
     assert (run / "metrics.jsonl").read_bytes() == before, "started again, it stays stopped"
 
 
 def test_a_warned_run_goes_on(touchy: Callable[..., Path]) -> None:
     run = touchy(on_collapse="warn")
-    train("ppo")
+    train(RunId("ppo"))
     assert [row["monitor/alarms"] for row in rows(run)] == [0, 1, 1]
     assert (progress(run)["iterations"], progress(run)["stopped"]) == (3, False)
 
@@ -148,7 +148,7 @@ def test_a_run_rolls_back_to_other_seeds_until_it_may_no_more(
         go_back(folder, learner)
 
     monkeypatch.setattr(RunFolder, "go_back", watched)
-    train("ppo")
+    train(RunId("ppo"))
     assert (progress(run)["iterations"], progress(run)["rollbacks"], progress(run)["stopped"]) == (2, 1, True)
     assert [(row["monitor/alarms"], row["monitor/rollbacks"]) for row in rows(run)] == [(0, 1), (1, 1)]
     assert len(first_seeds) == 8
@@ -197,7 +197,7 @@ def test_a_stabilised_run_trains_in_another_way_from_the_next_iteration_on(
         return update(learner, *arguments, **named)
 
     monkeypatch.setattr(Learner, "update", watched)
-    train("ppo")
+    train(RunId("ppo"))
     plain = 0 if rollback else 2
     assert clipped == [0.28] * 2 + [0.3] * (4 - plain)
     found = rows(run)
@@ -215,7 +215,7 @@ def test_a_replay_credits_every_iteration_as_it_was_trained(
     touchy: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     stabilising(touchy)
-    train("ppo")
+    train(RunId("ppo"))
     changes = ["credit.filter.kind=top_fraction", "credit.filter.share=0.25"]  # values of the others are not stored
     found = replay(load(), RunId("ppo"), [], changes, folder=None, iterations=["all"], with_gradient=False)
     assert "has changed since" not in caplog.text
@@ -240,7 +240,7 @@ def test_killed_around_its_rollback_a_run_ends_with_the_same_bits(
     touchy: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, call: str, when: Callable[[RunFolder], bool]
 ) -> None:
     run = touchy(on_collapse="rollback", max_rollbacks=1)
-    train("ppo")
+    train(RunId("ppo"))
     twin = killed_twin(run, monkeypatch, call, when)
     assert [seeds(twin, iteration) for iteration in (0, 1)] == [seeds(run, iteration) for iteration in (0, 1)]
 
@@ -257,8 +257,8 @@ def killed_twin(run: Path, monkeypatch: pytest.MonkeyPatch, call: str, when: Cal
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, call, killed)
         with pytest.raises(Killed):
-            train("twin")
-    train("twin")
+            train(RunId("twin"))
+    train(RunId("twin"))
     twin = run.with_name("twin")
     weights = "checkpoint/policy/model.safetensors"
     assert (twin / weights).read_bytes() == (run / weights).read_bytes()
@@ -286,6 +286,6 @@ def test_killed_around_its_change_a_run_ends_with_the_same_bits(
     changes: dict[str, Any],
 ) -> None:
     run = stabilising(touchy, **changes)
-    train("ppo")
+    train(RunId("ppo"))
     twin = killed_twin(run, monkeypatch, call, when)
     assert [seeds(twin, iteration) for iteration in range(4)] == [seeds(run, iteration) for iteration in range(4)]

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.params.places import RunId
 from agent_r1.records import Outcome, Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
-from flows.evaluate import evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.index import index
 from flows.prepare import prepare
 from flows.report import report
@@ -59,10 +60,10 @@ def ice(tmp_path_factory: pytest.TempPathFactory, write_params: Callable[..., No
         prepare()
         index()
         warm_start()
-        train("grpo")
-        evaluate("grpo")
+        train(RunId("grpo"))
+        evaluate(EvaluationRequest(run=RunId("grpo")))
         for baseline in ("base_tool_call", "random", "oracle"):
-            evaluate(baseline=baseline)
+            evaluate(EvaluationRequest(baseline=baseline))
         report()
     return folder
 
@@ -104,7 +105,7 @@ def test_the_report_speaks_of_goals(ice: Path, inside: Inside) -> None:
     assert "Not measured alike" not in page
     assert "hop" not in page
     with inside(ice):
-        view("grpo")
+        view(RunId("grpo"))
     data = re.search(r'id="data">([^<]*)', (ice / "outputs/view/grpo.html").read_text())
     assert data
     assert b'"goal not reached"' in gzip.decompress(base64.b64decode(data[1]))
@@ -114,9 +115,9 @@ def test_what_asks_for_an_answer_has_no_question_here_and_chance_none_elsewhere(
     ice: Path, small_project: Path, inside: Inside
 ) -> None:
     with inside(ice), pytest.raises(ValueError, match=r"naive_rag has no question to put, .* are frozen_lake; leave"):
-        evaluate(baseline="naive_rag")
+        evaluate(EvaluationRequest(baseline="naive_rag"))
     with inside(small_project), pytest.raises(ValueError, match=r"random has no question to put, .* are qa; leave it"):
-        evaluate(baseline="random")
+        evaluate(EvaluationRequest(baseline="random"))
 
 
 def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(
@@ -125,4 +126,4 @@ def test_a_board_that_is_none_is_refused_before_a_model_is_loaded(
     rows = [Question(question_id="q", dataset="ice", split="train", text="?", env="frozen_lake", setup="{", strata={})]
     monkeypatch.setattr("flows.train.read_rows", lambda *_: rows)
     with inside(ice), pytest.raises(ValueError, match=r"question 'q': a setup that is not JSON: '\{'"):
-        train("grpo", fresh=True)
+        train(RunId("grpo"), fresh=True)

@@ -18,9 +18,9 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
 from prefect.states import Running
 
-from flows.operation.checks import Finding, Status, prefect
 from flows.operation.deploy import CRASH_DETECTION, SILENCE_S, deploy
 from flows.operation.deployments import REGISTERED, expired
+from flows.operation.doctor import OK, Finding, prefect
 from flows.operation.promote import PROMOTION
 from flows.operation.serving import POOL, require_server
 
@@ -73,7 +73,7 @@ def test_triggers_follow_events_that_are_sent() -> None:
 def test_a_server_that_answers_is_accepted_and_takes_a_flow(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     require_server(prefect_api)
-    assert prefect() == Finding(Status.OK, f"a flow went through {prefect_api}")
+    assert prefect() == Finding(OK, f"a flow went through {prefect_api}")
 
 
 @pytest.fixture(scope="module")

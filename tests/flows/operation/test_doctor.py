@@ -16,20 +16,24 @@ import pytest
 from rich.console import Console
 
 from flows.dvc_files import complaint
-from flows.operation.checks import (
+from flows.operation.doctor import (
+    CHECKS,
+    FAILED,
+    OK,
+    WARNING,
     Finding,
-    Status,
     aside,
     compare_versions,
     dvc,
+    found_by,
     parameters,
     ports,
     prefect,
     registered,
     store,
+    table,
     versions,
 )
-from flows.operation.doctor import CHECKS, found_by, table
 
 ROOT = Path(__file__).parents[3]
 Start = Callable[..., subprocess.Popen[str]]
@@ -64,17 +68,17 @@ def test_a_check_that_raises_has_found_something() -> None:
         raise ValueError("port 5 is taken; choose another")
 
     assert found_by(broken).message == "RuntimeError: no such device"
-    assert found_by(refused) == Finding(Status.FAILED, "port 5 is taken", "choose another")
+    assert found_by(refused) == Finding(FAILED, "port 5 is taken", "choose another")
 
 
 def test_a_finding_that_is_not_ok_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="no remedy"):
-        Finding(Status.WARNING, "nearly full")
+        Finding(WARNING, "nearly full")
 
 
 def test_the_table_shows_what_to_do_below_what_was_found() -> None:
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115 PTH123
-    console.print(table({"dvc": Finding(Status.OK, "fine"), "room": Finding(Status.FAILED, "full", "free [some]")}))
+    console.print(table({"dvc": Finding(OK, "fine"), "room": Finding(FAILED, "full", "free [some]")}))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert lines[1:] == ["ok dvc fine", "failed room full", "-> free [some]"]
 
@@ -96,19 +100,19 @@ def test_the_command_fails_where_anything_failed(tmp_path: Path, write_params: W
 
 
 def test_the_versions_here_are_in_range() -> None:
-    assert versions().status is not Status.FAILED
+    assert versions().status != FAILED
 
 
 @pytest.mark.parametrize(
     ("there", "status", "message"),
     [
-        ({"prefect": "3.7.7", "sqlalchemy": "2.0.44"}, Status.OK, "as pinned"),
-        ({"prefect": "3.7.9", "sqlalchemy": "2.0.44"}, Status.WARNING, "prefect 3.7.9 (not ==3.7.7)"),
-        ({"prefect": "3.7.7", "sqlalchemy": "2.1.0"}, Status.FAILED, "sqlalchemy 2.1.0 (not <2.1,>=2.0)"),
-        ({"sqlalchemy": "2.0.44"}, Status.FAILED, "prefect is missing (not >=3.7.7)"),
+        ({"prefect": "3.7.7", "sqlalchemy": "2.0.44"}, OK, "as pinned"),
+        ({"prefect": "3.7.9", "sqlalchemy": "2.0.44"}, WARNING, "prefect 3.7.9 (not ==3.7.7)"),
+        ({"prefect": "3.7.7", "sqlalchemy": "2.1.0"}, FAILED, "sqlalchemy 2.1.0 (not <2.1,>=2.0)"),
+        ({"sqlalchemy": "2.0.44"}, FAILED, "prefect is missing (not >=3.7.7)"),
     ],
 )
-def test_versions(there: dict[str, str], status: Status, message: str) -> None:
+def test_versions(there: dict[str, str], status: str, message: str) -> None:
     found = compare_versions(["prefect>=3.7.7", "sqlalchemy>=2.0,<2.1"], ["prefect==3.7.7"], there)
     assert (found.status, found.message) == (status, message)
 
@@ -119,7 +123,7 @@ def test_two_builds_of_vllm() -> None:
 
 
 def test_parameters_that_are_refused(project: Path) -> None:
-    assert parameters().status is Status.OK
+    assert parameters().status == OK
     (project / "params.yaml").write_text("train: {iterations: none}\n")
     assert "params.yaml" in found_by(parameters).message
 
@@ -131,11 +135,11 @@ def test_a_port_in_use(free_port: Callable[[], int], monkeypatch: pytest.MonkeyP
         taken.listen()
         port = taken.getsockname()[1]
         monkeypatch.setenv("MLFLOW_PORT", str(port))
-        monkeypatch.setattr("flows.operation.checks.ANSWER_S", 0.5)
+        monkeypatch.setattr("flows.operation.doctor.ANSWER_S", 0.5)
         found = ports()
     assert found.message.startswith(f"port {port} of 127.0.0.1 cannot be used")
     assert f"make serve MLFLOW_PORT={port + 1}" in found.remedy
-    assert ports().status is Status.OK
+    assert ports().status == OK
 
 
 def test_no_prefect_server(project: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,11 +181,11 @@ def test_a_store_that_cannot_be_written_to(project: Path) -> None:
     (project / ".tracking").rmdir()
     (project / ".tracking").write_text("in its place")
     found = found_by(store)
-    assert (found.status, "File exists" in found.message) == (Status.FAILED, True)
+    assert (found.status, "File exists" in found.message) == (FAILED, True)
 
 
 def test_versions_that_the_store_lacks(project: Path, register_descriptor: Callable[..., Any]) -> None:
-    assert registered().status is Status.OK
+    assert registered().status == OK
     for file, policy in (("register/ppo.json", "a" * 64), ("ablations/register/ppo-seed3.json", "b" * 64)):
         (project / "outputs" / file).parent.mkdir(parents=True)
         (project / "outputs" / file).write_text(json.dumps({"version": "models:/agent_r1/1", "policy": policy}))
@@ -192,7 +196,7 @@ def test_versions_that_the_store_lacks(project: Path, register_descriptor: Calla
 
 
 def test_trainings_that_made_room_are_listed_with_their_sizes(project: Path) -> None:
-    assert aside().status is Status.OK
+    assert aside().status == OK
     old = project / "outputs" / "aside" / "ppo-20260101T000000.000000Z"
     (old / "checkpoint").mkdir(parents=True)
     (old / "checkpoint" / "model").write_bytes(b"0" * 2_500_000)
@@ -204,12 +208,12 @@ def test_a_folder_and_a_graph_that_dvc_refuses(project: Path) -> None:
     assert "dvc.yaml" in dvc().message
     shutil.rmtree(project / ".dvc")
     found = dvc()
-    assert (found.status, "not inside of a DVC repository" in found.message) == (Status.FAILED, True)
+    assert (found.status, "not inside of a DVC repository" in found.message) == (FAILED, True)
 
 
 def test_no_remote(project: Path) -> None:
     found = dvc()
-    assert (found.status, "there is no remote" in found.message) == (Status.WARNING, True)
+    assert (found.status, "there is no remote" in found.message) == (WARNING, True)
     assert "dvc remote add -d storage URL" in found.remedy
 
 
@@ -232,7 +236,7 @@ def test_a_remote_that_does_not_answer(
     (project / "data.dvc").write_text("outs:\n- md5: df347a373b8f92aa0ae3dd920a5ec2f6\n  hash: md5\n  path: data\n")
     add_remote(project, url="s3://agents/any", verify="true", endpointurl=f"http://127.0.0.1:{free_port()}")
     found = dvc()
-    assert found.status is Status.FAILED
+    assert found.status == FAILED
     assert "cannot be used: unexpected error - Could not connect to the endpoint URL" in found.message
 
 

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from agent_r1 import tracking
 from agent_r1.files import sha256
 from agent_r1.inspection.stored import Shown, When
+from agent_r1.params.places import RunId
 from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
@@ -160,7 +161,7 @@ def test_a_page_shows_the_same_questions_before_and_after_training(
         (training / "mlflow_run_id").write_text(tracked.run_id)
     (project / "dvc.yaml").write_text(BASELINE)
     lay_dvc(project)
-    register("ppo")
+    register(RunId("ppo"))
 
     evaluation(["ppo"])
     pairs = [group for group in shown if group[0].when is not When.TRAINING]

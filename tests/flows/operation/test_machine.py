@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.operation.checks import Status
-from flows.operation.doctor import found_by
-from flows.operation.machine import compare_room, engine, ranks, room
+from flows.operation.doctor import FAILED, OK, compare_room, engine, found_by, ranks, room
 
 ROOT = Path(__file__).parents[3]
 WriteParams = Callable[[Path, dict[str, Any]], None]
@@ -32,15 +30,13 @@ def folder(tmp_path: Path, write_params: WriteParams, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("disk", "checkpoints", "memory", "status", "message"),
     [
-        (1.5, [], 16.0, Status.OK, "disk: 1.5 GiB free, about 1.0 needed"),
-        (0.5, [], 16.0, Status.FAILED, "disk: 0.5 GiB free, about 1.0 needed"),
-        (20.0, [4.0, 2.0], 16.0, Status.OK, "disk: 20.0 GiB free, about 17.0 needed"),
-        (20.0, [4.0, 2.0], 3.0, Status.FAILED, "memory: 3.0 GiB free, about 3.5 needed by the largest run"),
+        (1.5, [], 16.0, OK, "disk: 1.5 GiB free, about 1.0 needed"),
+        (0.5, [], 16.0, FAILED, "disk: 0.5 GiB free, about 1.0 needed"),
+        (20.0, [4.0, 2.0], 16.0, OK, "disk: 20.0 GiB free, about 17.0 needed"),
+        (20.0, [4.0, 2.0], 3.0, FAILED, "memory: 3.0 GiB free, about 3.5 needed by the largest run"),
     ],
 )
-def test_room_against_the_runs(
-    disk: float, checkpoints: list[float], memory: float, status: Status, message: str
-) -> None:
+def test_room_against_the_runs(disk: float, checkpoints: list[float], memory: float, status: str, message: str) -> None:
     """On disk: a reserve of 1 GiB, two checkpoints of every run, and a third of the largest: 1 + 2 * 6 + 4."""
     found = compare_room(disk, checkpoints, memory, 3.5)
     assert (found.status, found.message.startswith(message)) == (status, True)
@@ -68,7 +64,7 @@ def test_ranks_that_are_to_have_a_device_each(
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     found = found_by(ranks)
     assert "; ".join(filter(None, [found.message, found.remedy])) == told
-    assert found.status is (Status.FAILED if "lower" in told else Status.OK)
+    assert found.status == (FAILED if "lower" in told else OK)
 
 
 def test_what_a_launcher_gives_is_compared_with_params(
@@ -111,7 +107,7 @@ def test_an_engine_that_does_not_start_or_hangs(
     assert found.message == "transformers: its process ended with 1: ImportError: libtorch.so: cannot open"
     assert "`-m flows doctor --engine` shows all" in found.remedy
     (folder / "torch.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr("flows.operation.machine.ENGINE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("flows.operation.doctor.ENGINE_TIMEOUT_S", 3.0)
     assert "no answer within 3 s" in engine().message
 
 
@@ -119,5 +115,5 @@ def test_servers_that_are_down(folder: Path, write_params: WriteParams, free_por
     url = f"http://127.0.0.1:{free_port()}"
     write_params(folder, {"engine": {"kind": "server", "server": {"urls": [url]}}})
     found = found_by(engine)
-    assert found.status is Status.FAILED
+    assert found.status == FAILED
     assert f"the engine server {url} does not answer" in found.message

@@ -36,24 +36,24 @@ from agent_r1.tables import write_rows
 from flows.accelerator import accelerator
 from flows.stage import run_stage
 
-def train(run, seed, sweep, fresh):
-    folder = pathlib.Path("outputs/train") / f"{run}-seed{seed}"
+def train(run, fresh):
+    folder = pathlib.Path("outputs/train") / run.label
     folder.mkdir(parents=True)
     with accelerator(1):
         (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "rollout/success": 0.5}) + "\\n")
         (folder / "mlflow_run_id").write_text("0" * 32)
         write_rows(load().places.questions, [], Question)
         (folder / "pid").write_text(str(os.getpid()))
-        time.sleep(600 if seed else 0)
+        time.sleep(600 if run.seed else 0)
 
-def start(**named):
-    run_stage(train, **named)
+def start(run, fresh):
+    run_stage(train, run=run, fresh=fresh)
 """
 REGISTER = """
 import pathlib
 
-def register(run, seed, sweep):
-    file = pathlib.Path("outputs/register") / f"{run}-seed{seed}.json"
+def register(run):
+    file = pathlib.Path("outputs/register") / f"{run.label}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text('{"version": "models:/agent_r1/7"}')
 """
@@ -250,11 +250,11 @@ def test_a_cancel_leaves_no_process_and_frees_the_accelerator(served: Served) ->
 def test_a_killed_worker_is_replaced_and_its_run_crashed(served: Served) -> None:
     run = served.trigger(run="ppo", seed=2)
     stage = served.stage(2)
-    (worker,) = (pid for pid, line in served.processes().items() if "prefect_worker worker start" in line)
+    (worker,) = (pid for pid, line in served.processes().items() if "prefect_app worker start" in line)
     os.kill(worker, signal.SIGKILL)
     wait_for(lambda: served.state(run) == "Crashed")
     wait_for(lambda: stage not in served.processes())
-    wait_for(lambda: any("prefect_worker worker start" in line for line in served.processes().values()))
+    wait_for(lambda: any("prefect_app worker start" in line for line in served.processes().values()))
     assert "the worker ended with code -9, see .tracking/prefect/worker.log" in (served.folder / "said").read_text()
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from agent_r1.params.places import RunId
 from agent_r1.params.sections import override
 from flows.accelerator import accelerator, own_folder
-from flows.evaluate import evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.train import train
 from flows.warm_start import warm_start
 
@@ -78,7 +79,9 @@ def test_gpus_are_held_by_one_stage_which_sees_no_other(
             assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
-@pytest.mark.parametrize("stage", [lambda: train("ppo"), lambda: evaluate("ppo"), warm_start])
+@pytest.mark.parametrize(
+    "stage", [lambda: train(RunId("ppo")), lambda: evaluate(EvaluationRequest(run=RunId("ppo"))), warm_start]
+)
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -98,7 +101,7 @@ def test_rewards_are_tried_before_anything_is_waited_for(without_accelerator: Pa
     reward = {"gone": {"function": "no_rewards:gone", "weight": 1.0}}
     rewrite(without_accelerator, {"train": {"credit": {"rewards": reward}}})
     with pytest.raises(ValueError, match="module 'no_rewards' cannot be imported"):
-        train("ppo")
+        train(RunId("ppo"))
 
 
 @pytest.fixture

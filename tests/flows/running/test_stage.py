@@ -21,6 +21,8 @@ from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.states import Cancelled, Cancelling, Failed
 
+from agent_r1.params.places import RunId
+from flows.evaluate import EvaluationRequest
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
 
 SCRIPT = """
@@ -248,17 +250,20 @@ def completed_tasks(run: FlowRun, count: int) -> list[TaskRun]:
 @pytest.mark.usefixtures("tracked")
 def test_with_a_server_the_stage_is_a_flow_and_its_parts_are_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_EXP_NAME", "slow")
-    results = []
+    results: list[object] = []
 
-    def toy_stage(run: str) -> None:
+    def toy_stage(asked: EvaluationRequest) -> None:
         results.append(squared([1, 2]))
         results.append([rolled(7)])
+        results.append(asked)
 
-    run_stage(toy_stage, run="ppo")
-    assert results == [[1, 4], [7]]
+    asked = EvaluationRequest(run=RunId("ppo", 3), into=Path("elsewhere"))
+    run_stage(toy_stage, asked=asked)
+    assert results == [[1, 4], [7], asked]
     (run,) = runs_of("toy_stage")
-    assert run.name == "toy_stage ppo (slow)"
-    assert run.parameters == {"run": "ppo"}
+    assert run.name == "toy_stage ppo 3 (slow)"
+    said = {name: value for name, value in run.parameters.items() if value}
+    assert said == {"run": "ppo", "seed": 3, "into": "elsewhere"}
     assert run.state_name == "Completed"
     assert {task_run.name for task_run in completed_tasks(run, 2)} == {"squared", "rolled 7"}
 
