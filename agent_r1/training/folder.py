@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agent_r1.files import locked, move_aside, remove_folder, remove_unfinished, write_text
+from agent_r1.files import locked, remove_folder, remove_unfinished, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.train import KeepParams
-from agent_r1.training.identity import Identity, some, write_start
+from agent_r1.training.identity import Identity, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.learn.learner import Learner
@@ -62,7 +62,9 @@ class RunFolder:
                 self.saved = checkpoint.progress(self.checkpoint)
                 self.progress = self.saved or self.progress
             if self.path.is_dir() and any(self.path.iterdir()):
-                self._make_room(iterations, aside, fresh=fresh, replace=replace)
+                complete = self.is_complete(iterations)
+                if not self.identity.take_up(self.path, aside, fresh=fresh, replace=replace, complete=complete):
+                    self.progress, self.saved = Progress(iterations=0, policy_version=0), None
             if self.saved and self.is_complete(iterations):
                 checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
             if self.path.exists():
@@ -209,24 +211,6 @@ class RunFolder:
 
     def _refuse_another(self) -> None:
         raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")
-
-    def _make_room(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
-        """Decides what becomes of a folder that is not empty."""
-        reason, changed = self.identity.compare(self.path)
-        if reason and not (fresh or replace):
-            remedy = f"go back to that, or start over with --fresh, which moves the folder to {aside}"
-            raise ValueError(f"{reason}; {remedy}")
-        if changed and self.is_complete(iterations):
-            reason = f"{self.path} was trained by other code: {some(changed)}"
-        if fresh or reason:
-            self._move_aside(aside, reason or f"{self.path} is started over")
-        elif changed:
-            logger.warning("%s: going on, though the code has changed: %s", self.path, some(changed))
-
-    def _move_aside(self, aside: Path, reason: str) -> None:
-        target = move_aside(self.path, aside)
-        self.progress, self.saved = Progress(iterations=0, policy_version=0), None
-        logger.warning("%s; it was moved to %s", reason, target)
 
     def _after(self, finished: int, learner: Learner) -> Progress:
         """How far the run is with so many finished iterations."""

@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 
 from agent_r1.devices import sharding
 from agent_r1.devices.ranks import ALONE, Ranks
-from agent_r1.files import move_aside
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.batching import Compute, pad
@@ -34,7 +33,7 @@ from agent_r1.learn.output import token_logprobs
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive
-from agent_r1.training.identity import Identity, some, write_start
+from agent_r1.training.identity import Identity, write_start
 
 OPTIMIZER = "optimizer"  # what the names of its states begin with
 
@@ -89,15 +88,11 @@ class Unfinished:
             found = checkpoint.progress(self.folder)
             if found is None:
                 return 0
-            reason, changed = self.identity.compare(self.folder)
-            if reason:
-                logger.warning("%s; it was moved to %s", reason, move_aside(self.folder, self.aside))
+            if not self.identity.take_up(self.folder, self.aside, replace=True):
                 return 0
             checkpoint.require_whole(self.folder)
         except ValueError as fault:
             raise ValueError(f"{self.folder} cannot be gone on from, remove it to begin anew: {fault}") from fault
-        if changed:
-            logger.warning("%s: going on, though the code has changed: %s", self.folder, some(changed))
         logger.info("%s: going on after %d steps", self.folder, found.iterations)
         return found.iterations
 
