@@ -1,4 +1,4 @@
-"""What a training run keeps on disk, and how it goes on after a kill. Nothing that a run wrote is ever deleted."""
+"""The folder of a training run, and how the run goes on after a kill. Another run's folder is never deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,61 @@ if TYPE_CHECKING:  # who only reads a folder depends on no learner
 logger = logging.getLogger(__name__)
 
 
-class RunFolder:
+class Iterations:
+    """The rows, the journal and the metrics of every iteration, finished or not, in the folder of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+
+    def trajectories(self, iteration: int) -> Path:
+        return self.path / "trajectories" / f"{iteration:03d}.parquet"
+
+    def proof(self, iteration: int) -> Path:
+        return self.path / "proof" / f"{iteration:03d}.parquet"
+
+    def credit(self, iteration: int) -> Path:
+        return self.path / "credit" / f"{iteration:03d}.parquet"
+
+    def journal(self, iteration: int) -> Path:
+        """The world's answers during collection; the file is removed when a checkpoint covers the iteration."""
+        return self.path / "journal" / f"{iteration:03d}.jsonl"
+
+    def is_collected(self, iteration: int) -> bool:
+        """Whether the trajectories of an iteration are all there, and what was measured while they were collected."""
+        return self.trajectories(iteration).exists() and len(self._lines()) > iteration
+
+    def measured(self, iteration: int) -> dict[str, float]:
+        """The metrics of an iteration, whether it is finished or not."""
+        return {name: value for name, value in self._lines()[iteration].items() if name != "iteration"}
+
+    def forget(self, iteration: int) -> None:
+        """Removes the rows and metrics of an iteration and of those after it: they are made anew."""
+        lines = self._lines()
+        for each in range(iteration, len(lines)):
+            self._remove_rows(each)
+        if len(lines) > iteration:
+            self._write_lines(lines[:iteration])
+
+    def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Adds metrics to an iteration's line in metrics.jsonl, or that line; those that it has are replaced."""
+        lines = self._lines()
+        known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
+        self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
+
+    def _lines(self) -> list[dict[str, float]]:
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _write_lines(self, lines: list[dict[str, float]]) -> None:
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _remove_rows(self, iteration: int) -> None:
+        for rows in (self.trajectories, self.proof, self.credit):
+            rows(iteration).unlink(missing_ok=True)
+
+
+class RunFolder(Iterations):
     """The folder of one training run, for one process at a time.
 
     A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
@@ -37,10 +91,9 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, identity: Identity) -> None:
-        self.path = path
+        super().__init__(path)
         self.identity = identity
         self.checkpoint = path / "checkpoint"
-        self.metrics = path / "metrics.jsonl"
         self.mlflow_run_id = path / "mlflow_run_id"
         self.good = path / "good"
         self.best = path / "best"
@@ -87,41 +140,6 @@ class RunFolder:
     def rollbacks(self) -> int:
         """How often the run went back to an earlier checkpoint."""
         return self.progress.rollbacks
-
-    def trajectories(self, iteration: int) -> Path:
-        return self.path / "trajectories" / f"{iteration:03d}.parquet"
-
-    def proof(self, iteration: int) -> Path:
-        return self.path / "proof" / f"{iteration:03d}.parquet"
-
-    def credit(self, iteration: int) -> Path:
-        return self.path / "credit" / f"{iteration:03d}.parquet"
-
-    def journal(self, iteration: int) -> Path:
-        """What the world answered while the trajectories were collected; it goes when a checkpoint covers them."""
-        return self.path / "journal" / f"{iteration:03d}.jsonl"
-
-    def is_collected(self, iteration: int) -> bool:
-        """Whether the trajectories of an iteration are all there, and what was measured while they were collected."""
-        return self.trajectories(iteration).exists() and len(self._lines()) > iteration
-
-    def measured(self, iteration: int) -> dict[str, float]:
-        """The metrics of an iteration, whether it is finished or not."""
-        return {name: value for name, value in self._lines()[iteration].items() if name != "iteration"}
-
-    def forget(self, iteration: int) -> None:
-        """Removes the rows and metrics of an iteration and of those after it: they are made anew."""
-        lines = self._lines()
-        for each in range(iteration, len(lines)):
-            self._remove_rows(each)
-        if len(lines) > iteration:
-            self._write_lines(lines[:iteration])
-
-    def record(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Adds metrics to an iteration's line in metrics.jsonl, or that line; those that it has are replaced."""
-        lines = self._lines()
-        known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
-        self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""
@@ -226,21 +244,10 @@ class RunFolder:
         remove_folder(self.sampler)
 
     def _code_until(self, finished: int) -> list[tuple[int, str]]:
-        """What the checkpoint says of the code once so many iterations are finished."""
+        """The code spans of a checkpoint after so many finished iterations."""
         spans = [(first, digest) for first, digest in self.progress.code if first < finished]
         known = spans[-1][1] if spans else None
         first = min(self.finished, finished)
         if first == finished or known == self.identity.code_digest:
             return spans
         return [*spans, (first, self.identity.code_digest)]
-
-    def _lines(self) -> list[dict[str, float]]:
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def _write_lines(self, lines: list[dict[str, float]]) -> None:
-        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def _remove_rows(self, iteration: int) -> None:
-        for rows in (self.trajectories, self.proof, self.credit):
-            rows(iteration).unlink(missing_ok=True)

@@ -52,7 +52,7 @@ class Unfinished:
     identity: Identity
 
     def on(self, **inputs: str) -> Self:
-        """The same of a training on further inputs, given by their hashes."""
+        """Adds further inputs of the training, by their hashes."""
         return replace(self, identity=replace(self.identity, inputs=self.identity.inputs | inputs))
 
     def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> int:
@@ -134,26 +134,21 @@ def fit(
     lessons: Lessons,
     params: WarmStartParams,
     *,
-    dtype: torch.dtype = torch.float32,
+    compute: Compute | None = None,
     offload: bool = False,
-    ranks: Ranks = ALONE,
     unfinished: Unfinished | None = None,
 ) -> list[float]:
     """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
     The loss is the weighted mean of the negative log-likelihood over the tokens that count. The learning rate warms up
     over the first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a
-    gradient; matrix products run in `dtype`; `offload` is that of `adamw`. All of the `ranks` that share the model call
-    it with the same lessons. Of an `unfinished` training it takes the steps that are left, and returns their losses.
+    gradient; without `compute` it runs in float32 on one rank; `offload` is that of `adamw`. All ranks that share the
+    model call it with the same lessons. It takes the steps that an `unfinished` training has left, and returns their
+    losses.
     """
+    compute = compute or compute_of(model, params)
+    ranks = compute.ranks
     optimiser = adamw(model, params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, offload=offload)
-    compute = Compute(
-        device=model.device,
-        dtype=dtype,
-        max_tokens=params.max_tokens_per_microbatch,
-        packed=is_packed(model.config),
-        ranks=ranks,
-    )
     if unfinished and ranks.leads:
         unfinished = unfinished.on(lessons=lessons.digest)
     done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
@@ -176,6 +171,19 @@ def fit(
                 logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, loss)
     model.eval()
     return [sum(parts) for parts in zip(*ranks.gather([own]), strict=True)]
+
+
+def compute_of(
+    model: PreTrainedModel, params: WarmStartParams, *, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE
+) -> Compute:
+    """The micro-batches of a warm start; matrix products run in `dtype`, and the `ranks` share the model."""
+    return Compute(
+        device=model.device,
+        dtype=dtype,
+        max_tokens=params.max_tokens_per_microbatch,
+        packed=is_packed(model.config),
+        ranks=ranks,
+    )
 
 
 def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> float:
