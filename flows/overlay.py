@@ -17,10 +17,11 @@ from typing import Any
 import yaml
 from ruamel.yaml import YAML
 
+from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import Params
 from agent_r1.params.places import PARAMS, tracking_folder
-from agent_r1.params.sections import differences, flatten, nearest, override, validated
+from agent_r1.params.sections import flatten, nearest, override, validated
 
 FOLDER = Path("overlays")
 BASE = FOLDER / "base.yaml"

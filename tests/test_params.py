@@ -12,11 +12,12 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from agent_r1.facts import differences
 from agent_r1.files import write_text
 from agent_r1.params import SHIPPED, Params, fingerprint, load
 from agent_r1.params.credit import WITH_GROUPS, Estimator
 from agent_r1.params.places import RunId
-from agent_r1.params.sections import differences, flatten, override, validated
+from agent_r1.params.sections import flatten, override, validated
 
 FILE = Path(__file__).parents[1] / "params.yaml"
 PPO_EPOCHS = load(FILE).train.update.epochs

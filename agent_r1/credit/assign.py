@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,13 @@ from agent_r1.records import Credit, Trajectory
 TokenFloats = NDArray[np.float32]  # [L] as the models give them
 
 logger = logging.getLogger(__name__)
+
+
+class Scored(NamedTuple):
+    """The models' numbers for every trajectory, None without such a model."""
+
+    values: Sequence[TokenFloats] | None  # the critic's
+    reference: Sequence[TokenFloats] | None  # logprobs of the frozen reference
 
 
 def assign(
@@ -69,9 +77,8 @@ def assign(
 
     credited, metrics = _assign(
         [trajectories[index] for index in lived],
-        of_the_living(values),
+        Scored(of_the_living(values), of_the_living(reference)),
         params,
-        of_the_living(reference),
         questions,
         max_tokens,
     )
@@ -87,14 +94,14 @@ def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
 
 def _assign(
     trajectories: Sequence[Trajectory],
-    values: Sequence[TokenFloats] | None,
+    scored: Scored,
     params: CreditParams,
-    reference: Sequence[TokenFloats] | None,
     questions: int | None,
     max_tokens: int | None,
 ) -> tuple[list[Credit], dict[str, float]]:
-    """`assign`, of trajectories that were not aborted."""
-    _check(trajectories, values)
+    """`assign` without aborted trajectories."""
+    _check(trajectories, scored.values)
+    reference = scored.reference
     if reference is None and params.kl_reward:
         raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
     totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
@@ -103,7 +110,7 @@ def _assign(
     if not kept.any():
         logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    credits_ = _credits(trajectories, totals, values, reference, kl, kept, params)
+    credits_ = _credits(trajectories, totals, scored, kl, kept, params)
     if kept.any() and not any(credit.loss_mask.any() for credit in credits_):
         logger.warning("left_out leaves the policy loss no trajectory")
     filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
@@ -167,13 +174,13 @@ def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | N
 def _credits(
     trajectories: Sequence[Trajectory],
     totals: Sequence[Floats],
-    values: Sequence[TokenFloats] | None,
-    reference: Sequence[TokenFloats] | None,
+    scored: Scored,
     kl: Sequence[Floats] | None,
     kept: Mask,
     params: CreditParams,
 ) -> list[Credit]:
-    """Credit of all; the estimator sees the kept trajectories alone."""
+    """The credit of every trajectory; the estimator sees the kept ones alone."""
+    values, reference = scored
     pairs = zip(trajectories, totals, strict=True)
     credits_ = [_uncredited(trajectory, float(total.sum())) for trajectory, total in pairs]
     rows = np.flatnonzero(kept).tolist()

@@ -98,16 +98,6 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
-    """What differs between two flat mappings, in words such as `train.credit.lam 0.99 -> 0.95`."""
-    names = [*earlier, *(name for name in later if name not in earlier)]
-    return [
-        f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}"
-        for name in names
-        if earlier.get(name) != later.get(name)
-    ]
-
-
 def constants(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
     """The constants of a section and of all within it: dotted name -> value, as `flatten` names keys.
 
@@ -118,11 +108,6 @@ def constants(kind: type[BaseModel], prefix: str = "") -> dict[str, Any]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             found |= constants(field.annotation, f"{prefix}{name}.")
     return found
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."
 
 
 def validated(kind: type[S], content: dict[str, Any], where: str) -> S:

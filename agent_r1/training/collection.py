@@ -1,10 +1,10 @@
-"""The sampling side of a training: who is asked what, by which weights, and the proof that it was by those."""
+"""The sampling side of a training: draws questions, collects trajectories, proves which weights sampled them."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -27,7 +27,7 @@ from agent_r1.rollout.chat import Chat
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.episode import Play
 from agent_r1.rollout.episodes import collect, prove_order
-from agent_r1.rollout.sampling import Actor, Request
+from agent_r1.rollout.sampling import Actor, Engine, Request
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.training.folder import RunFolder
@@ -41,7 +41,7 @@ _INTERRUPT_S = 0.1  # between two attempts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """What is sampled for one iteration."""
+    """The questions of one iteration, and how they are sampled."""
 
     iteration: int
     seed: int  # of every draw
@@ -58,6 +58,19 @@ class Ahead:
     sampled: Future[tuple[list[Trajectory], Metrics]]
 
 
+def start_engine(settings: Params, config: TrainParams, model: str | Path, end_id: int) -> Engine:
+    """Starts an engine with the `model` that the learner began with; `end_id` ends an action."""
+    actor = Actor(
+        model=str(model),  # later weights are loaded into it: adapters run beside the model they were trained on
+        end_id=end_id,
+        max_tokens=settings.env.max_tokens,
+        temperature=config.rollout.temperature,
+        dtype=settings.model.dtype,
+        adapter_rank=settings.model.lora.rank,
+    )
+    return open_engine(settings.engine, actor)
+
+
 class Collector:
     """Has an engine that runs the learner's weights answer questions, and keeps the trajectories in the run's folder.
 
@@ -67,39 +80,30 @@ class Collector:
 
     def __init__(
         self,
-        settings: Params,
+        start: Callable[[int], Engine],
         config: TrainParams,
         *,
         questions: Sequence[Question],
         shared: Shared,
-        model: str | Path,
         learner: Learner,
         folder: RunFolder,
     ) -> None:
-        """Starts the engine; arguments are those of `Training`, `learner` what learned from the `model`."""
-        self.env, self.config, self.shared, self.learner, self.folder = settings.env, config, shared, learner, folder
+        """Starts the engine, by `start` with the token that ends an action; the rest are arguments of `Training`."""
+        self.env, self.config, self.shared, self.learner, self.folder = shared.limits, config, shared, learner, folder
         self.questions = [question for question in questions if question.split == "train"]
         self.own_rewards = own_rewards.load(config.credit.rewards)
         self.chat = Chat(learner.tokenizer)
-        actor = Actor(
-            model=str(model),  # what was learned since is loaded later: adapters run beside what they were trained on
-            end_id=self.chat.end_id,
-            max_tokens=self.env.max_tokens,
-            temperature=config.rollout.temperature,
-            dtype=settings.model.dtype,
-            adapter_rank=settings.model.lora.rank,
-        )
-        self.engine = open_engine(settings.engine, actor)
+        self.engine = start(self.chat.end_id)  # last: nothing after it fails and leaves it running
         self.engine.rest()
         self._threads = ThreadPoolExecutor(1, "collect")
         self._ahead: Ahead | None = None
         self._received = -1  # the latest iteration that this process collected ahead
 
     def found(self, iteration: int, *, seed: int, ahead: int = 0) -> Metrics:
-        """What was measured of an iteration that was collected before; nothing where it is to be collected.
+        """The metrics of an iteration that was collected before; empty if it is to be collected.
 
-        That is also where its file is damaged, or another seed or other weights than the learner's sampled it; with
-        `ahead` those weights may be of the policy before, of which nothing is left to prove it by.
+        It is collected again if its file is damaged, or if another seed or other weights than the learner's sampled it.
+        With `ahead`, the policy before may have sampled it; its weights are gone, so nothing is proved then.
         """
         if not self.folder.is_collected(iteration):
             return {}
@@ -139,7 +143,7 @@ class Collector:
         self._ahead = Ahead(batch, gap, self._threads.submit(context.run, self._sample, batch, credit))
 
     def receive(self) -> Metrics:
-        """Waits for what is collected ahead and keeps it; nothing where nothing is."""
+        """Waits for the iteration that is collected ahead, if any, and keeps it."""
         if not self._ahead:
             return {}
         started, ahead = time.perf_counter(), self._ahead
@@ -150,7 +154,7 @@ class Collector:
         return {"ahead/waited_s": waited}
 
     def abandon(self) -> None:
-        """Ends what is collected ahead, and keeps nothing of it."""
+        """Ends collecting ahead, and keeps nothing of it."""
         while self._ahead and not self._ahead.sampled.done():
             self._interrupt()
         self._ahead = None
@@ -198,7 +202,7 @@ class Collector:
         self._threads.shutdown()
 
     def _draw(self, iteration: int, seed: int) -> Batch:
-        """What an iteration samples, once nothing is left of what was, and the sampler runs the learner's weights."""
+        """Prepares an iteration: clears leftovers, hands over the weights, draws the questions."""
         self.folder.forget(iteration)
         self.shared.verify()
         self._hand_over_weights()
@@ -213,13 +217,8 @@ class Collector:
             refilled = self._refill(trajectories, batch, credit)
         waiting = (self.shared.waited_s - waited) / (time.perf_counter() - started)
         of_tools = self.shared.use_of_tools(trajectories) | self.shared.latencies(trajectories)
-        hit_share = self.shared.index.take_hit_share()
-        return trajectories, {
-            "rollout/search_cache_hit_share": hit_share,
-            **refilled,
-            **of_tools,
-            "tool/waiting_share": waiting,
-        }
+        hits = {"rollout/search_cache_hit_share": self.shared.index.take_hit_share()}
+        return trajectories, hits | refilled | of_tools | {"tool/waiting_share": waiting}
 
     def _play(self, attempts: Sequence[Attempt], batch: Batch, *, greedy: bool = False) -> list[Trajectory]:
         play = Play(iteration=batch.iteration, policy_version=batch.policy_version, greedy=greedy)
@@ -284,7 +283,7 @@ class Collector:
             wait([self._ahead.sampled], _INTERRUPT_S)
 
     def _proved(self, trajectories: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """Some that every sampler has a part in."""
+        """The first few, so many that every sampler has a part in them."""
         return trajectories[: max(self.config.update.proved_trajectories, self.engine.homes)]
 
     def _keep(self, iteration: int, trajectories: list[Trajectory], metrics: Metrics) -> Metrics:

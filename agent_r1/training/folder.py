@@ -1,4 +1,4 @@
-"""What a training run keeps on disk, and how it goes on after a kill. Nothing that a run wrote is ever deleted."""
+"""The folder of a training run, and how the run goes on after a kill. Another run's folder is never deleted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agent_r1.files import locked, move_aside, remove_folder, remove_unfinished, write_text
+from agent_r1.files import locked, remove_folder, remove_unfinished, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params.train import KeepParams
-from agent_r1.training.identity import Identity, some, write_start
+from agent_r1.training.identity import Identity, write_start
 
 if TYPE_CHECKING:  # who only reads a folder depends on no learner
     from agent_r1.learn.learner import Learner
@@ -22,69 +22,12 @@ if TYPE_CHECKING:  # who only reads a folder depends on no learner
 logger = logging.getLogger(__name__)
 
 
-class RunFolder:
-    """The folder of one training run, for one process at a time.
+class Iterations:
+    """The rows, the journal and the metrics of every iteration, finished or not, in the folder of a run."""
 
-    A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
-    warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
-
-    Iterations that were finished since the latest checkpoint have their trajectories and metrics here. A process that
-    goes on from the checkpoint reads those and updates again, so that a kill costs updates and never bits.
-
-    Beside the latest checkpoint there may be a good one, to go back to: the checkpoint that an iteration without any
-    sign of collapse began with; the best policy of those that were validated, which becomes the run's in the end; and
-    `sampler`, the policy that was handed to the sampler since the checkpoint.
-    """
-
-    def __init__(self, path: Path, identity: Identity) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.identity = identity
-        self.checkpoint = path / "checkpoint"
         self.metrics = path / "metrics.jsonl"
-        self.mlflow_run_id = path / "mlflow_run_id"
-        self.good = path / "good"
-        self.best = path / "best"
-        self.sampler = path / "sampler"
-        self.progress = Progress(iterations=0, policy_version=0)  # the run's in this process
-        self.saved: Progress | None = None  # that of the checkpoint
-        self._in_sampler: int | None = None  # the version of the policy there
-
-    @contextmanager
-    def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
-        """Takes the folder up for a run of so many iterations: empty, or where an earlier process left it.
-
-        `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`,
-        under its name and the time. A ValueError refuses another run's folder, or one that a process is training in.
-        """
-        with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
-            remove_unfinished(self.path)
-            if not fresh:  # what is damaged can be started over
-                self.saved = checkpoint.progress(self.checkpoint)
-                self.progress = self.saved or self.progress
-            if self.path.is_dir() and any(self.path.iterdir()):
-                self._make_room(iterations, aside, fresh=fresh, replace=replace)
-            if self.saved and self.is_complete(iterations):
-                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
-            if self.path.exists():
-                logger.info("%s: going on after %d finished iterations", self.path, self.finished)
-            self._remove_sampler()  # of a process that was killed
-            write_start(self.path, self.identity)
-            yield self
-
-    @property
-    def resumed(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
-        return self.saved is not None
-
-    @property
-    def finished(self) -> int:
-        """Finished iterations, which is the index of the next."""
-        return self.progress.iterations
-
-    @property
-    def rollbacks(self) -> int:
-        """How often the run went back to an earlier checkpoint."""
-        return self.progress.rollbacks
 
     def trajectories(self, iteration: int) -> Path:
         return self.path / "trajectories" / f"{iteration:03d}.parquet"
@@ -96,7 +39,7 @@ class RunFolder:
         return self.path / "credit" / f"{iteration:03d}.parquet"
 
     def journal(self, iteration: int) -> Path:
-        """What the world answered while the trajectories were collected; it goes when a checkpoint covers them."""
+        """The world's answers during collection; the file is removed when a checkpoint covers the iteration."""
         return self.path / "journal" / f"{iteration:03d}.jsonl"
 
     def is_collected(self, iteration: int) -> bool:
@@ -120,6 +63,83 @@ class RunFolder:
         lines = self._lines()
         known = lines[iteration : iteration + 1] or [{"iteration": iteration}]
         self._write_lines([*lines[:iteration], {**known[0], **metrics}, *lines[iteration + 1 :]])
+
+    def _lines(self) -> list[dict[str, float]]:
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _write_lines(self, lines: list[dict[str, float]]) -> None:
+        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _remove_rows(self, iteration: int) -> None:
+        for rows in (self.trajectories, self.proof, self.credit):
+            rows(iteration).unlink(missing_ok=True)
+
+
+class RunFolder(Iterations):
+    """The folder of one training run, for one process at a time.
+
+    A run is told from others by its parameters and its inputs. Under changed code an unfinished run goes on, with a
+    warning; a finished one is moved aside and trained anew. The folder of another run is refused, or moved aside.
+
+    Iterations that were finished since the latest checkpoint have their trajectories and metrics here. A process that
+    goes on from the checkpoint reads those and updates again, so that a kill costs updates and never bits.
+
+    Beside the latest checkpoint there may be a good one, to go back to: the checkpoint that an iteration without any
+    sign of collapse began with; the best policy of those that were validated, which becomes the run's in the end; and
+    `sampler`, the policy that was handed to the sampler since the checkpoint.
+    """
+
+    def __init__(self, path: Path, identity: Identity) -> None:
+        super().__init__(path)
+        self.identity = identity
+        self.checkpoint = path / "checkpoint"
+        self.mlflow_run_id = path / "mlflow_run_id"
+        self.good = path / "good"
+        self.best = path / "best"
+        self.sampler = path / "sampler"
+        self.progress = Progress(iterations=0, policy_version=0)  # the run's in this process
+        self.saved: Progress | None = None  # that of the checkpoint
+        self._in_sampler: int | None = None  # the version of the policy there
+
+    @contextmanager
+    def opened(self, iterations: int, *, aside: Path, fresh: bool = False, replace: bool = False) -> Iterator[Self]:
+        """Takes the folder up for a run of so many iterations: empty, or where an earlier process left it.
+
+        `fresh` starts over whatever is there, `replace` where it is another run's; the old folder goes to `aside`,
+        under its name and the time. A ValueError refuses another run's folder, or one that a process is training in.
+        """
+        with locked(self.path.with_name(f".{self.path.name}.lock"), self._refuse_another):
+            remove_unfinished(self.path)
+            if not fresh:  # what is damaged can be started over
+                self.saved = checkpoint.progress(self.checkpoint)
+                self.progress = self.saved or self.progress
+            if self.path.is_dir() and any(self.path.iterdir()):
+                complete = self.is_complete(iterations)
+                if not self.identity.take_up(self.path, aside, fresh=fresh, replace=replace, complete=complete):
+                    self.progress, self.saved = Progress(iterations=0, policy_version=0), None
+            if self.saved and self.is_complete(iterations):
+                checkpoint.require_whole(self.checkpoint, checkpoint.POLICY)  # nothing loads it any more
+            if self.path.exists():
+                logger.info("%s: going on after %d finished iterations", self.path, self.finished)
+            self._remove_sampler()  # of a process that was killed
+            write_start(self.path, self.identity)
+            yield self
+
+    @property
+    def resumed(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self.saved is not None
+
+    @property
+    def finished(self) -> int:
+        """Finished iterations, which is the index of the next."""
+        return self.progress.iterations
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the run went back to an earlier checkpoint."""
+        return self.progress.rollbacks
 
     def history(self) -> list[dict[str, float]]:
         """The metrics of the finished iterations."""
@@ -210,24 +230,6 @@ class RunFolder:
     def _refuse_another(self) -> None:
         raise ValueError(f"another process is training in {self.path}; wait for its end, or end it")
 
-    def _make_room(self, iterations: int, aside: Path, *, fresh: bool, replace: bool) -> None:
-        """Decides what becomes of a folder that is not empty."""
-        reason, changed = self.identity.compare(self.path)
-        if reason and not (fresh or replace):
-            remedy = f"go back to that, or start over with --fresh, which moves the folder to {aside}"
-            raise ValueError(f"{reason}; {remedy}")
-        if changed and self.is_complete(iterations):
-            reason = f"{self.path} was trained by other code: {some(changed)}"
-        if fresh or reason:
-            self._move_aside(aside, reason or f"{self.path} is started over")
-        elif changed:
-            logger.warning("%s: going on, though the code has changed: %s", self.path, some(changed))
-
-    def _move_aside(self, aside: Path, reason: str) -> None:
-        target = move_aside(self.path, aside)
-        self.progress, self.saved = Progress(iterations=0, policy_version=0), None
-        logger.warning("%s; it was moved to %s", reason, target)
-
     def _after(self, finished: int, learner: Learner) -> Progress:
         """How far the run is with so many finished iterations."""
         return Progress(
@@ -242,21 +244,10 @@ class RunFolder:
         remove_folder(self.sampler)
 
     def _code_until(self, finished: int) -> list[tuple[int, str]]:
-        """What the checkpoint says of the code once so many iterations are finished."""
+        """The code spans of a checkpoint after so many finished iterations."""
         spans = [(first, digest) for first, digest in self.progress.code if first < finished]
         known = spans[-1][1] if spans else None
         first = min(self.finished, finished)
         if first == finished or known == self.identity.code_digest:
             return spans
         return [*spans, (first, self.identity.code_digest)]
-
-    def _lines(self) -> list[dict[str, float]]:
-        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def _write_lines(self, lines: list[dict[str, float]]) -> None:
-        write_text(self.metrics, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def _remove_rows(self, iteration: int) -> None:
-        for rows in (self.trajectories, self.proof, self.credit):
-            rows(iteration).unlink(missing_ok=True)

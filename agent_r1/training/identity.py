@@ -1,20 +1,23 @@
-"""Which training a folder is of: what makes a run this one and no other, and the code that trains it."""
+"""The identity of a training: what makes it this one and no other, and whether its folder can be gone on from."""
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from agent_r1.files import write_text
+from agent_r1 import facts
+from agent_r1.facts import differences, differing, some
+from agent_r1.files import move_aside
 from agent_r1.params import Params, fingerprint
-from agent_r1.params.sections import constants, differences, flatten
+from agent_r1.params.sections import constants, flatten
 from agent_r1.params.train import TrainParams
 
 START = "start.json"
-NAMED = 5  # of what differs, in a message
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +38,8 @@ class Identity:
     ) -> Self:
         """The identity of a run.
 
-        What it writes how often and keeps (`train.checkpoint`, `train.keep`) is no part of it, nor is what it takes to
-        give an iteration up, nor how many processes share the learner, whose weights differ by rounding alone.
+        It leaves out when a run writes and what it keeps (`train.checkpoint`, `train.keep`), how many aborted episodes
+        end an iteration, and how many processes share the learner: their weights differ by rounding alone.
         """
         sections = {
             "train": config.model_dump(mode="json", exclude={"checkpoint", "keep"}),
@@ -62,43 +65,51 @@ class Identity:
         parameters = {name: value for name, value in earlier.parameters.items() if (name, value) not in kept.items()}
         return differences(parameters, self.parameters) + differences(earlier.inputs, self.inputs)
 
-    def compare(self, folder: Path) -> tuple[str, list[str]]:
-        """Why the run cannot go on from what is in a folder, "" where it can; and the code files that changed since."""
+    def take_up(
+        self, folder: Path, aside: Path, *, fresh: bool = False, replace: bool = False, complete: bool = False
+    ) -> bool:
+        """Whether a folder can be gone on from as it is; if not, it was moved `aside`.
+
+        It is moved if it is to start `fresh`, if it is another training's and `replace` allows that, or if it is
+        `complete` and other code trained it. An incomplete one goes on under changed code, with a warning. A ValueError
+        refuses another training's folder, with the differences in words.
+        """
+        reason, changed = self._compare(folder)
+        if reason and not (fresh or replace):
+            remedy = f"go back to that, or start over with --fresh, which moves the folder to {aside}"
+            raise ValueError(f"{reason}; {remedy}")
+        if changed and complete:
+            reason = f"{folder} was trained by other code: {some(changed)}"
+        if fresh or reason:
+            target = move_aside(folder, aside)
+            logger.warning("%s; it was moved to %s", reason or f"{folder} is started over", target)
+            return False
+        if changed:
+            logger.warning("%s: going on, though the code has changed: %s", folder, some(changed))
+        return True
+
+    def _compare(self, folder: Path) -> tuple[str, list[str]]:
+        """Why a folder cannot be gone on from, "" if it can; and the code files that changed since."""
         try:
             started = read_start(folder)
         except ValueError as fault:
             return str(fault), []
         if started is None:
             return f"{folder} is of an older version of the project, which did not write down what it trained", []
-        if differing := self.differences_from(started):
-            return f"{folder} is another run's: {some(differing)}", []
-        return "", self.changed_code(started)
-
-    def changed_code(self, earlier: Identity) -> list[str]:
-        """The files that are not as they were."""
-        return sorted(name for name in earlier.code.keys() | self.code if earlier.code.get(name) != self.code.get(name))
+        if found := self.differences_from(started):
+            return f"{folder} is another run's: {some(found)}", []
+        return "", sorted(differing(started.code, self.code))
 
 
 def write_start(folder: Path, identity: Identity) -> None:
-    """Writes down what is started in a folder, which it makes where there is none."""
-    write_text(folder / START, json.dumps(asdict(identity), indent=2) + "\n")
+    """Writes down what is started in a folder, and makes the folder if there is none."""
+    facts.write(folder / START, asdict(identity))
 
 
 def read_start(folder: Path) -> Identity | None:
-    """How the run in a folder was last started; None where the folder does not say.
+    """The identity of the run that was started in a folder; None if the folder does not say.
 
-    Raises ValueError if what it says is not what this version of the project writes.
+    Raises ValueError if the file is damaged or of another version of the project.
     """
     file = folder / START
-    if not file.exists():
-        return None
-    try:
-        return Identity(**{name: dict(entries) for name, entries in json.loads(file.read_text()).items()})
-    except (ValueError, TypeError, AttributeError) as fault:
-        raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault
-
-
-def some(names: list[str]) -> str:
-    """The first few of what differs, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    return Identity(**facts.read(file, [each.name for each in fields(Identity)])) if file.exists() else None

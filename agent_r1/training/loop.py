@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +24,7 @@ from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Question, Trajectory, words_of
 from agent_r1.tables import read_rows, write_rows
-from agent_r1.training.collection import Collector
+from agent_r1.training.collection import Collector, start_engine
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.questions import (
     VALIDATED,
@@ -130,11 +130,10 @@ class Training:
         elif self._may_roll_back:
             folder.save(self.learner, finished=0)
         self.collector = Collector(
-            settings,
+            partial(start_engine, settings, config, model),
             config,
             questions=questions,
             shared=shared,
-            model=model,
             learner=self.learner,
             folder=folder,
         )

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from agent_r1.devices.ranks import ALONE, Ranks, load_tensors, save_tensors
-from agent_r1.files import move_aside
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.batching import Compute, pad
@@ -33,7 +32,7 @@ from agent_r1.learn.output import token_logprobs
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive
-from agent_r1.training.identity import Identity, some, write_start
+from agent_r1.training.identity import Identity, write_start
 
 OPTIMIZER = "optimizer"  # what the names of its states begin with
 
@@ -52,7 +51,7 @@ class Unfinished:
     identity: Identity
 
     def on(self, **inputs: str) -> Self:
-        """The same of a training on further inputs, given by their hashes."""
+        """Adds further inputs of the training, by their hashes."""
         return replace(self, identity=replace(self.identity, inputs=self.identity.inputs | inputs))
 
     def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> int:
@@ -88,15 +87,11 @@ class Unfinished:
             found = checkpoint.progress(self.folder)
             if found is None:
                 return 0
-            reason, changed = self.identity.compare(self.folder)
-            if reason:
-                logger.warning("%s; it was moved to %s", reason, move_aside(self.folder, self.aside))
+            if not self.identity.take_up(self.folder, self.aside, replace=True):
                 return 0
             checkpoint.require_whole(self.folder)
         except ValueError as fault:
             raise ValueError(f"{self.folder} cannot be gone on from, remove it to begin anew: {fault}") from fault
-        if changed:
-            logger.warning("%s: going on, though the code has changed: %s", self.folder, some(changed))
         logger.info("%s: going on after %d steps", self.folder, found.iterations)
         return found.iterations
 
@@ -138,26 +133,21 @@ def fit(
     lessons: Lessons,
     params: WarmStartParams,
     *,
-    dtype: torch.dtype = torch.float32,
+    compute: Compute | None = None,
     offload: bool = False,
-    ranks: Ranks = ALONE,
     unfinished: Unfinished | None = None,
 ) -> list[float]:
     """Trains `model` in place for `params.steps` optimiser steps; returns their losses in nats per token.
 
     The loss is the weighted mean of the negative log-likelihood over the tokens that count. The learning rate warms up
     over the first 5 % of the steps and then decays along a cosine to a tenth. What is trained is what asks for a
-    gradient; matrix products run in `dtype`; `offload` is that of `adamw`. All of the `ranks` that share the model call
-    it with the same lessons. Of an `unfinished` training it takes the steps that are left, and returns their losses.
+    gradient; without `compute` it runs in float32 on one rank; `offload` is that of `adamw`. All ranks that share the
+    model call it with the same lessons. It takes the steps that an `unfinished` training has left, and returns their
+    losses.
     """
+    compute = compute or compute_of(model, params)
+    ranks = compute.ranks
     optimiser = adamw(model, params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, offload=offload)
-    compute = Compute(
-        device=model.device,
-        dtype=dtype,
-        max_tokens=params.max_tokens_per_microbatch,
-        packed=is_packed(model.config),
-        ranks=ranks,
-    )
     if unfinished and ranks.leads:
         unfinished = unfinished.on(lessons=lessons.digest)
     done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
@@ -180,6 +170,19 @@ def fit(
                 logger.info("warm start: step %d of %d, loss %.3f nats per token", step + 1, params.steps, loss)
     model.eval()
     return [sum(parts) for parts in zip(*ranks.gather([own]), strict=True)]
+
+
+def compute_of(
+    model: PreTrainedModel, params: WarmStartParams, *, dtype: torch.dtype = torch.float32, ranks: Ranks = ALONE
+) -> Compute:
+    """The micro-batches of a warm start; matrix products run in `dtype`, and the `ranks` share the model."""
+    return Compute(
+        device=model.device,
+        dtype=dtype,
+        max_tokens=params.max_tokens_per_microbatch,
+        packed=is_packed(model.config),
+        ranks=ranks,
+    )
 
 
 def _add_gradient(model: PreTrainedModel, batch: Lessons, compute: Compute) -> float:

@@ -32,7 +32,7 @@ from agent_r1.rollout.episodes import ScriptedSampler, collect
 from agent_r1.search.index import Cached
 from agent_r1.seeds import derive
 from agent_r1.training.conversations import read_conversations, retell
-from agent_r1.training.supervised import Lessons, Unfinished, fit
+from agent_r1.training.supervised import Lessons, Unfinished, compute_of, fit
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,8 @@ def _teach(
         model,
         lessons,
         settings.warm_start,
-        dtype=_dtype(settings, ranks),
+        compute=compute_of(model, settings.warm_start, dtype=_dtype(settings, ranks), ranks=ranks),
         offload=settings.learner.optimizer_offload,
-        ranks=ranks,
         unfinished=unfinished,
     )
 

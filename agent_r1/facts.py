@@ -1,0 +1,57 @@
+"""Facts: names with values or hashes that say whether two things are the same, and if not, in what they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1.files import write_text
+
+NAMED = 5  # differences in a message
+SHOWN, SHORTENED = 40, 12  # characters of a value: the most that are shown, and how many of a longer one
+
+
+def differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+    """What differs, in words such as `train.credit.lam 0.99 -> 0.95`; a fact of one side alone is `none` on the other.
+
+    An empty list means that both are the same.
+    """
+    return [f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}" for name in differing(earlier, later)]
+
+
+def differing(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
+    """The names of the facts that differ, the earlier's first."""
+    return [name for name in {**earlier, **later} if earlier.get(name) != later.get(name)]
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names or differences, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def write(file: Path, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes groups of facts as JSON, whole or not at all."""
+    write_text(file, json.dumps(groups, indent=2) + "\n")
+
+
+def read(file: Path, known: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Reads groups of facts that `write` wrote; `known` are the groups that this version writes, all of them needed.
+
+    Raises ValueError if the file is damaged, or has other groups: the message names them.
+    """
+    try:
+        groups = {group: dict(facts) for group, facts in json.loads(file.read_text()).items()}
+        if names := differing(dict.fromkeys(groups, True), dict.fromkeys(known, True)):
+            there = [f"{name} is {'unknown' if name in groups else 'missing'}" for name in names]
+            raise ValueError(", ".join(there))
+    except (ValueError, TypeError, AttributeError) as fault:
+        raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault
+    return groups
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHORTENED]}..."
