@@ -16,20 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1 import params, tracking
-from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import require_playable
-from agent_r1.envs.shared import Shared
-from agent_r1.evaluation.protocols import (
-    SCRIPTED,
-    answer_by_endpoint,
-    answer_greedily,
-    attempts_under,
-    by_endpoint,
-    conditions,
-    open_shared,
-    play_by_script,
-    questions_under,
-)
+from agent_r1.evaluation.protocols import SCRIPTED, Exam, open_exam, questions_under, with_endpoint
 from agent_r1.evaluation.scores import (
     BASELINES,
     BOUNDS,
@@ -94,7 +82,7 @@ class Subject:
 
     def under(self, settings: Params) -> Params:
         """The settings as they hold for it."""
-        return by_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
+        return with_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
 
     def identity(self) -> str:
         """What tells it from others: the hash of its weights, or who acts in their place.
@@ -164,7 +152,7 @@ def _served(
     limits = settings.engine.server
     elsewhere = Elsewhere(Endpoint(url, timeout_s=limits.timeout_s, retries=limits.retries), model)
     label = _label(settings, plain_name(model), changes, as_label, foreign=True)
-    shown = tracking.untrained_params(label, by_endpoint(settings), elsewhere.title) | {"engine": TEXT_LEVEL}
+    shown = tracking.untrained_params(label, with_endpoint(settings), elsewhere.title) | {"engine": TEXT_LEVEL}
     policy = Policy.of_warm_start(settings)
     return Subject(label, label, settings.evaluate.seed, policy, protocol, shown, elsewhere=elsewhere)
 
@@ -242,14 +230,11 @@ def _ask(
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
     engine = TEXT_LEVEL if subject.elsewhere else ""
-    with open_shared(subject.protocol, settings) as shared:
-        attempts = attempts_under(subject.protocol, questions, settings, shared)
-        measured = conditions(
-            subject.protocol, attempts, questions, chat, settings, shared, rounded=rounded, engine=engine
-        )
-        with episodes_shown(subject.label, len(attempts)) as over:
-            trajectories = _attempt(subject, beneath, attempts, questions, chat, settings, shared, over)
-        of_tools = shared.use_of_tools(trajectories)
+    with open_exam(subject.protocol, questions, chat, settings) as exam:
+        measured = exam.conditions(rounded=rounded, engine=engine)
+        with episodes_shown(subject.label, len(exam.attempts)) as over:
+            trajectories = _attempt(subject, exam, beneath, over)
+        of_tools = exam.shared.use_of_tools(trajectories)
     hashes = {**measured, "policy": subject.identity()}
     predictions = predict(trajectories, questions, subject.name, subject.seed)
     scores = score(predictions, questions, settings.evaluate)
@@ -271,33 +256,15 @@ def _ask(
     return tracked
 
 
-def _attempt(
-    subject: Subject,
-    beneath: Beneath | None,
-    attempts: Sequence[Attempt],
-    questions: Sequence[Question],
-    chat: Chat,
-    settings: Params,
-    shared: Shared,
-    over: Callable[[], None],
-) -> list[Trajectory]:
+def _attempt(subject: Subject, exam: Exam, beneath: Beneath | None, over: Callable[[], None]) -> list[Trajectory]:
     """Has the subject, with a model `beneath` its adapters, make the attempts; `over` is called as each ends."""
     if subject.protocol in SCRIPTED:
-        return play_by_script(subject.protocol, attempts, questions, chat, settings, shared, over)
+        return exam.by_script(over)
     if subject.elsewhere:
-        return answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared, over)
-    policy = subject.policy
+        return exam.by_endpoint(*subject.elsewhere, over)
+    policy, settings = subject.policy, exam.settings
     with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-        return answer_greedily(
-            policy.path,
-            attempts,
-            chat,
-            settings,
-            shared,
-            over,
-            policy_version=policy.updates,
-            beneath=beneath,
-        )
+        return exam.by_policy(policy.path, policy.updates, beneath, over)
 
 
 def _run_of_its_own(subject: Subject, dataset: str, sweep: str, began_s: float, *, recurring: bool) -> tracking.Run:
