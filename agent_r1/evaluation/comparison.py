@@ -138,7 +138,7 @@ class Measured(NamedTuple):
     difference: Interval  # a minus b, paired by question
 
 
-class Pair(NamedTuple):
+class AnswerPair(NamedTuple):
     """One question that both evaluations answered."""
 
     question: Question
@@ -154,16 +154,16 @@ class Comparison:
     b: str
     differing: list[str]  # settings in which they differ
     aborted: str  # see `cut_short`
-    pairs: list[Pair]  # in a's order
+    pairs: list[AnswerPair]  # in a's order
     measured: list[Measured]
 
     @property
-    def only_a_right(self) -> list[Pair]:
+    def only_a_right(self) -> list[AnswerPair]:
         """The questions that only a answers right."""
         return [pair for pair in self.pairs if pair.a.success > pair.b.success]
 
     @property
-    def only_b_right(self) -> list[Pair]:
+    def only_b_right(self) -> list[AnswerPair]:
         """The questions that only b answers right."""
         return [pair for pair in self.pairs if pair.a.success < pair.b.success]
 
@@ -195,12 +195,12 @@ def compare(
         raise ValueError(f"{a.name} and {b.name} have no question in common; evaluate both on the same data set")
     for unknown in (each.question_id for each in shared if each.question_id not in by_id):
         raise ValueError(f"question {unknown!r} of {a.name} is not prepared; prepare the data that it was evaluated on")
-    pairs = [Pair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
+    pairs = [AnswerPair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
     found = _measured(pairs, params)
     return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
 
 
-def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
+def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> list[Measured]:
     draws = params.bootstrap_samples, params.seed
     found = []
     of_a, of_b = [pair.a for pair in pairs], [pair.b for pair in pairs]

@@ -1,4 +1,4 @@
-"""The report of a sweep with every seed: one Markdown page and two pictures.
+"""The report of a sweep with all seeds: one Markdown page and two pictures.
 
 S = seeds, N = questions.
 """

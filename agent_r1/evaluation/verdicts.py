@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from agent_r1.evaluation.comparison import (
     POLICY,
+    AnswerPair,
     Evaluation,
-    Pair,
     compare,
     cut_short,
     differences_of_setting,
@@ -36,7 +36,7 @@ class Drift:
 
     current: str  # the evaluations' names
     previous: str
-    changed: list[Pair]  # questions with another answer, in the current order
+    changed: list[AnswerPair]  # questions with another answer, in the current order
     differences: dict[str, Interval]  # data set -> success now minus before, paired by question
     word: str  # for success
 
