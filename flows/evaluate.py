@@ -12,23 +12,12 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_r1 import params, tracking
 from agent_r1.envs.kinds import require_playable
-from agent_r1.evaluation.protocols import (
-    SCRIPTED,
-    answer_by_endpoint,
-    answer_greedily,
-    attempts_under,
-    by_endpoint,
-    conditions,
-    open_shared,
-    play_by_script,
-    questions_under,
-)
+from agent_r1.evaluation.protocols import SCRIPTED, open_exam, questions_under, with_endpoint
 from agent_r1.evaluation.scores import (
     BASELINES,
     BOUNDS,
@@ -133,7 +122,7 @@ class Subject:
 
     def under(self, settings: Params) -> Params:
         """The settings as they hold for it."""
-        return by_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
+        return with_endpoint(settings) if self.elsewhere else self.policy.as_trained(settings)
 
     def shown(self, settings: Params) -> dict[str, Any]:
         """The parameters for MLflow, if the scores have a run of their own; `settings` come from `under`."""
@@ -265,23 +254,21 @@ class Answers(NamedTuple):
 
 def _answers(settings: Params, subject: Subject, questions: Sequence[Question], chat: Chat) -> Answers:
     """Has the subject attempt every question; only a policy of this machine needs the accelerator."""
-    policy, protocol = subject.policy, subject.protocol
+    policy = subject.policy
     beneath = policy.beneath(settings)
     rounded = beneath is None and policy.would_round(settings)
     engine = TEXT_LEVEL if subject.elsewhere else ""
-    with open_shared(protocol, settings) as shared:
-        attempts = attempts_under(protocol, questions, settings, shared)
-        measured = conditions(protocol, attempts, questions, chat, settings, shared, rounded=rounded, engine=engine)
-        with episodes_shown(subject.label, len(attempts)) as over:
-            if protocol in SCRIPTED:
-                made = play_by_script(protocol, attempts, questions, chat, settings, shared, over)
+    with open_exam(subject.protocol, questions, chat, settings) as exam:
+        measured = exam.conditions(rounded=rounded, engine=engine)
+        with episodes_shown(subject.label, len(exam.attempts)) as over:
+            if subject.protocol in SCRIPTED:
+                made = exam.by_script(over)
             elif subject.elsewhere:
-                made = answer_by_endpoint(*subject.elsewhere, attempts, chat, settings, shared, over)
+                made = exam.by_endpoint(*subject.elsewhere, over)
             else:
                 with accelerator(settings.operate.side_by_side, settings.engine.gpus):
-                    acts = partial(answer_greedily, policy_version=policy.updates, beneath=beneath)
-                    made = acts(policy.path, attempts, chat, settings, shared, over)
-        return Answers(made, measured, shared.use_of_tools(made))
+                    made = exam.by_policy(policy.path, policy.updates, beneath, over)
+        return Answers(made, measured, exam.shared.use_of_tools(made))
 
 
 def _run_of_its_own(settings: Params, subject: Subject, asked: EvaluationRequest, began_s: float) -> tracking.Run:

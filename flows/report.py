@@ -12,7 +12,7 @@ from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import Evaluation, read_curve, read_evaluation
 from agent_r1.evaluation.report import render, write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
-from agent_r1.evaluation.sweep import render_sweep
+from agent_r1.evaluation.sweep import Sweep, render_sweep
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.files import load_pretrained
 from agent_r1.params import Params
@@ -84,8 +84,8 @@ def _report_sweep(settings: Params, questions: list[Question], sweep: str) -> di
         run: [read_curve(places.training(each) / "metrics.jsonl") for each in ids] for run, ids in members.items()
     }
     by_run = {run: [evaluations[each] for each in ids] for run, ids in members.items()}
-    into = places.report(sweep)
-    scores = render_sweep(by_run, floors, curves, questions, into, settings.evaluate, swept.references)
+    rendered = Sweep(runs=by_run, baselines=floors, curves=curves, references=swept.references)
+    scores = render_sweep(rendered, questions, places.report(sweep), settings.evaluate)
     write_scores(places.scores(sweep), scores)
     write_curves(places.curves(sweep), curves)
     return dict(zip([*folders.values(), *baselines.values()], [*evaluations.values(), *floors], strict=True))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from agent_r1.evaluation.comparison import Comparison, Pair
+from agent_r1.evaluation.comparison import AnswerPair, Comparison
 from agent_r1.evaluation.report import _table
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
 from agent_r1.http.client import Answer
@@ -86,7 +86,7 @@ def test_a_comparison_is_text() -> None:
     said = Prediction(
         **{**dict.fromkeys(Prediction.__slots__, 0), "question_id": "q", "answer": EVIL, "facts": {}, "success": 1.0}
     )
-    pair = Pair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "success": 0.0}))
+    pair = AnswerPair(asked, said, Prediction(**{**{n: getattr(said, n) for n in said.__slots__}, "success": 0.0}))
     console = Console(force_terminal=True, color_system=None, width=100)
     with console.capture() as capture:
         console.print(rendered(Comparison(a="a", b="b", differing=[EVIL], aborted=EVIL, pairs=[pair], measured=[])))

@@ -1,4 +1,4 @@
-"""Evaluations as they lie on disk, whether they were measured alike, two of them question by question; in Markdown."""
+"""Stored evaluations: reading them, testing whether they were measured alike, comparing two, and their Markdown."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from agent_r1.records import Prediction, Question, Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version
 
-MEANT_TO_DIFFER = "policy"  # the one hash that is the point of the comparison
-LIMITS = "limits"  # of an episode, and what samples it; an evaluation without them was made under others
-NAMED = 6  # agents of a group that is listed in full
+POLICY = "policy"  # the one hash that a comparison lets differ
+LIMITS = "limits"  # of an episode, with its engine; an evaluation that has none is measured like no other
+NAMED = 6  # agents that are listed in full
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The files that `evaluate` wrote about one agent."""
+    """One agent's evaluation, as `evaluate` wrote it."""
 
     name: str  # of the run or of the baseline
     predictions: list[Prediction]
     trajectories: list[Trajectory]
-    hashes: dict[str, str]  # of data, corpus, index, prompt and policy; the protocol and the limits in words
+    hashes: dict[str, str]  # of data, corpus, index, prompt and policy; protocol and limits in words
 
     @property
     def success(self) -> dict[str, float]:
-        """By question, in the order of the predictions."""
+        """Success by question, in the order of the predictions."""
         return {prediction.question_id: prediction.success for prediction in self.predictions}
 
     @property
     def asked(self) -> str:
-        """A hash of the questions, in any order; also of those whose episodes the world cut short."""
+        """A hash of all questions asked, whatever their order, including those that the world cut short."""
         return fingerprint(sorted([*self.success, *self._cut_short]))
 
     @property
     def aborted(self) -> str:
-        """How many episodes the world cut short: `aborted: 3 of 400`; "" where it cut none."""
+        """The number of episodes that the world cut short, such as `aborted: 3 of 400`; "" for none."""
         count = len(self._cut_short)
         return f"aborted: {count} of {count + len(self.predictions)}" if count else ""
 
@@ -56,7 +56,7 @@ class Evaluation:
 
 
 def read_evaluation(name: str, folder: Path) -> Evaluation:
-    """Reads one folder that `evaluate` wrote."""
+    """Reads an evaluation from its folder."""
     return Evaluation(
         name=name,
         predictions=read_rows(folder / "predictions.parquet", Prediction),
@@ -66,71 +66,80 @@ def read_evaluation(name: str, folder: Path) -> Evaluation:
 
 
 def read_scores(folder: Path, questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
-    """The headline in a folder that `evaluate` wrote, with intervals of the present `bootstrap_samples`."""
+    """The headline scores of an evaluation's folder. Their intervals are computed with `params`."""
     means: dict[str, float] = json.loads((folder / "scores.json").read_text())
     return means | headline(score(read_rows(folder / "predictions.parquet", Prediction), questions, params))
 
 
 def paired(a: Evaluation, b: Evaluation) -> tuple[list[float], list[float]]:
-    """Success [N] of both on the questions that both answered, in the order of `a`."""
+    """Success [N] of both on their shared questions, in the order of `a`."""
     ours, theirs = a.success, b.success
     shared = [question_id for question_id in ours if question_id in theirs]
     return [ours[each] for each in shared], [theirs[each] for each in shared]
 
 
 def cut_short(evaluations: Sequence[Evaluation]) -> str:
-    """Whose episodes the world cut short, and how many: `ppo (aborted: 3 of 400)`; "" where it cut none."""
+    """The agents whose episodes the world cut short, such as `ppo (aborted: 3 of 400)`; "" for none."""
     return ", ".join(f"{each.name} ({each.aborted})" for each in evaluations if each.aborted)
 
 
 def finished_folders(home: Path) -> list[Path]:
-    """A version's evaluations, oldest first, each in a folder of its own."""
+    """The folders of a version's evaluations, oldest first."""
     return sorted(each for each in home.glob("[!.]*") if each.is_dir())
 
 
 def latest_folder(version: Version, places: Places) -> Path | None:
-    """The latest evaluation of a version on all data sets: one of its own, or its run's under outputs/evaluate."""
+    """A version's latest evaluation on all data sets: its own, or else its run's under outputs/evaluate."""
     folders = finished_folders(places.history / version.name)
     if folders:
         return folders[-1]
     descriptor = version.descriptor
     hashes = places.evaluation(descriptor.label, descriptor.sweep) / "hashes.json"
-    current = hashes.exists() and json.loads(hashes.read_text())["policy"] == descriptor.policy_hash
+    current = hashes.exists() and json.loads(hashes.read_text())[POLICY] == descriptor.policy_hash
     return hashes.parent if current else None
 
 
 def read_curve(path: Path) -> list[dict[str, float]]:
-    """The metrics of every iteration, as `train` wrote them: one JSON object per line."""
+    """Reads the metrics of every iteration from a training's metrics.jsonl."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def differences_of_setting(evaluations: Sequence[Evaluation]) -> dict[str, list[list[str]]]:
-    """Every setting that some agents differ in -> the agents' names, those with the same hash together.
+    """The settings in which evaluations differ, policies apart; see `differing`."""
+    return differing({e.name: {**e.hashes, "questions asked": e.asked} for e in evaluations})
 
-    An agent of which a setting is not known is alike with no other.
+
+def same_setting(a: Evaluation, b: Evaluation) -> bool:
+    """Whether two evaluations are of one policy and were measured alike."""
+    return a.hashes[POLICY] == b.hashes[POLICY] and not differences_of_setting([a, b])
+
+
+def differing(settings: Mapping[str, Mapping[str, str]]) -> dict[str, list[list[str]]]:
+    """Groups agents by their values, for every setting in which they differ, the policy apart.
+
+    `settings` are by agent. An agent without a value for a setting differs from every other one.
     """
-    settings = {e.name: {**e.hashes, "questions asked": e.asked} for e in evaluations}
-    differing = {}
+    found = {}
     for key in dict.fromkeys([*chain.from_iterable(settings.values()), LIMITS]):
         groups: dict[str, list[str]] = {}
         for name, hashes in settings.items():
             groups.setdefault(hashes.get(key, f"of {name}"), []).append(name)
-        if len(groups) > 1 and key != MEANT_TO_DIFFER:
-            differing[key] = list(groups.values())
-    return differing
+        if len(groups) > 1 and key != POLICY:
+            found[key] = list(groups.values())
+    return found
 
 
 class Measured(NamedTuple):
-    """One measure of both, on the questions that have a value for it."""
+    """One measure of two evaluations, on the questions that have a value for it."""
 
     measure: str  # one of `measures`
     a: Interval
     b: Interval
-    difference: Interval  # a less b, paired by question
+    difference: Interval  # a minus b, paired by question
 
 
-class Pair(NamedTuple):
-    """One question answered by both."""
+class AnswerPair(NamedTuple):
+    """One question that both evaluations answered."""
 
     question: Question
     a: Prediction
@@ -139,38 +148,38 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two evaluations on the questions that both answered. Right is what succeeded."""
+    """Two evaluations on their shared questions. An answer is right if it succeeded."""
 
     a: str  # the evaluations' names
     b: str
-    differing: list[str]  # settings that they were not measured alike on
-    aborted: str  # whose episodes the world cut short, as `cut_short` has it
-    pairs: list[Pair]  # in a's order
+    differing: list[str]  # settings in which they differ
+    aborted: str  # see `cut_short`
+    pairs: list[AnswerPair]  # in a's order
     measured: list[Measured]
 
     @property
-    def only_a_right(self) -> list[Pair]:
-        """The questions that a answers right and b wrong."""
+    def only_a_right(self) -> list[AnswerPair]:
+        """The questions that only a answers right."""
         return [pair for pair in self.pairs if pair.a.success > pair.b.success]
 
     @property
-    def only_b_right(self) -> list[Pair]:
-        """The questions that b answers right and a wrong."""
+    def only_b_right(self) -> list[AnswerPair]:
+        """The questions that only b answers right."""
         return [pair for pair in self.pairs if pair.a.success < pair.b.success]
 
 
 def compare(
     a: Evaluation, b: Evaluation, questions: Sequence[Question], params: EvaluateParams, *, anyway: bool = False
 ) -> Comparison:
-    """Compares two evaluations on the questions that both answered; `questions` may have more.
+    """Compares two evaluations on their shared questions, which must be among `questions`.
 
-    Raises ValueError if they differ in more than the policy or the world cut episodes of theirs short and `anyway` is
-    not set, they share no question, or one that they share is not among `questions`.
+    Raises ValueError if they share none. Unless `anyway` is set, also if they differ in more than the policy, or the
+    world cut episodes short.
     """
-    differing = list(differences_of_setting([a, b]))
-    if differing and not anyway:
+    unlike = list(differences_of_setting([a, b]))
+    if unlike and not anyway:
         raise ValueError(
-            f"{a.name} and {b.name} were not measured alike: they differ in {', '.join(differing)}; evaluate both "
+            f"{a.name} and {b.name} were not measured alike: they differ in {', '.join(unlike)}; evaluate both "
             "again under one configuration, or compare them --anyway, on the questions that both answered"
         )
     aborted = cut_short([a, b])
@@ -186,12 +195,12 @@ def compare(
         raise ValueError(f"{a.name} and {b.name} have no question in common; evaluate both on the same data set")
     for unknown in (each.question_id for each in shared if each.question_id not in by_id):
         raise ValueError(f"question {unknown!r} of {a.name} is not prepared; prepare the data that it was evaluated on")
-    pairs = [Pair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
+    pairs = [AnswerPair(by_id[each.question_id], each, theirs[each.question_id]) for each in shared]
     found = _measured(pairs, params)
-    return Comparison(a=a.name, b=b.name, differing=differing, aborted=aborted, pairs=pairs, measured=found)
+    return Comparison(a=a.name, b=b.name, differing=unlike, aborted=aborted, pairs=pairs, measured=found)
 
 
-def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
+def _measured(pairs: Sequence[AnswerPair], params: EvaluateParams) -> list[Measured]:
     draws = params.bootstrap_samples, params.seed
     found = []
     of_a, of_b = [pair.a for pair in pairs], [pair.b for pair in pairs]
@@ -204,13 +213,13 @@ def _measured(pairs: Sequence[Pair], params: EvaluateParams) -> list[Measured]:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column names things and whose others hold numbers."""
+    """A table with names in its first column and numbers in the others."""
     rule = ["---", *("---:" for _ in header[1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
 def above_chance(found: Mapping[str, Interval]) -> list[str]:
-    """A sentence on which agents reach more than chance, by their success; none where chance did not play."""
+    """A sentence that names the agents above chance. It is left out if chance was not evaluated."""
     if FLOOR not in found:
         return []
     bound = found[FLOOR].high
@@ -224,25 +233,25 @@ def above_chance(found: Mapping[str, Interval]) -> list[str]:
 
 
 def interval_of(scores: Mapping[str, float], name: str) -> Interval:
-    """A score with the bounds that stand beside it."""
+    """A score with its stored bounds."""
     return Interval(mean=scores[name], low=scores[f"{name}/low"], high=scores[f"{name}/high"])
 
 
 def mean_cell(found: Interval, decimals: int = 3) -> str:
-    """A mean with its interval, which has one decimal less: 0.750 [0.70, 0.80]."""
+    """A mean with its interval, such as 0.750 [0.70, 0.80]."""
     return f"{found.mean:.{decimals}f} [{found.low:.{decimals - 1}f}, {found.high:.{decimals - 1}f}]"
 
 
 def difference_cell(found: Interval) -> str:
-    """A signed difference with its interval, bold where the interval leaves out 0."""
+    """A signed difference with its interval; bold if the interval excludes 0."""
     text = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
     return f"**{text}**" if found.excludes_zero else text
 
 
 def warning(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Paragraphs that name the settings in which the agents differ, and the episodes that the world cut short."""
-    differing = differences_of_setting(evaluations).items()
-    lines = [f"> - {in_markdown(key)}: {' / '.join(map(_listed, groups))}" for key, groups in differing]
+    """Paragraphs on the settings in which agents differ, and on episodes that the world cut short."""
+    unlike = differences_of_setting(evaluations).items()
+    lines = [f"> - {in_markdown(key)}: {' / '.join(map(_listed, groups))}" for key, groups in unlike]
     heading = "> **Not measured alike.** These agents differ in more than the policy; compare across the `/` with care."
     aborted = cut_short(evaluations)
     shorter = f"> **Cut short by the world**, and in no score: {in_markdown(aborted)}. Evaluate these again."
@@ -250,7 +259,7 @@ def warning(evaluations: Sequence[Evaluation]) -> list[str]:
 
 
 def _listed(names: list[str]) -> str:
-    """All names, or the first of many and how many others there are."""
+    """All names, or the first and the number of the others if they are many."""
     if len(names) > NAMED:
         return f"`{names[0]}` and {len(names) - 1} others"
     return ", ".join(f"`{name}`" for name in names)

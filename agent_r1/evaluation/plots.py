@@ -1,4 +1,4 @@
-"""The reports' pictures. Colours: Okabe and Ito's palette, told apart by every kind of colour vision."""
+"""The reports' pictures, in Okabe and Ito's palette, which suits every kind of colour vision."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ DASHES = ((5, 4), (1, 2), (5, 2, 1, 2), (9, 3), (3, 1))  # points drawn and left
 SMOOTHED_OVER = 5  # iterations
 PANELS_PER_ROW = 5
 SWEEP, FEW = (13, 2.6), (9, 4.2)  # inches: the width of a sweep's picture and the height of a row of panels
-EXPLAINED = "value/explained_variance"  # logged where there is a critic
+EXPLAINED = "value/explained_variance"  # logged if there is a critic
 SAMPLED, VALIDATED = "rollout/success", "validation/success"
-STABILISED = "monitor/stabilised"  # logged where an alarm may change how a run trains
-LEAST_EXPLAINED = -0.25  # drawn; a critic that errs by more is off the paper
+STABILISED = "monitor/stabilised"  # logged if an alarm may change the training
+LEAST_EXPLAINED = -0.25  # the lower edge of the panel
 LEGEND_COLUMNS = 4
 PAPER: dict[str, Any] = {"dpi": 160, "layout": "constrained", "facecolor": "white"}
 VALIDATION: dict[str, Any] = {"linestyle": "none", "marker": "D", "markersize": 6, "markeredgecolor": "white"}
-# How the marks of the final scores are drawn.
+# Styles of the marks of the final scores.
 INTERVAL: dict[str, Any] = {"linewidth": 3, "solid_capstyle": "round", "alpha": 0.45}
 MEAN: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10}
 CHANGE: dict[str, Any] = {"linewidth": 1.6, "linestyle": (0, (1, 1))}
@@ -41,14 +41,14 @@ Curves = Mapping[str, Curve]  # by run
 
 
 def colours(runs: Sequence[str]) -> dict[str, str]:
-    """A colour per run, the same in every picture; they repeat after six."""
+    """A colour per run, equal in all pictures. Colours repeat after six runs."""
     return {run: PALETTE[i % len(PALETTE)] for i, run in enumerate(runs)}
 
 
 def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], word: str) -> None:
-    """Success, called by its word, and reward per iteration, a line per run; `baselines` are test scores, drawn dashed.
+    """Draws success, titled with its `word`, and reward per iteration: a line per run, baselines' test scores dashed.
 
-    Where a run has a critic, a third panel shows the share of its targets' variance that it explains.
+    If a run has a critic, a third panel shows the share of its targets' variance that it explains.
     """
     metrics = [SAMPLED, "reward/total"]
     metrics += [EXPLAINED] * any(EXPLAINED in row for rows in curves.values() for row in rows)
@@ -98,9 +98,9 @@ def seed_curves(
     title: str,
     limits: Mapping[str, float],
 ) -> None:
-    """A metric per iteration, a panel per run: the mean of its seeds, a band from their lowest to their highest.
+    """Draws a metric per iteration, a panel per run: the mean of its seeds, and a band from the lowest to the highest.
 
-    The reference's mean is drawn in grey in every other panel, and in each a line for every limit, a test score.
+    Every other panel has the reference's mean in grey. Every panel has a line per limit, a test score.
     """
     columns = min(PANELS_PER_ROW, len(curves))
     lines, (width, height) = -(-len(curves) // columns), SWEEP if columns > 2 else FEW
@@ -144,9 +144,9 @@ def seed_curves(
 def final_scores(
     path: Path, scores: Mapping[str, Interval], trained: Sequence[str], seeds: Mapping[str, Sequence[float]], word: str
 ) -> None:
-    """Success, called by its word, on the test questions with its interval, a row per agent; baselines in grey.
+    """Draws success, titled with its `word`, and its interval, a row per agent; baselines in grey.
 
-    `seeds` are the scores of an agent's single seeds, drawn as rings; none for an agent with one.
+    `seeds` are the scores of an agent's single seeds, drawn as rings.
     """
     figure = Figure((9, 2 + 0.55 * len(scores)), **PAPER)
     axes = figure.subplots()
@@ -177,7 +177,7 @@ def final_scores(
 
 
 def change(rows: Curve) -> float | None:
-    """Between which iterations a run began to train as `monitor.stabilise` says; None where it never did."""
+    """The point between two iterations at which a run began to train under `monitor.stabilise`, or None."""
     return next((row["iteration"] - 0.5 for row in rows if row.get(STABILISED)), None)
 
 
@@ -187,20 +187,20 @@ def _mark_change(axes: Axes, rows: Curve, colour: str) -> None:
 
 
 def _change_marks(curves: Iterable[Curve]) -> list[Artist]:
-    """What the legend says of changes; nothing without one."""
+    """The legend's entry for changes; none without a change."""
     changed = any(change(rows) is not None for rows in curves)
     return [Line2D([], [], color=INK, label="from here on as monitor.stabilise says", **CHANGE)] * changed
 
 
 def _points(rows: Curve, metric: str) -> NDArray[np.float64]:
-    """[2, T] iterations and values of a metric, where it was logged."""
+    """[2, T] iterations and values of a metric, if it was logged."""
     return (
         np.array([(row["iteration"], row[metric]) for row in rows if metric in row], dtype=np.float64).reshape(-1, 2).T
     )
 
 
 def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...]:
-    """Iterations [T] that all seeds have, and the mean, lowest and highest value [T] of the seeds."""
+    """The iterations [T] that all seeds have, and the seeds' mean, lowest and highest value [T]."""
     points = [_points(rows, metric) for rows in seeds]
     shortest = min(len(x) for x, _ in points)
     values = np.stack([y[:shortest] for _, y in points])
@@ -208,7 +208,7 @@ def _band(seeds: Sequence[Curve], metric: str) -> tuple[NDArray[np.float64], ...
 
 
 def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[T] the mean of the last `SMOOTHED_OVER` values at every point, of fewer at the start."""
+    """[T] the mean of the last `SMOOTHED_OVER` values at every point; of fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(0, stop - SMOOTHED_OVER)
@@ -222,7 +222,7 @@ def _titles(axes: Axes, title: str, subtitle: str) -> None:
 
 
 def _clear(axes: Axes) -> None:
-    """A light grid and no frame."""
+    """Draws a light grid and no frame."""
     axes.grid(visible=True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=12, length=0)
@@ -231,7 +231,7 @@ def _clear(axes: Axes) -> None:
 
 
 def _legend(figure: Figure, marks: Sequence[Artist], columns: int = LEGEND_COLUMNS) -> None:
-    """Names what is drawn, below the picture."""
+    """Draws the legend below the picture."""
     columns = min(columns, len(marks))
     figure.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=12, labelcolor=INK)
 

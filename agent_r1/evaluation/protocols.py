@@ -1,11 +1,12 @@
-"""How a policy is put to questions: with tools, from passages in the prompt, or from what it knows."""
+"""The protocols under which an agent answers: with tools, from passages in the prompt, or from memory."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.envs.base import Attempt
@@ -29,12 +30,11 @@ from agent_r1.search.index import describe, open_index
 
 
 class EndpointSampler:
-    """Asks for every action's text, and puts it into the chat's tokens, in which all limits are counted.
+    """Asks a server for the text of every action, and encodes it into the chat's tokens, which all limits count.
 
-    Nothing of it is token-exact: the model's own tokens and logprobs are not known, the ids are those that another
-    policy would sample to write the text, and every logprob is 0. So it may be evaluated, and never learned from. What
-    is longer than its request allows is cut, as a policy's action is. Requests need their messages; each is answered
-    for itself, and one that is not answered is a WorldFault.
+    Its actions are not token-exact: the server's own tokens and logprobs are unknown, the ids are one encoding of the
+    text, and every logprob is 0. They can be evaluated, and never learned from. An action that is longer than its
+    request allows is cut, as a policy's is. Every request needs its messages; one without an answer is a WorldFault.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, chat: Chat, *, concurrency: int) -> None:
@@ -42,39 +42,113 @@ class EndpointSampler:
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="endpoint")
 
     def sample(self, requests: Sequence[Request]) -> list[Action]:
-        """All of them, or the first fault."""
+        """Answers all requests, or raises the first fault."""
         return list(self._pool.map(self._act, requests))
 
     async def act(self, request: Request) -> Action:
-        """One of them, while others are under way."""
+        """Answers one request while others are under way."""
         return await asyncio.wrap_future(self._pool.submit(self._act, request))
 
     def close(self) -> None:
-        """Asks nothing more."""
+        """Cancels the requests that wait."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _act(self, request: Request) -> Action:
         said = self._endpoint.complete(self._model, request.messages, max_tokens=request.max_tokens)
         ids = self._chat.encode_action(self._chat.escape_action(said.text), request.context)
-        if said.cut and len(ids) > 1:  # without the end token, which it did not come to
+        if said.cut and len(ids) > 1:  # the server stopped before the end token
             ids = ids[:-1]
         ids = ids[: request.max_tokens]
         return Action.of(ids, [0.0] * len(ids), self._chat.end_id)
 
 
-SCRIPTED = (FLOOR, CEILING)  # protocols under which no policy acts, in the environment of the runs
+SCRIPTED = (FLOOR, CEILING)  # protocols under which a script acts instead of a policy
 
 
-def open_shared(protocol: Protocol, settings: Params) -> Shared:
-    """What the episodes use; an index only where they search."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exam:
+    """Test questions under one protocol, with everything that their episodes use."""
+
+    protocol: Protocol
+    questions: Sequence[Question]
+    attempts: Sequence[Attempt]  # one at each question
+    chat: Chat
+    settings: Params
+    shared: Shared
+
+    def by_script(self, over: Callable[[], None]) -> list[Trajectory]:
+        """The trajectories of chance or of the solver, in the chat's tokens. Calls `over` as each one ends."""
+        seed = self.settings.evaluate.seed
+        played, scripts = played_by(self.protocol, self.attempts, self.questions, seed)
+        return collect(
+            ScriptedSampler(scripts, self.chat), self.chat, played, self.shared, seed=seed, play=Play(over=over)
+        )
+
+    def by_policy(
+        self, model: str, version: int, beneath: Beneath | None, over: Callable[[], None]
+    ) -> list[Trajectory]:
+        """The trajectories of a policy that takes the likeliest token. Calls `over` as each one ends.
+
+        `model` is a folder or hub id. With a model `beneath` its adapters run unmerged beside that one.
+        """
+        actor = Actor(
+            model=model,
+            end_id=self.chat.end_id,
+            max_tokens=self.settings.env.max_tokens,
+            temperature=0.0,
+            dtype=self.settings.model.dtype,
+            version=version,
+        )
+        seed = self.settings.evaluate.seed
+        with open_engine(self.settings.engine, actor.beside(beneath)) as engine:
+            play = Play(policy_version=version, over=over)
+            return collect(engine, self.chat, self.attempts, self.shared, seed=seed, play=play)
+
+    def by_endpoint(self, endpoint: Endpoint, model: str, over: Callable[[], None]) -> list[Trajectory]:
+        """The trajectories of a served model. A request without an answer ends its episode as ABORTED.
+
+        The settings must be those of `with_endpoint`. Calls `over` as each trajectory ends.
+        """
+        seed, concurrency = self.settings.evaluate.seed, self.settings.engine.server.concurrency
+        with closing(EndpointSampler(endpoint, model, self.chat, concurrency=concurrency)) as sampler:
+            play = Play(told=True, over=over)
+            return collect(sampler, self.chat, self.attempts, self.shared, seed=seed, play=play)
+
+    def conditions(self, *, rounded: bool = False, engine: str = "") -> dict[str, str]:
+        """The circumstances of the answers by name: hashes, and the limits of an episode in words.
+
+        `rounded`: the model beneath was missing, so adapters answered as merged weights. `engine` names a sampler
+        that replaced the engine of the settings.
+        """
+        settings, places = self.settings, self.settings.places
+        limits = _limits(settings.env, {question.env for question in self.questions})
+        limits |= {"engine": engine} if engine else {"dtype": settings.model.dtype, "engine": settings.engine.kind}
+        limits |= {"adapters": "merged and rounded"} if rounded else {}
+        return {
+            "questions": sha256(places.questions),
+            "passages": sha256(places.passages),
+            "index": describe(places.index).index_hash,
+            "prompt": self.chat.prompts_hash(openings(self.attempts, self.questions, self.shared)),
+            # naive RAG and gold passages have the same prompt around other passages
+            "protocol": "tool_call" if self.protocol in SCRIPTED else self.protocol,
+            "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
+            **(self.shared.sources() if self.protocol == "tool_call" else {}),
+        }
+
+
+@contextmanager
+def open_exam(protocol: Protocol, questions: Sequence[Question], chat: Chat, settings: Params) -> Iterator[Exam]:
+    """Opens the environments of the questions. The index is opened only for a protocol that searches."""
     places, searches = settings.places, protocol in ("tool_call", "naive_rag")
-    return Shared(settings.env, open_index(settings.search, places.passages, places.index) if searches else None)
+    index = open_index(settings.search, places.passages, places.index) if searches else None
+    with Shared(settings.env, index) as shared:
+        attempts = _attempts(protocol, questions, settings, shared)
+        yield Exam(
+            protocol=protocol, questions=questions, attempts=attempts, chat=chat, settings=settings, shared=shared
+        )
 
 
-def attempts_under(
-    protocol: Protocol, questions: Sequence[Question], settings: Params, shared: Shared
-) -> list[Attempt]:
-    """One attempt at each question."""
+def _attempts(protocol: Protocol, questions: Sequence[Question], settings: Params, shared: Shared) -> list[Attempt]:
     match protocol:
         case "tool_call" | "random" | "oracle":
             return attempts_at(questions, shared)
@@ -87,9 +161,9 @@ def attempts_under(
 
 
 def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Question]:
-    """Those that can be put so: in any way but with tools only questions that ask for an answer, or only games.
+    """The questions that the protocol fits: all for `tool_call`, games for a script, otherwise those with answers.
 
-    Raises ValueError if none can.
+    Raises ValueError if it fits none.
     """
     if protocol in SCRIPTED:
         found = [question for question in questions if protocol in KINDS[question.env].scripts]
@@ -104,105 +178,12 @@ def questions_under(protocol: Protocol, questions: Sequence[Question]) -> list[Q
     return found
 
 
-def play_by_script(
-    name: str,
-    attempts: Sequence[Attempt],
-    questions: Sequence[Question],
-    chat: Chat,
-    settings: Params,
-    shared: Shared,
-    over: Callable[[], None],
-) -> list[Trajectory]:
-    """The trajectories of an agent without a model, in the chat's tokens; `over` is called as each ends."""
-    played, scripts = played_by(name, attempts, questions, settings.evaluate.seed)
-    sampler = ScriptedSampler(scripts, chat)
-    return collect(sampler, chat, played, shared, seed=settings.evaluate.seed, play=Play(over=over))
-
-
-def answer_greedily(
-    model: str,
-    attempts: Sequence[Attempt],
-    chat: Chat,
-    settings: Params,
-    shared: Shared,
-    over: Callable[[], None],
-    *,
-    policy_version: int,
-    beneath: Beneath | None = None,
-) -> list[Trajectory]:
-    """The trajectories of a policy that always takes the likeliest token; `model` is its folder or hub id.
-
-    Its adapters, and not the weights that they are merged into, run where there is a model `beneath` them. `over` is
-    called as each trajectory ends.
-    """
-    actor = Actor(
-        model=model,
-        end_id=chat.end_id,
-        max_tokens=settings.env.max_tokens,
-        temperature=0.0,
-        dtype=settings.model.dtype,
-        version=policy_version,
-    )
-    with open_engine(settings.engine, actor.beside(beneath)) as engine:
-        play = Play(policy_version=policy_version, over=over)
-        return collect(engine, chat, attempts, shared, seed=settings.evaluate.seed, play=play)
-
-
-def answer_by_endpoint(
-    endpoint: Endpoint,
-    model: str,
-    attempts: Sequence[Attempt],
-    chat: Chat,
-    settings: Params,
-    shared: Shared,
-    over: Callable[[], None],
-) -> list[Trajectory]:
-    """The trajectories of a model behind an endpoint, in the chat's tokens; what it does not answer is ABORTED.
-
-    The limits of `shared` are to be those of `by_endpoint`; `over` is called as each trajectory ends.
-    """
-    with closing(EndpointSampler(endpoint, model, chat, concurrency=settings.engine.server.concurrency)) as sampler:
-        return collect(sampler, chat, attempts, shared, seed=settings.evaluate.seed, play=Play(told=True, over=over))
-
-
-def by_endpoint(settings: Params) -> Params:
-    """The settings as they hold for a model behind an endpoint, which answers each request for itself."""
+def with_endpoint(settings: Params) -> Params:
+    """The settings for a served model, which answers each request when it arrives."""
     return settings.model_copy(update={"env": settings.env.model_copy(update={"order": "arrival"})})
 
 
-def conditions(
-    protocol: Protocol,
-    attempts: Sequence[Attempt],
-    questions: Sequence[Question],
-    chat: Chat,
-    settings: Params,
-    shared: Shared,
-    *,
-    rounded: bool = False,
-    engine: str = "",
-) -> dict[str, str]:
-    """Under which circumstances a policy answered, by name: hashes, and in words the bounds of an episode.
-
-    `rounded` says that what was trained as adapters answered with merged weights, for want of the model beneath;
-    `engine` what sampled in place of the engine of the settings.
-    """
-    places = settings.places
-    limits = _bounds(settings.env, {question.env for question in questions})
-    limits |= {"engine": engine} if engine else {"dtype": settings.model.dtype, "engine": settings.engine.kind}
-    limits |= {"adapters": "merged and rounded"} if rounded else {}
-    return {
-        "questions": sha256(places.questions),
-        "passages": sha256(places.passages),
-        "index": describe(places.index).index_hash,
-        "prompt": chat.prompts_hash(openings(attempts, questions, shared)),
-        # naive RAG and gold passages have the same prompt around other passages
-        "protocol": "tool_call" if protocol in SCRIPTED else protocol,
-        "limits": ", ".join(f"{name} {value}" for name, value in limits.items()),
-        **(shared.sources() if protocol == "tool_call" else {}),
-    }
-
-
-def _bounds(env: EnvParams, played: Set[str]) -> dict[str, Any]:
-    """What of `env` an episode in these environments may be bound by; the prompt's hash has the instructions."""
+def _limits(env: EnvParams, played: Set[str]) -> dict[str, Any]:
+    """The settings that limit an episode in these environments. The prompt's hash covers the instructions."""
     others = {name for name in env.declared if name not in played} | (set() if played & GAMES.keys() else {"games"})
     return env.model_dump(exclude={"instructions", "aborted_share", *others})

@@ -1,4 +1,4 @@
-"""The report of some runs: one Markdown page and two pictures."""
+"""The report of single runs: one Markdown page, two pictures, and small files for DVC."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from agent_r1.evaluation.comparison import (
     paired,
     warning,
 )
-from agent_r1.evaluation.plots import (
-    SAMPLED,
-    Curve,
-    Curves,
-    final_scores,
-    learning_curves,
-)
+from agent_r1.evaluation.plots import SAMPLED, Curve, Curves, final_scores, learning_curves
 from agent_r1.evaluation.scores import SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import Interval, paired_difference
 from agent_r1.evaluation.transcript import PlainText, examples
@@ -35,9 +29,9 @@ from agent_r1.records import Question, words_of
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
-STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, where the name is not enough
+STRATA = {"hops": "number of hops", "kind": "kind of question"}  # in words, if the name is not enough
 
-Scores = Mapping[str, Mapping[str, float]]  # agent -> what `score` makes of its predictions
+AgentScores = Mapping[str, Mapping[str, float]]  # agent -> its scores, see `score`
 
 
 def render(
@@ -50,8 +44,8 @@ def render(
 ) -> dict[str, Interval]:
     """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
-    The agents in `curves` are the trained runs, the others baselines; both keep their order, and the first of each are
-    what all agents are compared with.
+    The agents in `curves` are trained runs, the others baselines. Every agent is compared with the first run and the
+    first baseline.
     """
     scores = {e.name: score(e.predictions, questions, params) | outcomes(e.trajectories) for e in evaluations}
     baselines = {name: row[SUCCESS] for name, row in scores.items() if name not in curves}
@@ -84,13 +78,13 @@ def write_page(folder: Path, parts: Sequence[str]) -> None:
 
 
 def differences_table(agents: Sequence[str], references: Sequence[str], cell: Callable[[str, str], str]) -> str:
-    """A row per agent and a column per reference; `cell` gives the text of an agent and a reference."""
+    """A row per agent and a column per reference. `cell` gives the text for an agent and a reference."""
     rows = [[f"`{name}`", *(cell(name, other) for other in references)] for name in agents]
     return markdown_table(["agent", *(f"less `{other}`" for other in references)], rows)
 
 
-def _tables(scores: Scores, questions: Sequence[Question]) -> list[str]:
-    """By data set and by the first of the strata in full, by the others success alone; then tokens."""
+def _tables(scores: AgentScores, questions: Sequence[Question]) -> list[str]:
+    """All measures by data set and by the first stratum, success by the other strata, then tokens."""
     word, [first, *others] = words_of(questions).right.capitalize(), [*strata_of(questions), ""]
     datasets, answered = _strata(scores, "dataset_"), any("f1" in row for row in scores.values())
     graded = {f"### {word}": SUCCESS} | ({"### F1": "f1"} if answered else {})
@@ -114,12 +108,12 @@ def _tables(scores: Scores, questions: Sequence[Question]) -> list[str]:
 
 
 def strata_of(questions: Sequence[Question]) -> list[str]:
-    """What results are told apart by, as the questions name it."""
+    """The names of the questions' strata, such as hops and kind."""
     return list(dict.fromkeys(name for question in questions for name in question.strata))
 
 
-def _strata(scores: Scores, name: str) -> list[str]:
-    """The strata of a name, numbers in their order; none of data sets where there is one."""
+def _strata(scores: AgentScores, name: str) -> list[str]:
+    """The values of a stratum in order. Data sets have none if there is only one."""
     found = {
         key.split("/")[1] for row in scores.values() for key in row if name and key.startswith(f"questions/{name}_")
     }
@@ -127,26 +121,26 @@ def _strata(scores: Scores, name: str) -> list[str]:
 
 
 def in_order(stratum: str) -> tuple[int, str]:
-    """Numbers by their size, other strata by their letters."""
+    """A sort key: numbers by size, other strata by letters."""
     number = re.match(r"\w*?_(\d+)", stratum)
     return (int(number[1]) if number else 0, stratum)
 
 
-def _table(scores: Scores, measure: str, strata: Sequence[str]) -> str:
+def _table(scores: AgentScores, measure: str, strata: Sequence[str]) -> str:
     keys = [measure, *(f"{measure}/{stratum}" for stratum in strata)]
     rows = [[_agent(name, row), *(_cell(row, key) for key in keys)] for name, row in scores.items()]
     return markdown_table(["agent", "all", *map(stratum_title, strata)], rows)
 
 
 def _agent(name: str, row: Mapping[str, float]) -> str:
-    """An agent beside its scores, with how many episodes are in none of them."""
+    """An agent's name, with the number of its aborted episodes if there are any."""
     aborted = f" (aborted: {row['aborted']:.0f} of {row['aborted'] + row['questions']:.0f})" if row["aborted"] else ""
     return f"`{name}`{aborted}"
 
 
 def stratum_title(stratum: str) -> str:
-    what, _, value = stratum.partition("_")
-    return in_markdown(value) if what != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
+    name, _, value = stratum.partition("_")
+    return in_markdown(value) if name != "hops" else f"{value} hop" if value == "1" else f"{value} hops"
 
 
 def _differences(evaluations: Sequence[Evaluation], references: Sequence[str], params: EvaluateParams) -> str:
@@ -170,7 +164,7 @@ DECIMALS = 4
 
 
 def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
-    """Writes a file for each agent: its success between the bounds of the interval, as DVC sorts the columns."""
+    """Writes a file per agent with its success. DVC sorts the columns, so the bounds are named around it."""
     with replaced_folder(folder) as fresh:
         for name, found in scores.items():
             row = {"lower": found.low, SUCCESS: found.mean, "upper": found.high}
@@ -179,9 +173,9 @@ def write_scores(folder: Path, scores: Mapping[str, Interval]) -> None:
 
 
 def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
-    """Writes a file for each of `DRAWN`: a row per iteration, and in it the mean of each run's seeds.
+    """Writes a file per metric of `DRAWN`: a row per iteration with the mean of each run's seeds.
 
-    A run that has no value of all its seeds at an iteration has null there.
+    A run has null at an iteration unless all its seeds have a value.
     """
     with replaced_folder(folder) as fresh:
         for name, metric in DRAWN.items():
@@ -192,7 +186,7 @@ def write_curves(folder: Path, curves: Mapping[str, Sequence[Curve]]) -> None:
 
 
 def _means(seeds: Sequence[Curve], metric: str) -> dict[int, float]:
-    """The mean of the seeds by iteration, where all have one."""
+    """The mean of the seeds by iteration, if all have a value."""
     values = defaultdict[int, list[float]](list)
     for rows in seeds:
         for row in rows:

@@ -1,4 +1,4 @@
-"""From finished episodes to graded answers, and one agent's answers as a flat table of numbers."""
+"""Grades: predictions from finished episodes, and scores from predictions."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[Passage]]:
-    """By question_id the passages under its gold titles, in the order of the titles, read from the file of passages.
+    """Reads the gold passages of every question_id, in the order of its gold titles.
 
-    Where several passages share a title all of them are gold, in the order of the file. A question without gold titles,
-    or with one that is the title of no passage, is left out, and the log says how many are. Raises ValueError if not
-    one question has gold passages.
+    All passages of a title are gold, in the order of the file. Leaves out questions without gold titles, or with a
+    title that no passage has, and logs their number. Raises ValueError if no question is left.
     """
     titles = {title for question in questions for title in question.gold_titles}
     under: dict[str, list[Passage]] = {}
@@ -63,9 +62,9 @@ def gold_passages(questions: Sequence[Question], path: Path) -> dict[str, list[P
 
 
 def asked_questions(questions: Sequence[Question], count: int, seed: int) -> list[Question]:
-    """`count` questions of every data set's test split, drawn by the seed, in their order; all for a count of 0.
+    """Draws `count` test questions of every data set by the seed, in their order. A count of 0 takes all.
 
-    Raises ValueError if there is no test split, or one has fewer questions.
+    Raises ValueError if there are no test questions, or a data set has fewer than `count`.
     """
     test = [question for question in questions if question.split == "test"]
     if not test:
@@ -84,7 +83,7 @@ def asked_questions(questions: Sequence[Question], count: int, seed: int) -> lis
 def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], run: str, seed: int) -> list[Prediction]:
     """One prediction per trajectory that the world did not cut short, in their order.
 
-    An attempted call counts as a tool call whatever became of it, and so does a move.
+    Every attempted call counts as a tool call, also a failed one, and so does a move.
     """
     by_id = {question.question_id: question for question in questions}
     return [
@@ -107,10 +106,9 @@ def predict(trajectories: Sequence[Trajectory], questions: Sequence[Question], r
 
 
 def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
-    """Of an answered question its scores, and the share of its gold passages that were seen, where any are known.
+    """The scores of an answered question, with its recall of gold passages; the return of any other environment.
 
-    Every gold passage that the policy reads earns an unweighted `progress` reward of one. Of any other environment the
-    sum of the rewards that it gave.
+    A gold passage earns an unweighted `progress` reward of one when the policy first reads it.
     """
     if question.env != QA:
         return {"return": float(sum(step.rewards.get("env", 0.0) for step in trajectory.steps))}
@@ -121,7 +119,7 @@ def _facts(trajectory: Trajectory, question: Question) -> dict[str, float]:
 
 
 def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """How many episodes the world cut short, and of the others the share that ended in each other way."""
+    """The number of aborted episodes, and the share of every outcome among the others."""
     counts = Counter(trajectory.outcome for trajectory in trajectories)
     aborted = counts.pop(Outcome.ABORTED, 0)
     ended = [outcome for outcome in Outcome if outcome is not Outcome.ABORTED]
@@ -129,10 +127,10 @@ def outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, float]:
-    """The share of a question's gold passages that was seen by the end of each step, mean over questions.
+    """The mean share of gold passages seen by the end of each step, as `gold_recall/step_1`, ...
 
-    Under `gold_recall/step_1`, ... for as many steps as the longest episode has; a shorter one keeps what it had found.
-    Questions without gold titles do not count, nor do episodes that the world cut short.
+    There are as many steps as the longest episode has. A shorter one keeps its last share. Questions without gold
+    titles and aborted episodes do not count.
     """
     golds = {question.question_id: len(question.gold_titles) for question in questions}
     found = [
@@ -145,13 +143,13 @@ def gold_recall_by_step(trajectories: Sequence[Trajectory], questions: Sequence[
 
 
 def measures(predictions: Sequence[Prediction]) -> list[str]:
-    """Success where no fact is the same, every fact that is known of a question, and the counts."""
+    """The measures of some predictions: success unless EM is the same, every known fact, and the counts."""
     facts = dict.fromkeys(name for each in predictions for name in each.facts)
     return [*([] if "em" in facts else [SUCCESS]), *facts, *COUNTS]
 
 
 def measured(measure: str, predictions: Sequence[Prediction]) -> list[float]:
-    """One of `measures`, of the questions that have a value for it."""
+    """The values of one of `measures`, for the questions that have one."""
     if measure in (SUCCESS, *COUNTS):
         return [float(getattr(each, measure)) for each in predictions]
     return [each.facts[measure] for each in predictions if measure in each.facts]
@@ -160,11 +158,10 @@ def measured(measure: str, predictions: Sequence[Prediction]) -> list[float]:
 def score(predictions: Sequence[Prediction], questions: Sequence[Question], params: EvaluateParams) -> dict[str, float]:
     """Means over questions with 95 % bootstrap intervals, under flat keys.
 
-    For each of `measures` (of answered questions `success`, `em`, `f1`, `contains`, `gold_recall` where gold titles are
-    known, and per question `tool_calls`, `tokens_read` and `tokens_sampled`) and every stratum (none, those of the
-    questions such as `hops_<n>` and `kind_<kind>`, and `dataset_<name>` where there are several): `em`, `em/low`,
-    `em/high`, `em/hops_1`, `em/hops_1/low`, ... Besides: the number of questions as `questions`, `questions/hops_1`,
-    ... Raises ValueError if there are no predictions.
+    For success and each of `measures`, over all questions and over every stratum: `em`, `em/low`, `em/high`,
+    `em/hops_1`, `em/hops_1/low`, ... Strata are the questions' own, such as `hops_<n>` and `kind_<kind>`, and
+    `dataset_<name>` if there are several. Counts of questions are `questions`, `questions/hops_1`, ... Raises
+    ValueError if there are no predictions.
     """
     if not predictions:
         raise ValueError("no predictions to score; check evaluate.questions and the test split")
@@ -181,7 +178,7 @@ def score(predictions: Sequence[Prediction], questions: Sequence[Question], para
 
 
 def _strata(predictions: Sequence[Prediction], by_id: Mapping[str, Question]) -> dict[str, list[Prediction]]:
-    """The predictions as a whole (""), by the strata of their questions and by data set; strata in sorted order."""
+    """All predictions under "", then those of every stratum and data set, sorted by name."""
     strata: dict[str, list[Prediction]] = {}
     several = len({by_id[each.question_id].dataset for each in predictions}) > 1
     for prediction in predictions:
@@ -193,18 +190,17 @@ def _strata(predictions: Sequence[Prediction], by_id: Mapping[str, Question]) ->
 
 
 def in_words(scores: Mapping[str, float], success: str) -> str:
-    """A headline as one line; `success` is what the environment calls it."""
+    """A headline as one line. `success` is the environment's word for it."""
     low, high, aborted = scores[f"{SUCCESS}/low"], scores[f"{SUCCESS}/high"], scores["aborted"]
     asked = f"{scores['questions']:.0f} questions{f', {aborted:.0f} more aborted' if aborted else ''}"
     return f"{success} {scores[SUCCESS]:.3f} [{low:.3f}, {high:.3f}] on {asked}"
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
-    """The scores that are kept and tracked, four decimals each.
+    """The scores that are stored and tracked, rounded to four decimals.
 
-    Over all questions their number, how many episodes were aborted and how the others ended, and every measure with its
-    interval; then the means of EM per hop count, EM and F1 per data set where there are several, recall per step, and
-    how each tool was used; where nothing is answered, of success per stratum.
+    Over all questions: counts, outcomes, and every measure with its interval. Then means only: EM by hops, EM and F1 by
+    data set, recall by step, and the use of tools; success by stratum if no question has an answer.
     """
     graded = ("em/hops_", "em/dataset_", "f1/dataset_") if "em" in scores else (f"{SUCCESS}/",)
     parts = ("outcome/", *graded, "gold_recall/step_", "tool/")

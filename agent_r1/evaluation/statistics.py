@@ -1,4 +1,4 @@
-"""How sure a mean over questions, and over seeds, is: the percentile bootstrap.
+"""Confidence intervals of means over questions and seeds, by the percentile bootstrap.
 
 Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. N = questions, S = seeds.
 """
@@ -34,8 +34,7 @@ class Interval:
 def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
     """The mean of `values` [N] with the interval that holds `level` of `samples` resampled means.
 
-    Questions are drawn with replacement; the same seed draws the same questions. Raises ValueError if there are no
-    values, or `level` is not between 0 and 1.
+    Questions are drawn with replacement by the seed. Raises ValueError for no values or a level outside (0, 1).
     """
     if len(values) == 0:
         raise ValueError("no values to average: the set of questions is empty")
@@ -46,9 +45,9 @@ def interval(values: Values, samples: int, seed: int, level: float = LEVEL) -> I
 
 
 def paired_difference(a: Values, b: Values, samples: int, seed: int, level: float = LEVEL) -> Interval:
-    """The mean of `a - b` [N] with its interval: both were measured on the same questions, in the same order.
+    """The mean of `a - b` [N] with its interval; both are of the same questions in the same order.
 
-    Raises ValueError if the two have different lengths.
+    Raises ValueError if their lengths differ.
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values cannot be paired: measure both on the same questions")
@@ -56,9 +55,9 @@ def paired_difference(a: Values, b: Values, samples: int, seed: int, level: floa
 
 
 def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int) -> Interval:
-    """The mean of `values` [S, N] with its interval: questions and seeds are both drawn with replacement.
+    """The mean of `values` [S, N] with its interval; questions and seeds are both drawn with replacement.
 
-    Every seed answered the same questions, so that a drawn question brings all its answers along (Owen, The pigeonhole
+    All seeds answered the same questions, so a drawn question counts with all its answers (Owen, The pigeonhole
     bootstrap, 2007). With one seed this is the interval over questions.
     """
     rng, n = np.random.default_rng(seed), values.shape[1]
@@ -67,10 +66,10 @@ def interval_over_seeds(values: NDArray[np.float64], samples: int, seed: int) ->
 
 
 def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], samples: int, seed: int) -> Interval:
-    """The mean of `a` [S, N] less that of `b` [S', N] on the same questions, with its interval.
+    """The mean of `a` [S, N] minus that of `b` [S', N] on the same questions, with its interval.
 
-    A drawn question counts for both; the seeds of each are drawn for themselves, because trainings share no luck.
-    Raises ValueError if the two have different numbers of questions.
+    A drawn question counts for both. The seeds of each are drawn separately, because trainings are independent.
+    Raises ValueError if the numbers of questions differ.
     """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"{a.shape[1]} and {b.shape[1]} questions cannot be paired: measure both on the same ones")
@@ -81,7 +80,7 @@ def difference_over_seeds(a: NDArray[np.float64], b: NDArray[np.float64], sample
 
 
 def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> NDArray[np.float64]:
-    """[samples] means of N draws with replacement each."""
+    """[samples] means, each of N draws with replacement."""
     rng, n = np.random.default_rng(seed), len(values)
     rows = max(1, BLOCK_DRAWS // n)
     blocks = [min(rows, samples - start) for start in range(0, samples, rows)]
@@ -91,7 +90,7 @@ def _resampled_means(values: NDArray[np.float64], samples: int, seed: int) -> ND
 def _weighted_means(
     values: NDArray[np.float64], questions: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """[samples] means of values [S, N], by how often each question [samples, N] and each seed was drawn."""
+    """[samples] means of values [S, N], weighted by the draws of questions [samples, N] and of seeds."""
     s, n = values.shape
     seeds = rng.multinomial(s, np.full(s, 1 / s), size=len(questions))
     return np.asarray(((seeds @ values) * questions).sum(axis=1) / (s * n), dtype=np.float64)

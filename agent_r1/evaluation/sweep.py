@@ -1,4 +1,4 @@
-"""The report of a sweep with every seed: one Markdown page and two pictures.
+"""The report of a sweep with all seeds: one Markdown page and two pictures.
 
 S = seeds, N = questions.
 """
@@ -6,6 +6,7 @@ S = seeds, N = questions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -45,69 +46,85 @@ Hits = Mapping[str, NDArray[np.float64]]  # by run or baseline, success [S, N] o
 Chosen = Mapping[str, NDArray[np.bool_]]  # by stratum, which questions [N] are in it
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """Runs with every seed, baselines with one, and the runs that all others are compared with."""
+
+    runs: Agents
+    baselines: Sequence[Evaluation]
+    curves: Mapping[str, Sequence[Curve]]  # by run, a curve per seed
+    references: Sequence[str] = ()  # the first run and the first baseline if empty
+
+    @property
+    def agents(self) -> Agents:
+        """The evaluations of all agents by name, runs first."""
+        return {**self.runs, **{baseline.name: [baseline] for baseline in self.baselines}}
+
+
 def render_sweep(
-    runs: Agents,
-    baselines: Sequence[Evaluation],
-    curves: Mapping[str, Sequence[Curve]],
-    questions: Sequence[Question],
-    folder: Path,
-    params: EvaluateParams,
-    references: Sequence[str],
+    sweep: Sweep, questions: Sequence[Question], folder: Path, params: EvaluateParams
 ) -> dict[str, Interval]:
     """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
-    The table of differences has a column for each of the references, which are the first run and the first baseline if
-    none are named, and one for chance.
+    The table of differences has a column for every reference, and one for chance if it was evaluated.
     """
-    agents = {**runs, **{baseline.name: [baseline] for baseline in baselines}}
-    hits, draws = successes(agents), (params.bootstrap_samples, params.seed)
+    agents, draws = sweep.agents, (params.bootstrap_samples, params.seed)
+    hits, word = successes(agents), words_of(questions).right
     found = {name: interval_over_seeds(values, *draws) for name, values in hits.items()}
-    of_seeds = {name: hits[name].mean(axis=1).tolist() for name in runs}
-    reference, base, several = next(iter(runs)), baselines[0].name, len(runs) > 1
-    seeds, asked = sorted({len(evaluations) for evaluations in runs.values()}), hits[reference].shape[1]
+    of_seeds = {name: hits[name].mean(axis=1).tolist() for name in sweep.runs}
+    reference, several = next(iter(sweep.runs)), len(sweep.runs) > 1
+    seeds = sorted({len(evaluations) for evaluations in sweep.runs.values()})
+    limits = {str(name): found[name].mean for name in (FLOOR, CEILING) if name in found}
+    final_scores(folder / FINAL_PNG, found, list(sweep.runs), of_seeds, word)
+    title = f"{word.capitalize()} of the sampled episodes, by iteration"
+    seed_curves(folder / CURVES_PNG, sweep.curves, reference, SAMPLED, title, limits)
+    strata = {name: _strata(agents[reference][0], questions, name) for name in strata_of(questions)}
+    parts = [
+        "# Ablations",
+        f"{_counted([len(sweep.runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, "
+        f"{hits[reference].shape[1]} test questions, greedy decoding. Brackets are 95 % bootstrap intervals over "
+        "questions and seeds; of a baseline, which has one seed, over questions.",
+        *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
+        *above_chance(found),
+        f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
+        f"## {word.capitalize()}",
+        _scores_by_seed(hits, found, next(iter(strata.values()), {})),
+        *_differences(sweep, hits, strata, draws),
+        *_about_training(sweep.curves, reference, word),
+    ]
+    write_page(folder, parts)
+    return found
+
+
+def _differences(sweep: Sweep, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
+    """Paragraphs with the differences from every reference, and from the first run by each of the strata."""
+    first, base = next(iter(sweep.runs)), sweep.baselines[0].name
 
     def difference(name: str, other: str, chosen: NDArray[np.bool_] | slice = slice(None)) -> str:
         if name == other:
             return ""
         return difference_cell(difference_over_seeds(hits[name][:, chosen], hits[other][:, chosen], *draws))
 
-    word = words_of(questions).right
-    final_scores(folder / FINAL_PNG, found, list(runs), of_seeds, word)
-    title = f"{word.capitalize()} of the sampled episodes, by iteration"
-    limits = {str(name): found[name].mean for name in (FLOOR, CEILING) if name in found}
-    seed_curves(folder / CURVES_PNG, curves, reference, SAMPLED, title, limits)
-    compared = dict.fromkeys([*(references or (reference, base)), *(name for name in limits if name == FLOOR)])
-    strata_by_name = {name: _strata(agents[reference][0], questions, name) for name in strata_of(questions)}
+    compared = dict.fromkeys([*(sweep.references or (first, base)), *([FLOOR] if FLOOR in hits else [])])
     parts = [
-        "# Ablations",
-        f"{_counted([len(runs)], 'run')} with {_counted(seeds, 'seed')}{' each' * several}, {asked} test questions, "
-        "greedy decoding. Brackets are 95 % bootstrap intervals over questions and seeds; of a baseline, which has one "
-        "seed, over questions.",
-        *warning([evaluation for evaluations in agents.values() for evaluation in evaluations]),
-        *above_chance(found),
-        f"![{word.capitalize()} on the test questions, per agent and seed]({FINAL_PNG})",
-        f"## {word.capitalize()}",
-        _scores_by_seed(hits, found, next(iter(strata_by_name.values()), {})),
         "## Differences on the same questions",
         "The row's agent less the column's. **Bold** where the interval leaves out 0; it is over questions and seeds.",
         differences_table(list(hits), list(compared), difference),
     ]
-    for name, strata in strata_by_name.items():
-        if len(strata) > 1:
+    for name, chosen in strata.items():
+        if len(chosen) > 1:
             rows = [
-                [f"`{agent}`", *(difference(agent, reference, chosen) for chosen in strata.values())]
+                [f"`{agent}`", *(difference(agent, first, each) for each in chosen.values())]
                 for agent in hits
-                if agent != reference
+                if agent != first
             ]
-            title = f"## Differences from `{reference}` by {STRATA.get(name, name)}"
-            parts += [title, markdown_table(["agent", *strata], rows)]
-    parts += _about_training(curves, reference, word)
-    write_page(folder, parts)
-    return found
+            title = f"## Differences from `{first}` by {STRATA.get(name, name)}"
+            parts += [title, markdown_table(["agent", *chosen], rows)]
+    return parts
 
 
 def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word: str) -> list[str]:
-    """How the runs trained, in paragraphs."""
+    """Paragraphs on the trainings."""
     several = len(curves) > 1
     at_equal_time = (
         f"At equal time is of the last {AT_THE_END} iterations that had ended when the fastest training was over. "
@@ -125,15 +142,18 @@ def _about_training(curves: Mapping[str, Sequence[Curve]], reference: str, word:
 
 
 def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
-    """By agent, success [S, N] of every seed; the questions are in the same order everywhere."""
-    evaluations = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
-    first, asked = evaluations[0][0], evaluations[0][1].asked
-    if aborted := cut_short([evaluation for _, evaluation in evaluations]):
+    """Success [S, N] of every seed by agent, with the questions in one order.
+
+    Raises ValueError if the agents answered different questions, or the world cut episodes short.
+    """
+    named = [(name, evaluation) for name, seeds in agents.items() for evaluation in seeds]
+    if aborted := cut_short([evaluation for _, evaluation in named]):
         raise ValueError(f"the world cut episodes short, {aborted}: their questions are missing; evaluate again")
-    for name, evaluation in evaluations:
-        if evaluation.asked != asked:
+    for name, evaluation in named:
+        if evaluation.asked != named[0][1].asked:
             raise ValueError(
-                f"{name} and {first} answered different questions; evaluate both again under the same configuration"
+                f"{name} and {named[0][0]} answered different questions; evaluate both again under the same "
+                "configuration"
             )
     return {
         name: np.array([[one for _, one in sorted(each.success.items())] for each in seeds], dtype=np.float64)
@@ -142,7 +162,7 @@ def successes(agents: Agents) -> dict[str, NDArray[np.float64]]:
 
 
 def _strata(evaluation: Evaluation, questions: Sequence[Question], name: str) -> Chosen:
-    """By the values of one of the strata, such as hops, which questions are in it, in the order of `successes`."""
+    """The questions in each value of a stratum such as hops, in the order of `successes`."""
     strata = {each.question_id: f"{name}_{each.strata[name]}" if name in each.strata else "" for each in questions}
     found = np.array([strata[question_id] for question_id in sorted(evaluation.success)])
     return {stratum_title(each): found == each for each in sorted(set(found.tolist()) - {""}, key=in_order)}
@@ -188,10 +208,10 @@ def _mean(values: Sequence[float], decimals: int) -> str:
 
 
 def _until(curve: Curve, seconds: float) -> Curve:
-    """The iterations that had ended after so many seconds of training."""
+    """The iterations that ended within `seconds` of training."""
     return [metrics for number, metrics in enumerate(curve) if _seconds(curve[: number + 1]) <= seconds]
 
 
 def _seconds(curve: Curve) -> float:
-    """The sum of `time/*_s`, the only metrics that add up to a time."""
-    return sum(value for metrics in curve for name, value in metrics.items() if fnmatch(name, "time/*_s"))
+    """The seconds of training: the sum of `time/*_s`."""
+    return sum(metrics[name] for metrics in curve for name in metrics if fnmatch(name, "time/*_s"))

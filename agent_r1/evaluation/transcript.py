@@ -1,4 +1,4 @@
-"""A trajectory as a person reads it, and which ones are worth reading."""
+"""Trajectories as plain text, and the choice of examples to read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
 
 
 def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *, with_prompt: bool = False) -> str:
-    """The whole episode as plain text: question, every step with thought, search and passages, answer, outcome.
+    """The whole episode as plain text: question, thought, call and reply of every step, outcome, answer.
 
-    Where the context was rewritten, what the policy reads from there on is shown whole, roles included. `with_prompt`
-    shows the opening messages too, where the passages of naive RAG are.
+    A rewritten context is shown whole, roles included. `with_prompt` adds the opening messages, which hold the passages
+    of naive RAG.
     """
     lines = _field("question", question.text)
     if with_prompt:
@@ -50,7 +50,7 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
 
 
 def _action(text: str, step: Step) -> list[str]:
-    """Thought and call where the action is well formed; the action as it is otherwise."""
+    """The lines of an action: thought and calls if it is well formed, otherwise its text."""
     pieces = split_action(text)
     thoughts = [piece for piece in pieces if piece.kind == "thought" and piece.text.endswith("</think>")]
     said = "".join(piece.text for piece in pieces if piece not in thoughts).strip()
@@ -63,7 +63,7 @@ def _action(text: str, step: Step) -> list[str]:
 
 
 def shown_arguments(arguments: str) -> str:
-    """The one argument's value, or all of them by name; of a move, which has no names, itself."""
+    """The value of a single argument, or all arguments by name. A move, which has no names, is shown as it is."""
     values = json.loads(arguments)
     if not isinstance(values, dict):
         return str(values)
@@ -77,17 +77,16 @@ def _decoded(trajectory: Trajectory, span: slice, source: Source, decode: PlainT
 
 
 def _field(label: str, text: str) -> list[str]:
-    """A label with its text beside it, wrapped, every line of the text kept apart."""
+    """A label with its text beside it. Every line of the text is wrapped alone."""
     lines = harmless_lines(text).split("\n")
     wrapped = [row for line in lines for row in textwrap.wrap(line, WIDTH - LABEL) or [""]]
     return [f"{'' if place else label:<{LABEL}}{row}".rstrip() for place, row in enumerate(wrapped)]
 
 
 def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Question]) -> dict[str, Trajectory]:
-    """The hardest question that went `right` and the hardest that went `wrong`; without a key where there is none.
+    """The hardest `right` and the hardest `wrong` episode, if there are any. Aborted ones are neither.
 
-    Hardest: most hops where that is known, then an episode of several steps before one of a single step, then the
-    first. What the world cut short went neither way.
+    The hardest has the most hops, if these are known; then several steps before a single one; then comes first.
     """
     found: dict[str, Trajectory] = {}
     hops = {question.question_id: int(question.strata.get("hops", 0)) for question in questions}
@@ -98,12 +97,12 @@ def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Questi
 
 
 def plain_text(tokenizer: PreTrainedTokenizerBase) -> PlainText:
-    """Decodes by a tokenizer."""
+    """Decodes with a tokenizer."""
     return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: PlainText) -> dict[str, str]:
-    """A right and a wrong episode, prompts included, as text."""
+    """A right and a wrong episode as text, with prompts."""
     by_id = {question.question_id: question for question in questions}
     return {
         title: transcript(trajectory, by_id[trajectory.question_id], decode, with_prompt=True)
@@ -117,10 +116,9 @@ def examples(
     questions: Sequence[Question],
     decode: PlainText,
 ) -> list[str]:
-    """A Markdown section on the first trained agent: heading, then a fenced transcript for each example.
+    """A Markdown section with example transcripts of the first trained agent; none without a trained agent.
 
-    `trajectories` are the evaluated agents' by name. Without a trained agent there is no section; an example that
-    does not exist (nothing failed, no baseline) is left out.
+    `trajectories` are by agent. An example that does not exist is left out.
     """
     if not trained:
         return []
@@ -138,6 +136,6 @@ def examples(
 
 
 def _fenced(text: str) -> str:
-    """A code block whose fence is longer than any in the text: passages may hold Markdown."""
+    """A code block with a fence longer than any in the text, because passages may hold Markdown."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}text\n{text}\n{fence}"

@@ -1,12 +1,11 @@
-"""Whether a policy still answers as it did, and whether a challenger takes the champion's place.
+"""Verdicts on a policy: whether its answers drifted, and whether a challenger replaces the champion.
 
-Drift: the same weights asked the same questions greedily give the same answers. Where one changed, something else did:
+Drift: equal weights give equal greedy answers to equal questions. A changed answer means that something else changed:
 the engine, a library, the machine.
 
-Promotion: two tests of success on the same questions. The paired bootstrap bounds the gain. It is an approximation,
-too bold where the two differ on few questions; so the exact sign test has to agree. An equal challenger is right as
-often as the champion on the questions that only one of them answers right, a coin for each: four of four such questions
-fall to it in 1 of 16 cases.
+Promotion: two tests of success on the same questions. The paired bootstrap bounds the gain, but is too bold if the two
+differ on few questions. So the exact sign test must agree: for an equal challenger, each question that only one of the
+two answers right is a coin toss, and it wins four of four such questions in 1 of 16 cases.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_r1.evaluation.comparison import (
-    MEANT_TO_DIFFER,
+    POLICY,
+    AnswerPair,
     Evaluation,
-    Pair,
     compare,
     cut_short,
     differences_of_setting,
@@ -33,31 +32,26 @@ from agent_r1.records import Prediction, Question, words_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drift:
-    """Two evaluations of one policy; in a pair `a` is of the current one and `b` of the previous."""
+    """Two evaluations of one policy. In every pair, `a` is current and `b` previous."""
 
     current: str  # the evaluations' names
     previous: str
-    changed: list[Pair]  # the questions with another answer, in the current one's order
-    differences: dict[str, Interval]  # data set -> success now less before, paired by question
+    changed: list[AnswerPair]  # questions with another answer, in the current order
+    differences: dict[str, Interval]  # data set -> success now minus before, paired by question
     word: str  # for success
 
     @property
     def beyond(self) -> list[str]:
-        """The data sets on which success has changed by more than chance."""
+        """The data sets on which success changed beyond chance."""
         return [dataset for dataset, difference in self.differences.items() if difference.excludes_zero]
 
 
-def same_setting(a: Evaluation, b: Evaluation) -> bool:
-    """Whether two evaluations are of one policy and were measured alike."""
-    return a.hashes[MEANT_TO_DIFFER] == b.hashes[MEANT_TO_DIFFER] and not differences_of_setting([a, b])
-
-
 def drift(current: Evaluation, previous: Evaluation, questions: Sequence[Question], params: EvaluateParams) -> Drift:
-    """Compares two evaluations of one policy, by data set; `questions` may have more than those asked.
+    """Compares two evaluations of one policy, by data set. The questions asked must be among `questions`.
 
-    Raises ValueError if they are of two policies, were not measured alike, or hold episodes that the world cut short.
+    Raises ValueError if they are of two policies, were not measured alike, or the world cut episodes short.
     """
-    if current.hashes[MEANT_TO_DIFFER] != previous.hashes[MEANT_TO_DIFFER]:
+    if current.hashes[POLICY] != previous.hashes[POLICY]:
         raise ValueError(f"{current.name} and {previous.name} are of two policies: that is no drift; compare them")
     pairs = compare(current, previous, questions, params).pairs
     differences = {}
@@ -75,7 +69,7 @@ def _went(prediction: Prediction) -> tuple[str, float]:
 
 
 def explain(found: Drift, shown: int | None = None) -> str:
-    """A sentence on how far answers drifted, and a line for each changed question or for the first `shown`."""
+    """A sentence on the drift, and a line per changed question, at most `shown` of them."""
     if not found.changed:
         return f"{found.current} answers every question as {found.previous} did"
     moved = [
@@ -105,14 +99,14 @@ class Decision:
     reason: str
     margin: float  # the lower bound of the difference must be above it
     level: float  # of the interval, both tails together
-    questions: int  # answered by both, 0 where the two cannot be compared
-    challenger_success: float  # mean over these questions; 0 where the two cannot be compared, like what follows
+    questions: int  # answered by both; 0 if the two cannot be compared
+    challenger_success: float  # mean over these questions; 0 if the two cannot be compared, like all below
     champion_success: float
     only_challenger_right: int
     only_champion_right: int
-    difference: Interval | None  # challenger less champion, paired by question; None where they cannot be compared
-    luck: float  # chance that an equal one has as many of the questions that one alone answers right: the sign test's
-    most_luck: float  # what it may be at most: one tail of the interval
+    difference: Interval | None  # challenger minus champion, paired by question; None if they cannot be compared
+    luck: float  # p-value of the sign test: the chance that an equal challenger gains as much
+    most_luck: float  # the largest luck that passes: one tail of the interval
 
 
 def decide(
@@ -125,13 +119,12 @@ def decide(
 ) -> Decision:
     """Promotes a challenger whose gain is beyond the margin and beyond luck, and refuses any other.
 
-    Its lower bound of the difference is above the margin, and the one-sided sign test is significant at the same level.
-    Two that were not measured alike, on other questions or with other hashes of data, index or prompt, under another
-    protocol or other limits, cannot be compared: the challenger is refused. So it is where the world cut episodes
-    short, unless `anyway` is set; then the questions count that both answered.
+    The lower bound of the difference must be above the margin, and the one-sided sign test significant at the same
+    level. Refuses a challenger that was not measured like the champion: with other questions, hashes, protocol or
+    limits. Refuses too if the world cut episodes short; with `anyway` it compares the questions that both answered.
 
-    With a level of 0.95 an equal challenger is promoted in 1 of 40 cases at most. How rarely one is that is better by
-    less than the margin, the bootstrap only approximates.
+    At level 0.95 an equal challenger is promoted in at most 1 of 40 cases. The bootstrap only approximates how rarely
+    one passes that is better by less than the margin.
     """
     if challenger.name == champion.name:
         raise ValueError(f"{champion.name} is no challenger of its own; name another version")
@@ -162,7 +155,7 @@ def decide(
 
 
 def _obstacle(challenger: Evaluation, champion: Evaluation, *, anyway: bool) -> str:
-    """Why the two cannot be compared, "" where they can."""
+    """The reason why the two cannot be compared; "" if they can."""
     differing = ", ".join(differences_of_setting([challenger, champion]))
     if differing:
         return f"they were not measured alike, they differ in {differing}; evaluate both under one configuration"
@@ -171,8 +164,8 @@ def _obstacle(challenger: Evaluation, champion: Evaluation, *, anyway: bool) -> 
 
 
 def _sign_test(gained: int, of: int) -> float:
-    """How often a fair coin shows heads so many times or more."""
-    from scipy.stats import binomtest  # whose import takes longer than a decision
+    """The chance that a fair coin shows heads at least `gained` times."""
+    from scipy.stats import binomtest  # its import takes longer than a decision
 
     return float(binomtest(gained, of, alternative="greater").pvalue)
 
@@ -192,14 +185,14 @@ def _verdict(
 
 
 def verdict(decision: Decision) -> str:
-    """The decision in a line: `refused: -0.035 [-0.065, -0.003], the lower bound -0.065 of the difference is ...`."""
+    """The decision in one line, such as `refused: -0.035 [-0.065, -0.003], the lower bound -0.065 ...`."""
     found = decision.difference
     by = f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}], " if found else ""
     return f"{'promoted' if decision.promoted else 'refused'}: {by}{decision.reason}"
 
 
 def decision_table(decision: Decision) -> str:
-    """The decision in Markdown: a sentence, and the numbers behind it."""
+    """The decision in Markdown: a sentence and a table of its numbers."""
     verdict = "is promoted" if decision.promoted else "is refused"
     sentence = f"{decision.challenger} {verdict} against {decision.champion}: {in_markdown(decision.reason)}."
     found = decision.difference

@@ -1,4 +1,4 @@
-"""A policy with all that it acts with: engine, renderer, tools and limits, as a stage opens them."""
+"""A policy that is ready to answer: with engine, renderer, tools and limits, as a stage opens them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent_r1.search.index import open_index
 
 
 class Agent:
-    """Who is asked. Every question is an episode of its own, token for token as in training, whoever else asks."""
+    """Answers questions. Every question is an episode of its own, token for token as in training."""
 
     def __init__(self, sampler: Sampler, chat: Chat, shared: Shared) -> None:
         self.shared = shared
@@ -27,12 +27,12 @@ class Agent:
         self._episodes = count()
 
     def ask(self, text: str, *, seed: int, sample: int = 0) -> Iterator[StepView]:
-        """The steps of an episode; `sample` tells apart the times that a question is asked."""
+        """The steps of an episode. `sample` numbers the repetitions of a question."""
         attempt = asked_attempt(text, self.shared, sample=sample)
         return follow(self._sampler, self._chat, attempt, self.shared, seed=seed)
 
     def attend(self, text: str, *, seed: int) -> AsyncGenerator[StepView]:
-        """The same in the loop of `shared`, where other episodes go on meanwhile."""
+        """The steps of an episode in the loop of `shared`, where other episodes run at the same time."""
         attempt, episode = asked_attempt(text, self.shared), next(self._episodes)
         return attend(self._act, self._chat, attempt, self.shared, seed=seed, episode=episode)
 
@@ -41,10 +41,7 @@ class Agent:
 def open_agent(
     settings: Params, path: str, updates: int, *, beneath: Beneath | None, temperature: float
 ) -> Iterator[Agent]:
-    """The agent of a policy's folder or hub id, which had so many updates since the warm start.
-
-    It acts as the adapters in its folder where there is a model `beneath` them.
-    """
+    """Opens the policy of a folder or hub id after `updates` updates. With a model `beneath` it runs its adapters."""
     chat = Chat(load_tokenizer(path))
     index = open_index(settings.search, settings.places.passages, settings.places.index)
     actor = Actor(

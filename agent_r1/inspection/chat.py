@@ -1,7 +1,7 @@
 """Conversations with an agent: every question is an episode of its own, token for token as in training.
 
-On a terminal they are coloured and cut to its width, elsewhere plain and whole. What the policy, the passages and the
-person wrote is untrusted: it is never read as markup, and nothing in it reaches the terminal as a command.
+Output on a terminal is coloured and cut to its width, elsewhere plain and whole. Text of the policy, the passages and
+the person is untrusted: it is never markup, and never reaches the terminal as a command.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ CALL, ANSWER, THOUGHT, QUIET, FAULT = "bold cyan", "bold green", "dim italic", "
 
 
 class Asking(Protocol):
-    """Somebody who is asked questions."""
+    """An agent, here or remote, that answers questions."""
 
     title: str  # a name for people
     limits: Limits
 
     def ask(self, text: str) -> Iterator[StepView]:
-        """The steps of an episode of its own; a ValueError says why there is none."""
+        """The steps of the question's episode. Raises ValueError if it has none."""
         ...
 
 
 def chat(opening: AbstractContextManager[Asking], question: str | None) -> None:
-    """Answers the one question, or what is typed, or the lines of standard input where that is no terminal.
+    """Answers one question, or typed questions, or the lines of standard input if that is no terminal.
 
-    `opening` loads who answers, whose title is shown first.
+    `opening` loads the agent. Its title is shown first.
     """
     at_keyboard = question is None and sys.stdin.isatty()
     console = Console(highlight=False, force_terminal=None if at_keyboard or question is not None else False)
@@ -63,7 +63,7 @@ def chat(opening: AbstractContextManager[Asking], question: str | None) -> None:
 
 
 class Session:
-    """Questions to one agent. The seed is of what is drawn with a temperature above 0."""
+    """Questions to one agent. The seed matters at temperatures above 0."""
 
     def __init__(self, agent: Agent, seed: int, title: str) -> None:
         self.title = title
@@ -72,7 +72,7 @@ class Session:
         self._asked: Counter[str] = Counter()
 
     def ask(self, text: str) -> Iterator[StepView]:
-        """The steps of an episode of its own. A question that comes again draws again, where anything is drawn."""
+        """The steps of the question's episode. A repeated question is sampled anew."""
         sample = self._asked[text]
         self._asked[text] += 1
         return self._agent.ask(text, seed=self._seed, sample=sample)
@@ -80,7 +80,7 @@ class Session:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, agent: AbstractContextManager[Agent], seed: int, title: str) -> Iterator[Self]:
-        """With an agent that is yet to be opened."""
+        """Opens the agent for the length of the conversation."""
         with agent as found:
             yield cls(found, seed, title)
 
@@ -94,7 +94,7 @@ class Remote:
         self._endpoint, self._name = endpoint, card.id
 
     def ask(self, text: str) -> Iterator[StepView]:
-        """The steps as they come. Raises ValueError where the agent refuses, and WorldFault where it fails."""
+        """The steps as they arrive. Raises ValueError if the agent refuses, WorldFault if it fails."""
         body = {"model": self._name, "messages": [{"role": "user", "content": text}]}
         for said in self._endpoint.stream(body):
             event = self._endpoint.read(said, Event)
@@ -109,7 +109,7 @@ class Remote:
     @classmethod
     @contextlib.contextmanager
     def opened(cls, endpoint: Endpoint, name: str | None) -> Iterator[Self]:
-        """The agent of an endpoint; a ValueError says where it has another name than is meant."""
+        """Finds the agent of an endpoint. Raises ValueError if it has another name."""
         [card] = endpoint.describe(Cards).data
         if name not in (None, card.id):
             raise ValueError(f"the agent at {endpoint.url} is called {harmless(card.id)!r}, not {name!r}")
@@ -117,7 +117,7 @@ class Remote:
 
 
 def converse(session: Asking, screen: Screen, questions: Iterable[str], *, echo: bool) -> None:
-    """Asks one question after another and shows the episodes; a question that is too long is said to be so."""
+    """Asks the questions in turn and shows their episodes, or why a question was refused."""
     for text in questions:
         if echo:
             screen.question(text)
@@ -188,7 +188,7 @@ class Screen:
                 self._put(passage(line), indent=4, cut=True)
 
     def ending(self, views: Sequence[StepView], seconds: float) -> None:
-        """Why there is no answer, where there is none, and what the episode took."""
+        """Shows why there is no answer, if there is none, and the episode's steps, calls, tokens and seconds."""
         last = views[-1]
         if last.outcome is not Outcome.ANSWERED:
             self._labelled("none", f"no answer: {_why(last, self._limits)}", FAULT)

@@ -1,4 +1,4 @@
-"""Two credits of the same trajectories, and the gradients of their losses, held against each other."""
+"""Comparisons of two credits of the same trajectories, and of the gradients of their losses."""
 
 from __future__ import annotations
 
@@ -29,19 +29,17 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
 
-Floats = NDArray[np.float64]
-
 
 def advantage_comparison(
     trajectories: Sequence[Trajectory], credits_: Sequence[Credit], others: Sequence[Credit]
 ) -> dict[str, float]:
-    """Where advantages act, and how they agree with other credits of the same trajectories.
+    """The share of tokens with an advantage, and the agreement with other credits of the same trajectories.
 
     Returns:
         `advantage/kept_share`: of the trajectories, those that are kept.
         `advantage/nonzero_share`: of the tokens after the first prompt of all trajectories, kept or not.
-        `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN where there
-        are none, or where one side is constant.
+        `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN without such
+        tokens, or if one side is constant.
     """
     after = np.concatenate([after_prompt(trajectory.source) for trajectory in trajectories])
     rows = zip(trajectories, credits_, others, strict=True)
@@ -58,11 +56,11 @@ def advantage_comparison(
 def value_errors(
     trajectories: Sequence[Trajectory], credits_: Sequence[Credit], params: CreditParams, max_tokens: int | None = None
 ) -> dict[str, float]:
-    """How far the values of the kept trajectories are from the undiscounted return that was yet to come.
+    """The errors of the kept trajectories' values against the undiscounted return to go.
 
     Returns:
-        For action and for observation tokens: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return, which
-        the best constant would err by; nothing for a kind of token that there is none of.
+        For action and observation tokens: `value/<tokens>_rmse`, and `value/<tokens>_std` of that return, the error
+        of the best constant. A kind of token that does not occur is left out.
     """
     kept = [(t, credit) for t, credit in zip(trajectories, credits_, strict=True) if credit.kept]
     if not kept:
@@ -80,7 +78,7 @@ def value_errors(
     return errors
 
 
-def returns_to_come(trajectory: Trajectory, params: CreditParams, max_tokens: int | None = None) -> Floats:
+def returns_to_come(trajectory: Trajectory, params: CreditParams, max_tokens: int | None = None) -> NDArray[np.float64]:
     """[L] the undiscounted sum of the rewards at a token and after it."""
     rewards = token_rewards(trajectory, step_rewards(trajectory, params, max_tokens)[0])
     return np.cumsum(rewards[::-1])[::-1]
@@ -88,30 +86,29 @@ def returns_to_come(trajectory: Trajectory, params: CreditParams, max_tokens: in
 
 @dataclass(frozen=True, slots=True)
 class PolicyGradient:
-    """The policy loss of some trajectories as a single optimiser step, before the optimiser and any clipping.
+    """The gradient of some trajectories' policy loss as one optimiser step, before clipping and the optimiser.
 
-    The gradient comes in two parts that add up: through the probabilities of the tokens that the policy sampled, and
-    through those of all other tokens that the loss runs over.
+    It is the sum of two parts: through the probabilities of sampled tokens, and of all other tokens in the loss.
     """
 
     sampled: Tensor  # [P] float32, on the CPU
     observed: Tensor  # [P] float32, on the CPU; 0 with the loss mask on
-    metrics: Metrics  # of the step, as training logs them; none where no token is trained on
-    observed_loss_share: float  # of the sum of the tokens' absolute losses; 0 where that is 0
+    metrics: Metrics  # of the step, as training logs them; empty if no token is trained on
+    observed_loss_share: float  # of the sum of the tokens' absolute losses; 0 if that is 0
 
     @property
     def total(self) -> Tensor:
-        """[P] what the optimiser would be given."""
+        """[P] the gradient that the optimiser would get."""
         return self.sampled + self.observed
 
     @property
     def observed_share(self) -> float:
-        """Of the parts' squared norms, in [0, 1]; 0 for a gradient of 0."""
+        """The observed part's share of both squared norms, in [0, 1]; 0 for a gradient of 0."""
         sampled, observed = (part.double().square().sum().item() for part in (self.sampled, self.observed))
         return observed / (sampled + observed) if sampled + observed else 0.0
 
     def compared_with(self, other: PolicyGradient) -> Metrics:
-        """Its numbers, and its cosine with another gradient of the same policy."""
+        """The metrics of this gradient, and its cosine with another one of the same policy."""
         return {
             **self.metrics,
             "policy/grad_norm": self.total.double().norm().item(),
@@ -128,11 +125,11 @@ def policy_gradient(
     params: UpdateParams,
     compute: Compute,
 ) -> PolicyGradient:
-    """The gradient of all kept trajectories together, in one step, whatever `epochs` and `minibatches` say.
+    """The gradient of all kept trajectories in one step; `epochs` and `minibatches` have no effect.
 
-    P counts the weights that train: with adapters, theirs alone. What is computed at once is a micro-batch. No weight
-    changes, and nothing is left in the parameters' own gradients. Raises FloatingPointError, which names the
-    trajectories, if a loss is not finite, and ValueError if `kl_loss` needs a reference that the credits have not had.
+    P counts the trainable weights: with adapters only theirs. Runs in micro-batches, changes no weight, and leaves the
+    parameters' own gradients empty. Raises FloatingPointError, which names the trajectories, if a loss is not finite,
+    and ValueError if `kl_loss` needs a reference that the credits lack.
     """
     rows = join_credit(policy, trajectories, credits, params, compute)  # those not kept have no loss token
     divisor = normaliser([row.loss_tokens for row in rows], params)
@@ -157,13 +154,13 @@ def policy_gradient(
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """The cosine of the angle between two vectors [P]; NaN where one of them is 0 and has no direction."""
+    """The cosine of the angle between two vectors [P]; NaN if one of them is 0."""
     one, other = one.double(), other.double()
     return float((one @ other / (one.norm() * other.norm())).item())
 
 
 def _only(tokens: LossTokens, part: Tensor) -> LossTokens:
-    """The same tokens with a graph at those of `part` [N] alone: tokens of one span share a ratio, not a gradient."""
+    """Cuts the graph of all tokens outside `part` [N]. Tokens of one span share a ratio, not a gradient."""
     logprobs, entropy = (torch.where(part, each, each.detach()) for each in (tokens.logprobs, tokens.entropy))
     return replace(tokens, logprobs=logprobs, entropy=entropy)
 

@@ -1,4 +1,4 @@
-"""The iterations of a stored run under other configurations than its own."""
+"""Replays of a run's stored iterations under other configurations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent_r1.credit.assign import assign
 from agent_r1.devices.gpus import default_device
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
-from agent_r1.learn.batching import Compute, Reference, compute_of, frozen
+from agent_r1.learn.batching import Reference, compute_of, frozen
 from agent_r1.learn.learner import Learner, reference_of
 from agent_r1.learn.losses import Metrics
 from agent_r1.params import Params
@@ -33,8 +33,8 @@ from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 
-REPLAYED = ("credit", "update")  # sections of `train` that a replay looks at
-OF_STEPS = {  # of `update`: what steers the steps of an optimiser, of which a replay takes none
+REPLAYED = ("credit", "update")  # sections of `train` that a replay reads
+OF_STEPS = {  # keys of `update` that steer the optimiser, which a replay does not use
     "learning_rate",
     "learning_rate_decay",
     "learning_rate_warmup",
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Configuration(NamedTuple):
-    """How trajectories are credited and learned from."""
+    """A named configuration of credit and update."""
 
     name: str
     train: TrainParams
@@ -62,22 +62,22 @@ class Replay(NamedTuple):
     """One iteration under one configuration."""
 
     configuration: Configuration
-    metrics: Metrics  # those of training, and those of the comparison with the run's own configuration
+    metrics: Metrics  # of training, and of the comparison with the run's own configuration
 
 
 class Replayed(NamedTuple):
-    """One iteration under its run's own configuration and under others."""
+    """One iteration under the run's own configuration and under others."""
 
     iteration: int
     policy: PolicyOnDisk  # at which the gradients were taken
     replays: list[Replay]  # the run's own first
-    values: Metrics  # errors of the values that the run's critic gave; empty without one
+    values: Metrics  # errors of the run's critic; empty without one
 
 
 def configurations(settings: Params, run: RunId, others: Sequence[str], changes: Sequence[str]) -> list[Configuration]:
-    """The run's own configuration, and after it those to compare with it.
+    """The run's own configuration, followed by the others.
 
-    Raises ValueError if one is unknown or refused, or needs values that the run's critic would have had to give.
+    Raises ValueError if one is unknown or invalid, or needs a critic that the run did not train.
     """
     own = settings.run(run)
     wanted = parse_changes(changes)
@@ -98,7 +98,7 @@ def configurations(settings: Params, run: RunId, others: Sequence[str], changes:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """`["credit.lam=1.0"]` -> `{"credit": {"lam": 1.0}}`, the values as YAML has them."""
+    """Parses `["credit.lam=1.0"]` into `{"credit": {"lam": 1.0}}`. Values are YAML."""
     nested: dict[str, Any] = {}
     for change in changes:
         key, equals, value = change.partition("=")
@@ -117,7 +117,7 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
 
 
 def reads_untrained_values(own: CreditParams, other: CreditParams) -> bool:
-    """Whether `other` reads values at tokens that a critic under `own` was not trained at."""
+    """Whether `other` reads values at tokens on which a critic under `own` was not trained."""
     if own.estimator == "step_gae":
         return other.needs_critic and other.estimator != "step_gae"
     masked = other.advantage_mask.recursion and other.advantage_mask.critic
@@ -134,11 +134,11 @@ def replay(
     iterations: Sequence[str],
     with_gradient: bool,
 ) -> list[Replayed]:
-    """Credits stored trajectories as their run did, by its configuration in params.yaml, and as others would.
+    """Credits stored trajectories under the run's configuration in params.yaml and under others.
 
-    In place of the run's `credit` and `update` come those of `others`, or its own without any, with `changes` such as
-    `credit.lam=1.0` on top. Gradients can be compared in iterations whose policy is on disk. The files are in another
-    `folder` than where training put them, if one is given; for `iterations` see `StoredRun.choose`.
+    Every other configuration has the `credit` and `update` of one of `others` (or of the run), with `changes` such as
+    `credit.lam=1.0` on top. Gradients are compared in iterations whose policy is on disk. `folder` replaces the run's
+    own folder; for `iterations` see `StoredRun.choose`.
     """
     settings = settings.of(run)
     compared = configurations(settings, run, others, changes)
@@ -149,7 +149,7 @@ def replay(
 
 
 class Replayer:
-    """Replays the iterations of a stored run; loads a model when it is first needed."""
+    """Replays the iterations of a stored run. Loads a model when it is first needed."""
 
     def __init__(
         self, stored: StoredRun, compared: list[Configuration], settings: Params, *, with_gradient: bool
@@ -163,33 +163,31 @@ class Replayer:
         self.reference = self._reference(compared[0].train) if needed else None
 
     def replay(self, number: int) -> Replayed:
-        """One iteration under every configuration."""
+        """Replays one iteration under every configuration."""
         logger.info("iteration %d: credit under %s", number, ", ".join(each.name for each in self.compared))
         trajectories, stored = self.stored.trajectories(number), self.stored.credits(number)
         policy = self.stored.policy(trajectories[0].policy_version)
-        under = [self._own(number), *self.compared[1:]]
+        own, *others = self.compared
+        if self.stored.was_stabilised(number):
+            own = own._replace(train=own.train.stabilised)
+        under = [own, *others]
         assigned = [self._assign(trajectories, stored, each) for each in under]
         self._compare_with_stored(number, assigned[0][0], stored)
-        replays, own = [], None
+        replays, first = [], None
         for each, (credits_, metrics) in zip(under, assigned, strict=True):
             gradient = self._gradient(number, policy, trajectories, credits_, each.train)
-            own = own or gradient
+            first = first or gradient
             compared = advantage_comparison(trajectories, credits_, assigned[0][0])
-            angles = gradient.compared_with(own) if gradient and own else {}
+            angles = gradient.compared_with(first) if gradient and first else {}
             replays.append(Replay(each, metrics | compared | angles))
-        credit = under[0].train.credit
+        credit = own.train.credit
         values = value_errors(trajectories, stored, credit, self.max_tokens) if credit.needs_critic else {}
         return Replayed(number, policy, replays, values)
-
-    def _own(self, number: int) -> Configuration:
-        """The run's own, as it trained that iteration."""
-        own = self.compared[0]
-        return own._replace(train=own.train.stabilised) if self.stored.was_stabilised(number) else own
 
     def _assign(
         self, trajectories: list[Trajectory], stored: list[Credit], configuration: Configuration
     ) -> tuple[list[Credit], Metrics]:
-        """As in training, with the values that the run's critic gave then."""
+        """Assigns credit with the values that the run's critic gave in training."""
         credit = configuration.train.credit
         values = [row.values for row in stored] if credit.needs_critic else None
         reference = None
@@ -208,15 +206,12 @@ class Replayer:
 
     @cached_property
     def learner(self) -> Learner:
-        """The run's as it began, without a critic: it takes the weights whose gradient is asked for.
-
-        So it is with adapters, precision and gradient checkpointing as in training, and fits where that does.
-        """
+        """The run's learner at its start, without a critic. It needs no more memory than training did."""
         own = self.compared[0].train
         return Learner(self.stored.warm_start, own.update, self.model, with_critic=False, seed=own.seed)
 
     def _policy(self, path: Path) -> PreTrainedModel:
-        """The learner's policy with the weights that are at `path`: the warm start's come first, as in the run."""
+        """The learner's policy with the weights at `path`. It starts with the warm start's."""
         if path not in (self.stored.warm_start, self.taken):
             self.learner.take_policy(path)
             self.taken = path
@@ -226,10 +221,7 @@ class Replayer:
         """The warm start; with adapters, the learner's own model without them."""
         if self.with_gradient and self.model.adapter:
             return reference_of(self.learner, self.stored.warm_start)
-        return frozen(self.stored.warm_start, self._compute(config))
-
-    def _compute(self, config: TrainParams) -> Compute:
-        return compute_of(self.model, config.update, default_device())
+        return frozen(self.stored.warm_start, compute_of(self.model, config.update, default_device()))
 
     def _gradient(
         self, number: int, policy: PolicyOnDisk, rows: list[Trajectory], credits_: list[Credit], config: TrainParams
@@ -237,7 +229,7 @@ class Replayer:
         if policy.path is None or not self.with_gradient:
             return None
         logger.info("iteration %d: a gradient over %d trajectories", number, len(rows))
-        compute = self._compute(config)
+        compute = compute_of(self.model, config.update, default_device())
         gradient = policy_gradient(self._policy(policy.path), rows, credits_, config.update, compute)
         measure, allowed = accepted_gap(compute.dtype, config.update.canary_tolerance)
         gap = gradient.metrics.get(f"policy/mismatch_{measure}", 0.0)
@@ -261,7 +253,7 @@ class Replayer:
 
 
 def _require_like_adapters(stored: StoredRun, settings: Params) -> None:
-    """Raises ValueError if adapters train by params.yaml alone, or trained in the run alone."""
+    """Raises ValueError if only one of params.yaml and the run has adapters."""
     trained, rank = adapter_in(stored.policy_folder).is_dir(), settings.model.lora.rank
     if trained != bool(rank):
         raise ValueError(
@@ -309,13 +301,13 @@ ABOUT_GRADIENT = (
 ABOUT_VALUES = "Values as the run's critic gave them, against the undiscounted return yet to come."
 NAME_WIDTH = 22  # a longer name goes on in another line
 ROUNDING = 1e-6  # of metrics, whose scale is 1
-Line = tuple[int, str, Mapping[str, float]]  # iteration, what it is about, metrics
+Line = tuple[int, str, Mapping[str, float]]  # iteration, name, metrics
 
 
 def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
-    """Credit, reward parts where they are weighed differently, gradients, errors of values, and what to bear in mind.
+    """Tables of credit, of reward parts if their weights differ, of gradients and of the critic, with notes.
 
-    There is at least one iteration, and each has the same configurations.
+    Needs at least one iteration. Every iteration has the same configurations.
     """
     own, *others = [replay.configuration for replay in replayed[0].replays]
     lines = [(one.iteration, replay.configuration.name, replay.metrics) for one in replayed for replay in one.replays]
@@ -340,7 +332,7 @@ def tables(replayed: Sequence[Replayed]) -> Iterator[Table | str]:
 
 
 def number(value: float | None) -> str:
-    """Three decimals; two digits for what would be all zeros and is no rounding error; a dash for no number."""
+    """A number with three decimals, or two digits if these would be zeros; a dash for None and NaN."""
     if value is None or math.isnan(value):
         return "-"
     if abs(value) < ROUNDING:

@@ -1,4 +1,4 @@
-"""An agent behind OpenAI's chat completions: many ask at the same time, each in an episode of its own."""
+"""A server for an agent, with OpenAI's chat completions. Every request is an episode of its own."""
 
 from __future__ import annotations
 
@@ -22,48 +22,43 @@ from uvicorn import Server
 from agent_r1.http.endpoint import ENDPOINT_KEY
 from agent_r1.http.guard import Bounded, Guard, configured, read_body, refusal
 from agent_r1.inspection.agent import Agent
-from agent_r1.inspection.wire import Answering, Asked, card
+from agent_r1.inspection.wire import Asked, Completion, card
 from agent_r1.records import Outcome
 from agent_r1.rollout.episode import PromptTooLong, StepView
 from agent_r1.rollout.sampling import EngineError, EngineUnavailable
 
 MAX_BODY_BYTES = 1 << 18  # more than the longest question that leaves room for an answer
 MAX_EPISODES = 256  # at the same time
-GONE = 499  # the status of an answer that nobody waits for
+GONE = 499  # the status of an answer whose client is gone
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
 class Lasting(Bounded):
-    """Connections on which an episode may take its time."""
+    """Connections that may last as long as an episode."""
 
     seconds = 600.0
 
 
 class Refused(Exception):
-    """A request that is answered with an error."""
+    """A request that is refused with an error."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
         self.response = refusal(status, message, code)
 
-    @property
-    def text(self) -> str:
-        """The error as JSON."""
-        return bytes(self.response.body).decode()
-
 
 class Service:
-    """The routes of one agent, which is called `name` there."""
+    """The routes of one agent, whose model name is `name`."""
 
     def __init__(self, agent: Agent, name: str, temperature: float) -> None:
         self._agent, self._name, self._temperature, self._running = agent, name, temperature, 0
-        self.broken: EngineError | None = None  # what the engine failed of, for good
+        self.broken: EngineError | None = None  # the fault that ended the engine for good
         self.when_broken: Callable[[], None] = lambda: None
 
     def app(self) -> ASGIApp:
-        """GET /v1/models and POST /v1/chat/completions, for those whom the Guard lets pass."""
+        """GET /v1/models and POST /v1/chat/completions, behind the Guard."""
         routes = [
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/chat/completions", self.complete, methods=["POST"]),
@@ -80,15 +75,15 @@ class Service:
         views = await _unless_left(request, _taken(steps, 1 if asked.stream else math.inf))
         if not views:
             return Response(status_code=GONE)
-        answering = Answering(self._name)
+        completion = Completion(self._name)
         if not asked.stream:
-            return JSONResponse(answering.whole(views))
+            return JSONResponse(completion.whole(views))
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        events = _events(answering, views, steps, with_usage=with_usage)
+        events = _events(completion, views, steps, with_usage=with_usage)
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def _read(self, request: Request) -> Asked:
-        """The request, where it is one to this agent."""
+        """Reads a request to this agent, or raises Refused."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind != "application/json":
             raise Refused(415, f"send application/json, and not {kind[:80]!r}", "unsupported_media_type")
@@ -104,7 +99,7 @@ class Service:
         return asked
 
     async def _episode(self, asked: Asked) -> AsyncGenerator[StepView]:
-        """The steps of an episode to its end; Refused where it has none of its own."""
+        """The steps of an episode to its end. Raises Refused if it cannot start or is cut short."""
         if self._running >= MAX_EPISODES:
             raise Refused(429, f"{MAX_EPISODES} questions are being answered; come again", "rate_limit_exceeded")
         self._running += 1
@@ -127,11 +122,8 @@ class Service:
 
 
 def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float) -> None:
-    """Answers until the process is told to end, or the engine fails for good, which is raised as an EngineError.
-
-    Tools are opened before: what is wrong with one is told at once.
-    """
-    agent.shared.tools(0)
+    """Answers until the process is told to end. Raises EngineError if the engine fails for good."""
+    agent.shared.tools(0)  # a faulty tool is reported before the server starts
     service = Service(agent, name, temperature)
     server = Server(configured(service.app(), host, port, Lasting))
     service.when_broken = partial(setattr, server, "should_exit", True)
@@ -142,7 +134,7 @@ def serve(agent: Agent, name: str, *, host: str, port: int, temperature: float) 
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """What comes of the work; None where the client goes away before, which ends it."""
+    """The result of the work. Cancels it and returns None if the client leaves first."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -159,7 +151,7 @@ async def _left(request: Request) -> None:
 
 
 async def _taken(steps: AsyncGenerator[StepView], most: float) -> list[StepView]:
-    """The steps as they are taken, so many of them or all."""
+    """The first `most` steps, or all."""
     views: list[StepView] = []
     async for view in steps:
         views.append(view)
@@ -169,20 +161,20 @@ async def _taken(steps: AsyncGenerator[StepView], most: float) -> list[StepView]
 
 
 async def _events(
-    answering: Answering, views: list[StepView], steps: AsyncGenerator[StepView], *, with_usage: bool
+    completion: Completion, views: list[StepView], steps: AsyncGenerator[StepView], *, with_usage: bool
 ) -> AsyncIterator[str]:
-    """The rest of an episode as it comes, after the steps that were taken."""
+    """The events of an episode from the last of `views` on, as its steps are taken."""
     async with aclosing(steps):
-        yield _event(answering.step(views[-1]))
+        yield _event(completion.step(views[-1]))
         try:
             async for view in steps:
                 views.append(view)
-                yield _event(answering.step(view))
+                yield _event(completion.step(view))
         except Refused as refused:
-            yield f"data: {refused.text}\n\n"
+            yield f"data: {bytes(refused.response.body).decode()}\n\n"
             return
     if with_usage:
-        yield _event(answering.used(views))
+        yield _event(completion.used(views))
     yield "data: [DONE]\n\n"
 
 
@@ -191,7 +183,7 @@ def _event(content: dict[str, Any]) -> str:
 
 
 def _refused(_: Request, refused: Exception) -> Response:
-    """The answer to a request that the agent, its reader or the routes refuse."""
+    """The answer to a refused request."""
     match refused:
         case Refused(response=response):
             return response

@@ -1,4 +1,4 @@
-"""Two evaluations side by side, for a terminal."""
+"""A comparison of two evaluations, shown on a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.evaluation.comparison import Comparison, Pair, compare, read_evaluation
+from agent_r1.evaluation.comparison import AnswerPair, Comparison, compare, read_evaluation
 from agent_r1.evaluation.statistics import Interval
 from agent_r1.harmless import harmless
 from agent_r1.params import Params
@@ -23,7 +23,7 @@ EXAMPLES = 3  # questions shown of each kind
 
 
 def compared(settings: Params, a: str, b: str, *, sweep: str = "", anyway: bool = False) -> Comparison:
-    """Compares two evaluations on the same questions, each given by its label (in a sweep) or its folder."""
+    """Compares two evaluations on their shared questions. Each is a label, in a sweep or not, or a folder."""
     folders = [_folder(settings.places, given, sweep) for given in (a, b)]
     if folders[0].resolve() == folders[1].resolve():
         raise ValueError(f"{a} and {b} are the same evaluation; name two")
@@ -43,7 +43,7 @@ def _folder(places: Places, given: str, sweep: str) -> Path:
 
 
 def rendered(found: Comparison) -> Group:
-    """The measures of both with their differences, and some questions that one alone answers right."""
+    """The measures with their differences, and some questions that only one answers right."""
     one, other = len(found.only_a_right), len(found.only_b_right)
     right = sum(pair.a.success == pair.b.success == 1 for pair in found.pairs)
     counts = (
@@ -78,8 +78,8 @@ def _cell(value: Interval, decimals: int, sign: str = "") -> str:
     return f"{mean} ({low} to {high})"
 
 
-def _examples(name: str, pairs: Sequence[Pair], found: Comparison) -> list[Table]:
-    """A few of the questions that one alone answers right; no table where there is none."""
+def _examples(name: str, pairs: Sequence[AnswerPair], found: Comparison) -> list[Table]:
+    """A table of some questions that only one answers right; none without such a question."""
     shown = pairs[:EXAMPLES]
     title = escape(f"{len(shown)} of the {len(pairs)} right in {name} alone")
     headings = map(escape, ("question", "gold", found.a, found.b))

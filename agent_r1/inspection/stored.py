@@ -1,4 +1,4 @@
-"""What a training has left on disk, for those who only read it, and which of its trajectories a page shows."""
+"""A finished or running training on disk, read only, and the choice of its trajectories for the viewer's page."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.credit.rewards import step_rewards
+from agent_r1.evaluation.comparison import POLICY, differing, read_curve
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.params.credit import CreditParams
@@ -24,7 +25,7 @@ from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
 
 PER_ITERATION = 5
-ROUNDING = 1e-6  # by which two sums of a trajectory's rewards may differ
+ROUNDING = 1e-6  # largest difference between two sums of a trajectory's rewards
 
 T = TypeVar("T")
 Logprobs = NDArray[np.float32]
@@ -33,18 +34,18 @@ logger = logging.getLogger(__name__)
 
 
 class PolicyOnDisk(NamedTuple):
-    """Where the weights that sampled an iteration are, or the nearest ones."""
+    """The weights that sampled an iteration, or the nearest ones on disk."""
 
-    path: Path | None  # None where neither they nor their successors are on disk
-    sampled_it: bool  # whether they are the very weights
-    note: str  # which weights they are, or why there are none
+    path: Path | None  # None if neither they nor their successors are on disk
+    sampled_it: bool  # whether they are exactly these weights
+    note: str  # the weights in words, or why there are none
 
 
 class StoredRun:
-    """The finished iterations of a run. A training may be adding to them meanwhile."""
+    """The finished iterations of a run, which a training may still extend."""
 
     def __init__(self, run: str, folder: Path, warm_start: Path) -> None:
-        """Looks into the run's folder; `warm_start` is the model that it started from."""
+        """Opens the run's folder. `warm_start` is the model that it started from."""
         progress = checkpoint.peek(folder / "checkpoint")
         if progress is None or not progress.iterations:
             raise FileNotFoundError(f"{folder} holds no finished iteration of {run}; train it first")
@@ -54,27 +55,26 @@ class StoredRun:
         self.kept = [number for number in finished if self._rows("trajectories", number).exists()]
 
     def trajectories(self, iteration: int) -> list[Trajectory]:
-        """The rows of one iteration."""
+        """The trajectories of one iteration."""
         return read_rows(self._rows("trajectories", iteration), Trajectory)
 
     def credits(self, iteration: int) -> list[Credit]:
-        """The credit of an iteration's trajectories, as the run assigned it."""
+        """The credit that the run assigned in an iteration."""
         return read_rows(self._rows("credit", iteration), Credit)
 
     def proofs(self, iteration: int) -> list[Proof]:
-        """The learner's logprobs of the trajectories that proved the weights; of none where there is no such file."""
+        """The learner's logprobs of the trajectories that proved the weights; none without such a file."""
         path = self._rows("proof", iteration)
         return read_rows(path, Proof) if path.exists() else []
 
     def was_stabilised(self, iteration: int) -> bool:
-        """Whether one iteration trained as `train.monitor.stabilise` says."""
-        metrics = json.loads((self.folder / "metrics.jsonl").read_text().splitlines()[iteration])
-        return bool(metrics.get("monitor/stabilised"))
+        """Whether an iteration trained under `train.monitor.stabilise`."""
+        return bool(read_curve(self.folder / "metrics.jsonl")[iteration].get("monitor/stabilised"))
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
-        """Iterations by number, or `all`; the last one that the warm-started model sampled and the last one if empty.
+        """The wanted iterations, by number or `all`. The default is two: the warm start's last and the last of all.
 
-        With a critic that is warmed up, the first of the two is the iteration of the policy's first update.
+        If a critic is warmed up, the first of the two is the iteration of the policy's first update.
         """
         if list(wanted) == ["all"]:
             return list(self.kept)
@@ -88,7 +88,7 @@ class StoredRun:
         return sorted(set(map(int, wanted)))
 
     def policy(self, version: int) -> PolicyOnDisk:
-        """The policy that sampled trajectories of this version, or the one a single update later."""
+        """The policy of this version, or the one that is a single update later."""
         latest, path = self.progress.policy_version, self.policy_folder
         on_disk = {
             latest - 1: PolicyOnDisk(path, False, "the checkpoint, one update later than what sampled them"),
@@ -102,7 +102,7 @@ class StoredRun:
 
 
 class When(enum.StrEnum):
-    """When in the life of a policy it acted."""
+    """The phase in which a policy acted."""
 
     BEFORE = "before"  # the untrained policy, on a test question
     TRAINING = "training"
@@ -118,17 +118,17 @@ class Shown:
     trajectory: Trajectory
     totals: NDArray[np.float64]  # [K] the step's reward, weighted
     parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
-    credit: Credit | None = None  # None outside of training
-    learner_logprobs: Logprobs | None = None  # [L] nats; None where the learner was not asked
+    credit: Credit | None = None  # None outside training
+    learner_logprobs: Logprobs | None = None  # [L] nats; None if the learner was not asked
 
     @property
     def right(self) -> bool:
-        """Whether the environment calls it a success."""
+        """Whether the episode succeeded."""
         return bool(self.trajectory.success)
 
 
 class Selection:
-    """Draws trajectories of one run by the seed."""
+    """Draws the trajectories of one run's page, by the seed."""
 
     def __init__(
         self, stored: StoredRun, questions: Mapping[str, Question], params: CreditParams, max_tokens: int, seed: int
@@ -137,10 +137,10 @@ class Selection:
         self._credit, self._max_tokens = params, max_tokens
 
     def groups(self, count: int, before: Path, after: Path) -> list[list[Shown]]:
-        """At most `count` trajectories, those of the same question together, test and training questions in turns.
+        """At most `count` trajectories in groups of one question; test and training questions alternate.
 
-        Half of them are answers to test questions before and after training, as far as the evaluations in these two
-        folders are there, are of this very run and are alike; the rest is from training.
+        Half of them answer test questions before and after training, if both evaluations exist, were measured alike
+        and the second is of this run's policy. The rest are from training.
         """
         tested = self._tested(count // 4, before, after)
         return interleaved([tested, self._trained(count - 2 * len(tested))])
@@ -155,7 +155,7 @@ class Selection:
         return pairs(earlier, later, count, seed=self._seed)
 
     def _trained(self, count: int) -> list[list[Shown]]:
-        """By question, the iterations whose rows were kept in turns."""
+        """Groups of one question, whose trajectories are taken from the kept iterations in turns."""
         kept = self._stored.kept
         places = [kept[place] for place in spread(len(kept), max(1, count // PER_ITERATION))]
         ends = [{each.question_id for each in self._stored.trajectories(place)} for place in {places[0], places[-1]}]
@@ -197,13 +197,13 @@ class Selection:
 
 
 def _comparable(before: Path, after: Path, policy: Path) -> bool:
-    """Whether `after` is an evaluation of this policy, and `before` one that differs from it in the policy alone."""
+    """Whether `after` evaluates this policy, and `before` differs from it in the policy alone."""
     files = [folder / "hashes.json" for folder in (before, after)]
     if not all(file.exists() for file in files):
         logger.info("the page shows no test questions: %s or %s is not there yet", before, after)
         return False
     earlier, later = (json.loads(file.read_text()) for file in files)
-    of_this, alike = later["policy"] == sha256(policy), {**earlier, "policy": ""} == {**later, "policy": ""}
+    of_this, alike = later[POLICY] == sha256(policy), not differing({"before": earlier, "after": later})
     if not of_this:
         logger.warning("the page shows no test questions: %s is of another policy than %s", after, policy)
     elif not alike:
@@ -212,7 +212,7 @@ def _comparable(before: Path, after: Path, policy: Path) -> bool:
 
 
 def spread(count: int, at_most: int) -> list[int]:
-    """At most so many of `range(count)`, the first and the last among them, evenly apart."""
+    """At most `at_most` numbers of `range(count)`, evenly apart, with the first and the last."""
     if count <= at_most:
         return list(range(count))
     if at_most < 2:
@@ -221,9 +221,9 @@ def spread(count: int, at_most: int) -> list[int]:
 
 
 def quotas(iterations: int, count: int, recurring: int) -> list[int]:
-    """How many trajectories each of the iterations gives to a page of `count`.
+    """The number of trajectories that each iteration gives to a page of `count`.
 
-    The first and the last give up to a quarter each for questions that occur in both; the rest is shared evenly.
+    The first and the last give up to a quarter each for questions that occur in both. The rest is shared evenly.
     """
     if not iterations:
         return []
@@ -235,11 +235,10 @@ def quotas(iterations: int, count: int, recurring: int) -> list[int]:
 def from_iteration(
     trajectories: Sequence[Trajectory], count: int, *, recurring: Collection[str], proved: Collection[str], seed: int
 ) -> list[Trajectory]:
-    """At most `count` trajectories of one iteration.
+    """At most `count` trajectories of one iteration, otherwise in random order.
 
-    First those of the `recurring` questions, which are in another iteration too, each question once before any twice
-    and in an order that is the same in both; then those that the learner has `proved`, by their ids; otherwise in a
-    random order.
+    Trajectories of `recurring` questions come first: each question once before any twice, in an order that every
+    iteration shares. Then come the trajectories whose ids the learner has `proved`.
     """
 
     def rank(trajectory: Trajectory) -> tuple[int, int, int]:
@@ -251,9 +250,9 @@ def from_iteration(
 
 
 def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: int) -> list[list[Shown]]:
-    """Answers of two policies to the same question: as many of every kind of change as there are, in turns.
+    """At most `count` pairs of answers of two policies to one question, with every kind of change in turns.
 
-    The kinds are wrong then right, right then wrong, wrong twice, right twice; within a kind the order is random.
+    The kinds: wrong then right, right then wrong, wrong twice, right twice. Within a kind the order is random.
     """
     earlier = {shown.question.question_id: shown for shown in before}
     both = [[earlier[later.question.question_id], later] for later in after if later.question.question_id in earlier]
@@ -263,5 +262,5 @@ def pairs(before: Sequence[Shown], after: Sequence[Shown], count: int, *, seed: 
 
 
 def interleaved(rows: Sequence[Sequence[T]]) -> list[T]:
-    """The first of every row, then the second of every row, and so on."""
+    """The first value of every row, then the second of every row, and so on."""
     return [value for turn in zip_longest(*rows, fillvalue=None) for value in turn if value is not None]

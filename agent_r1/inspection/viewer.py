@@ -1,4 +1,4 @@
-"""One HTML file that shows trajectories and needs nothing else: no network, no server, no other file."""
+"""The viewer's page: one HTML file of trajectories that needs no network, server or other file."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.traces import Decode
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what bytes decode to that are no whole character
-LONGEST = 8  # tokens that one text may take to become whole; more are no character
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no whole character
+LONGEST = 8  # tokens of one character at most
 DIGITS = 3
-FIRST_LETTER = ord("]")  # it and all after it stand for themselves in JSON
+FIRST_LETTER = ord("]")  # JSON escapes neither this letter nor any after it
 SURROGATES = range(0xD800, 0xE000)  # are no letters
 
 T = TypeVar("T", bound=Hashable)
 Number = float | int | None
-Floats = NDArray[np.floating[Any]]
+Numbers = NDArray[np.floating[Any]]
 
 
 class Alphabet(dict[T, int], Generic[T]):
-    """Values in the order of their first use, each with its place; a letter stands for it."""
+    """Numbers values in the order of their first use. A letter stands for each number."""
 
     def of(self, value: T) -> int:
-        """The place of a value, which is added where it is new."""
+        """The number of a value. A new value is added."""
         return self.setdefault(value, len(self))
 
     def spell(self, values: Iterable[T]) -> str:
-        """The places of some values as a letter each."""
+        """Spells values with a letter each."""
         return "".join([_letter(self.of(value)) for value in values])
 
 
@@ -73,7 +73,7 @@ class Payload:
         self._episodes: list[dict[str, Any]] = []
 
     def add(self, shown: Shown) -> None:
-        """Adds a trajectory, and its question where it is new."""
+        """Adds a trajectory, and its question if it is new."""
         question = shown.question
         self._questions[question.question_id] = {
             "id": question.question_id,
@@ -87,7 +87,7 @@ class Payload:
         self._episodes.append(self._episode(shown))
 
     def content(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """All of them, with what is said about the page as a whole."""
+        """The page's data: `about`, and all that was added."""
         return {
             **about,
             "tokens": list(self._tokens),
@@ -120,8 +120,8 @@ class Payload:
             **{name: self._spelled(numbers, sampled) for name, numbers in _numbers(shown).items()},
         }
 
-    def _spelled(self, numbers: Floats, sampled: NDArray[np.bool_]) -> str:
-        """The numbers [L] of the sampled tokens; of all tokens where others have one too."""
+    def _spelled(self, numbers: Numbers, sampled: NDArray[np.bool_]) -> str:
+        """Spells the numbers [L] of the sampled tokens; of all tokens if another one has a number too."""
         told = numbers if numbers[~sampled].any() else numbers[sampled]
         return self._numbers.spell(map(_number, told.tolist()))
 
@@ -149,9 +149,9 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _numbers(shown: Shown) -> dict[str, Floats]:
-    """The known numbers of the tokens by name, [L]; gap and drift are the sampler's logprobs less those of another."""
-    found: dict[str, Floats] = {"logprobs": shown.trajectory.logprobs}
+def _numbers(shown: Shown) -> dict[str, Numbers]:
+    """The known numbers [L] of the tokens. Gap and drift are the sampler's logprobs minus another model's."""
+    found: dict[str, Numbers] = {"logprobs": shown.trajectory.logprobs}
     if shown.learner_logprobs is not None:
         found["gap"] = _distance(shown, shown.learner_logprobs)
     if (credit := shown.credit) is not None:
@@ -164,18 +164,18 @@ def _numbers(shown: Shown) -> dict[str, Floats]:
 
 
 def _distance(shown: Shown, logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The sampler's logprobs less others, at the tokens that were sampled."""
+    """The sampler's logprobs minus others, at the sampled tokens; 0 elsewhere."""
     trajectory = shown.trajectory
     return np.where(trajectory.action_mask, np.subtract(trajectory.logprobs, logprobs, dtype=np.float64), 0.0)
 
 
 def run_lengths(values: Sequence[int]) -> list[int]:
-    """A value and how often it comes in a row, then the next: [1, 1, 0] is [1, 2, 0, 1]."""
+    """Encodes runs as value and length: [1, 1, 0] is [1, 2, 0, 1]."""
     return [number for value, run in groupby(values) for number in (value, len(list(run)))]
 
 
 def _number(value: float) -> Number:
-    """Short to write; None where it is not finite, which JSON cannot say."""
+    """Rounds a number for JSON; None if it is not finite."""
     if not math.isfinite(value):
         return None
     short = float(f"{value:.{DIGITS}g}")
@@ -183,13 +183,13 @@ def _number(value: float) -> Number:
 
 
 class Pieces:
-    """Shares a decoded text out among its tokens. Joined, the pieces are the text again."""
+    """Splits a decoded text into the pieces of its tokens. Joined, they are the text."""
 
     def __init__(self, decode: Decode) -> None:
         self._text = cache(lambda token_ids: decode(token_ids) if token_ids else "")
 
     def of(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token, [L]; of the tokens of one character the last has it, and the others have ""."""
+        """The text of each token, [L]. A character of several tokens belongs to the last of them."""
         texts: list[str] = []
         before: tuple[int, ...] = ()  # a whole token: some tokenizers drop the space of a text's first one
         group: tuple[int, ...] = ()
@@ -205,10 +205,10 @@ class Pieces:
 
 
 def action_parts(pieces: Sequence[str], *, ended: bool) -> list[tuple[str, int]]:
-    """An action's thought, call, answer or other text in order, each with its number of tokens.
+    """An action's thoughts, calls, answers and other texts in order, each with its number of tokens.
 
-    A token belongs to the part in which its first letter is. White space, and the end token where the action `ended`
-    with it, belong to what they follow.
+    A token belongs to the part of its first letter. White space belongs to the part before it, and so does the end
+    token if the action `ended` with one.
     """
     kinds = [kind for kind, text in split_action("".join(pieces)) for _ in text]  # of every character
     found: list[str | None] = []  # None: as the one before
@@ -239,10 +239,10 @@ logger = logging.getLogger(__name__)
 
 
 def show(settings: Params, run: RunId, file: Path | None, *, trajectories: int, traces: int) -> None:
-    """Writes the page of a training's trajectories, and adds it and traces of some of them to its run in MLflow.
+    """Writes the page of a training's trajectories, and adds the page and some traces to its run in MLflow.
 
-    There the page is an artifact, in place of an earlier one, and a trace is added of each trajectory that has none,
-    but not of those before training. The page is a `file` in place of outputs/view/LABEL.html.
+    The artifact replaces an earlier one. Traces are added of trajectories that have none, and of none from before
+    training. `file` replaces outputs/view/LABEL.html.
     """
     settings = settings.of(run)
     config, places = settings.run(run), settings.places
@@ -287,10 +287,10 @@ def _track(stored: StoredRun, text: str, traced: Sequence[Shown], decode: Decode
 
 
 def page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]], decode: Decode) -> str:
-    """The page of trajectories, those that belong together in a group, the most important groups first.
+    """The page of some groups of trajectories, the most important groups first.
 
-    The last groups are left out where it would be larger than LARGEST_PAGE bytes, and a note says so. `about` is told
-    to the script: `facts`, pairs of a label and a text; `weights`, name -> weight of the reward's parts; `notes`.
+    Leaves out the last groups if the page would exceed LARGEST_PAGE bytes, and adds a note that says so. The script
+    reads `about`: `facts`, pairs of a label and a text; `weights`, name -> weight of a reward's part; `notes`.
     """
     text = _page(title, about, groups, decode)
     count = len(groups)
@@ -325,7 +325,7 @@ def _page(title: str, about: Mapping[str, Any], groups: Sequence[Sequence[Shown]
 
 
 def packed(content: Mapping[str, Any]) -> str:
-    """JSON, compressed, in letters, digits and +/=, none of which can end the block that they stand in."""
+    """Compressed JSON in base64, which cannot end the block of HTML around it."""
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 

@@ -1,7 +1,7 @@
-"""What a served agent is asked and what it answers: OpenAI's chat completions, with the agent's steps beside them.
+"""Requests to a served agent and its answers: OpenAI's chat completions, with the agent's steps added.
 
-The protocol of training knows one question, to which it adds the system message and the tools itself. So a request
-holds one message of a user, and what else a request could say of a model is refused and not ignored.
+An agent was trained on single questions, with a system message and tools of its own. So a request holds one user
+message, and every field that could change how the agent acts is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FIELDS = "model, messages, stream, stream_options, temperature, seed, n and user
 _STEP = TypeAdapter(StepView)
 
 
-class Part(BaseModel):
-    """A part of a message, of text."""
+class TextPart(BaseModel):
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    """One message of a conversation; other keys, such as a name, say nothing."""
+class ChatMessage(BaseModel):
+    """One message of a conversation. Other keys, such as a name, are ignored."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[TextPart] | None = None
 
     @property
     def text(self) -> str:
@@ -54,7 +54,7 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -64,7 +64,7 @@ class Asked(BaseModel):
 
     @classmethod
     def read(cls, body: bytes) -> Asked:
-        """Raises ValueError with the name of what is wrong, unknown or never the client's to say."""
+        """Parses a request. Raises ValueError that names the field that is wrong, unknown or not the client's."""
         try:
             return cls.model_validate_json(body)
         except ValidationError as fault:
@@ -81,7 +81,7 @@ class Asked(BaseModel):
         return self.messages[0].text
 
     def require_askable(self, temperature: float) -> None:
-        """Raises ValueError for what an agent at this temperature cannot be asked."""
+        """Raises ValueError if an agent at this temperature cannot answer the request."""
         roles = [message.role for message in self.messages]
         if roles != ["user"]:
             raise ValueError(
@@ -97,7 +97,7 @@ class Asked(BaseModel):
 
 
 class Limits(BaseModel):
-    """By what an episode of the agent is bound, as far as those who look on need to know."""
+    """The limits of the agent's episodes that a client needs to know."""
 
     max_steps: int
     max_tokens: int
@@ -109,14 +109,14 @@ class Limits(BaseModel):
 
 
 class Card(BaseModel):
-    """An agent in the list of models."""
+    """One agent in a list of models."""
 
     id: str
     limits: Annotated[Limits, Field(alias="agent_r1")]
 
 
 class Cards(BaseModel):
-    """What is read of GET /v1/models."""
+    """The answer to GET /v1/models, as far as it is read."""
 
     data: Annotated[list[Card], Field(min_length=1, max_length=1)]
 
@@ -126,7 +126,7 @@ class Fault(BaseModel):
 
 
 class Event(BaseModel):
-    """What is read of an event: a step that was taken, or what ended the episode; others say nothing more."""
+    """One event of a stream, as far as it is read: a step, or the fault that ended the episode."""
 
     agent_r1: StepView | None = None
     error: Fault | None = None
@@ -142,14 +142,14 @@ class Event(BaseModel):
         return view
 
 
-class Answering:
-    """The answers to one request."""
+class Completion:
+    """The answers to one request, as JSON."""
 
     def __init__(self, model: str) -> None:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     def whole(self, views: Sequence[StepView]) -> dict[str, Any]:
-        """All of an episode at once."""
+        """A whole episode."""
         said = {"role": "assistant", "content": views[-1].answer, "reasoning_content": "".join(map(told, views))}
         choice = {"index": 0, "message": said, "finish_reason": _ending(views[-1]), "logprobs": None}
         steps = [_STEP.dump_python(view, mode="json") for view in views]
@@ -161,7 +161,7 @@ class Answering:
         }
 
     def step(self, view: StepView) -> dict[str, Any]:
-        """One step as it is taken; the last one has the answer."""
+        """One step of a stream. The last step has the answer."""
         delta = {"role": "assistant", "reasoning_content": told(view)}
         if view.outcome is not None:
             delta["content"] = view.answer
@@ -169,7 +169,7 @@ class Answering:
         return self._chunk([choice]) | {"agent_r1": _STEP.dump_python(view, mode="json")}
 
     def used(self, views: Sequence[StepView]) -> dict[str, Any]:
-        """What the episode took, which ends a stream where that is asked for."""
+        """The token counts that end a stream if the client asked for them."""
         return self._chunk([]) | {"usage": usage(views)}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -188,14 +188,14 @@ def card(name: str, env: EnvParams) -> dict[str, Any]:
 
 
 def told(view: StepView) -> str:
-    """A step on the way to the answer: what was thought and called, and what came back."""
+    """The text of a step on the way to the answer: thought, calls and replies."""
     if view.outcome is Outcome.ANSWERED:
         return f"{parse_action(view.action).thought}\n"
     return "\n".join([view.action, *view.observations, ""])
 
 
 def usage(views: Sequence[StepView]) -> dict[str, int]:
-    """Tokens: those that the policy sampled, and all others that it read, each counted once."""
+    """Token counts: sampled by the policy, and read by it. Each token counts once."""
     sampled = sum(view.step.action_stop - view.step.action_start for view in views)
     total = views[-1].tokens
     return {"prompt_tokens": total - sampled, "completion_tokens": sampled, "total_tokens": total}

@@ -30,8 +30,9 @@ from agent_r1.evaluation.comparison import (
     finished_folders,
     latest_folder,
     read_evaluation,
+    same_setting,
 )
-from agent_r1.evaluation.verdicts import Decision, decide, decision_table, same_setting, verdict
+from agent_r1.evaluation.verdicts import Decision, decide, decision_table, verdict
 from agent_r1.params import Params
 from agent_r1.params.places import Places
 from agent_r1.tracking import registry

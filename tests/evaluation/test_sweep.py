@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.sweep import render_sweep, successes
+from agent_r1.evaluation.sweep import Sweep, render_sweep, successes
 from agent_r1.params.stages import EvaluateParams
 from agent_r1.records import Outcome, Question
 
 TIMES = {"time/rollout_s": 20.0, "time/update_s": 10.0, "time/search_cache_hit_share": 1.0}
 Evaluate = Callable[[str, int], Evaluation]
+Page = Callable[[Sweep], str]
 
 
 @pytest.fixture
@@ -48,17 +49,22 @@ def curve(alarm_in: int | None, *, critic: bool = False, update_s: float = 10.0)
 
 
 @pytest.fixture
-def page(evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams) -> str:
-    render_sweep(
-        {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2},
-        [evaluate("base_tool_call", 1)],
-        {"ppo": [curve(None, critic=True), curve(2, critic=True, update_s=40.0)], "grpo": [curve(None), curve(None)]},
-        questions,
-        tmp_path,
-        draws,
-        references=[],
-    )
-    return (tmp_path / "report.md").read_text()
+def rendered(questions: list[Question], tmp_path: Path, draws: EvaluateParams) -> Page:
+    def render(sweep: Sweep) -> str:
+        render_sweep(sweep, questions, tmp_path, draws)
+        return (tmp_path / "report.md").read_text()
+
+    return render
+
+
+@pytest.fixture
+def page(evaluate: Evaluate, rendered: Page) -> str:
+    runs = {"ppo": [evaluate("ppo-seed0", 3), evaluate("ppo-seed1", 2)], "grpo": [evaluate("grpo-seed0", 4)] * 2}
+    curves = {
+        "ppo": [curve(None, critic=True), curve(2, critic=True, update_s=40.0)],
+        "grpo": [curve(None), curve(None)],
+    }
+    return rendered(Sweep(runs=runs, baselines=[evaluate("base_tool_call", 1)], curves=curves))
 
 
 def rows(page: str, name: str) -> list[str]:
@@ -93,30 +99,17 @@ def test_differences_by_stratum_by_hand(page: str) -> None:
     assert "by kind" not in page, "all are of one kind"
 
 
-def test_references_are_what_all_are_compared_with(
-    evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams
-) -> None:
+def test_references_are_what_all_are_compared_with(evaluate: Evaluate, rendered: Page) -> None:
     agents = {"ppo": [evaluate("ppo-seed0", 3)], "grpo": [evaluate("grpo-seed0", 4)]}
-    curves = {name: [curve(None)] for name in agents}
-    render_sweep(agents, [evaluate("base_tool_call", 1)], curves, questions, tmp_path, draws, ["grpo", "ppo"])
-    page = (tmp_path / "report.md").read_text()
+    curves, references = {name: [curve(None)] for name in agents}, ["grpo", "ppo"]
+    page = rendered(Sweep(runs=agents, baselines=[evaluate("base_tool_call", 1)], curves=curves, references=references))
     assert "| agent | less `grpo` | less `ppo` |" in page
     assert "| `grpo` |  | +0.250 [" in page
 
 
-def test_a_run_alone_is_compared_with_no_other(
-    evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams
-) -> None:
-    render_sweep(
-        {"ppo": [evaluate("ppo-seed0", 3)]},
-        [evaluate("base_tool_call", 1)],
-        {"ppo": [curve(None)]},
-        questions,
-        tmp_path,
-        draws,
-        references=[],
-    )
-    page = (tmp_path / "report.md").read_text()
+def test_a_run_alone_is_compared_with_no_other(evaluate: Evaluate, rendered: Page) -> None:
+    runs, baselines = {"ppo": [evaluate("ppo-seed0", 3)]}, [evaluate("base_tool_call", 1)]
+    page = rendered(Sweep(runs=runs, baselines=baselines, curves={"ppo": [curve(None)]}))
     assert "1 run with 1 seed, 4 test questions" in page
     assert "| run | iterations | sampled exact match | on dev |" in page
     assert "equal time" not in page
@@ -139,20 +132,11 @@ def test_pictures_stand_beside_the_page(page: str, tmp_path: Path) -> None:
     assert "Not measured alike" not in page
 
 
-def test_what_chance_reaches_bounds_every_claim(
-    evaluate: Evaluate, questions: list[Question], tmp_path: Path, draws: EvaluateParams
-) -> None:
+def test_what_chance_reaches_bounds_every_claim(evaluate: Evaluate, rendered: Page) -> None:
     """Chance gets none of four right. One is more on average and not beyond doubt; all four are, whatever the draws."""
-    render_sweep(
-        {"ppo": [evaluate("ppo-seed0", 1)], "grpo": [evaluate("grpo-seed0", 4)]},
-        [evaluate("base_tool_call", 0), evaluate("random", 0), evaluate("oracle", 4)],
-        {"ppo": [curve(None)], "grpo": [curve(None)]},
-        questions,
-        tmp_path,
-        draws,
-        references=[],
-    )
-    page = (tmp_path / "report.md").read_text()
+    runs = {"ppo": [evaluate("ppo-seed0", 1)], "grpo": [evaluate("grpo-seed0", 4)]}
+    baselines = [evaluate("base_tool_call", 0), evaluate("random", 0), evaluate("oracle", 4)]
+    page = rendered(Sweep(runs=runs, baselines=baselines, curves={name: [curve(None)] for name in runs}))
     assert "above it: `grpo`; not above it: `ppo`, `base_tool_call`." in page
     assert "| agent | less `ppo` | less `base_tool_call` | less `random` |" in page
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.evaluation.comparison import Evaluation
-from agent_r1.evaluation.verdicts import Decision, Drift, decide, decision_table, drift, explain, same_setting
+from agent_r1.evaluation.comparison import Evaluation, same_setting
+from agent_r1.evaluation.verdicts import Decision, Drift, decide, decision_table, drift, explain
 from agent_r1.params.stages import EvaluateParams, PromoteParams
 from agent_r1.records import Prediction, Question
 

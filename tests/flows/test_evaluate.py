@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.answers import exact_match
-from agent_r1.evaluation.protocols import attempts_under, conditions, open_shared
+from agent_r1.evaluation.protocols import open_exam
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId, policy_in
@@ -152,11 +152,10 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
 
         def told(protocol: Protocol) -> tuple[dict[str, str], dict[str, str]]:
             chat = Chat(load_tokenizer(settings.places.warm_start))
-            with open_shared(protocol, settings) as shared:
-                asked = read_rows(PLACES.questions, Question)[:1]
-                attempts = attempts_under(protocol, asked, settings, shared)
-                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), asked, shared)
-                return conditions(protocol, attempts, asked, chat, settings, shared), of_a_training
+            asked = read_rows(PLACES.questions, Question)[:1]
+            with open_exam(protocol, asked, chat, settings) as exam:
+                of_a_training = inputs_of(settings, settings.run(RunId("ppo")), asked, exam.shared)
+                return exam.conditions(), of_a_training
 
         file.write_text('def double(number: int) -> str:\n    """Doubles."""\n    return str(2 * number)\n')
         before, rag = told("tool_call"), told("naive_rag")
