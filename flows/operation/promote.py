@@ -87,8 +87,7 @@ def previous(folder: Path) -> Evaluation | None:
 
 def latest(version: Version, places: Places) -> Evaluation | None:
     """The latest evaluation of a version on all data sets, named as the version."""
-    folder = latest_folder(version, places)
-    return read_evaluation(version.name, folder) if folder else None
+    return read_evaluation(version.name, folder) if (folder := latest_folder(version, places)) else None
 
 
 @flow(name="promote", flow_run_name="promotion of {challenger}")
