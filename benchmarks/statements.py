@@ -89,10 +89,11 @@ def _collect(body: Sequence[ast.AST], found: list[Unit], unit: Unit, code: set[i
         inner = {line for block in blocks.values() for each in block for line in _span(each)}
         unit.statements.append(Statement(text, unit.file, frozenset(({*_span(node)} - inner) & code)))
         for name, block in blocks.items():
-            own = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not above
-            if own:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not above:
                 found.append(Unit(f"{unit.name}.{node.name}".lstrip("."), unit.file))
-            _collect(block, found, found[-1] if own else unit, code, "" if own else f"{text}\n{name} ")
+                _collect(block, found, found[-1], code, "")
+            else:
+                _collect(block, found, unit, code, f"{text}\n{name} ")
 
 
 def _counts(node: ast.AST) -> bool:
