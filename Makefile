@@ -44,7 +44,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help repro ablations games serve doctor check test hostile lint ui lock clean
+.PHONY: help repro ablations games serve doctor check test hostile relock lint ui lock clean
 
 help:  ## say what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ test: $(INSTALLED)  ## run the whole test suite
 
 hostile: $(INSTALLED)  ## give 30,000 hostile inputs to whatever reads what others wrote; exits with 1 if one does harm
 	python -m benchmarks.hostile
+
+relock: $(INSTALLED)  ## have dvc.lock take over code that changes no output of a small graph; names what does, or was not run
+	python -m benchmarks.relock
 
 lint: $(INSTALLED)  ## check style, format and types
 	ruff check

@@ -51,10 +51,14 @@ DISK_BYTES = (1_000, 5_000_000)  # the largest file that fits on the disk, at le
 
 
 def lay_out(folder: Path, engine: str, ranks: int) -> None:
-    """A clone of the tracked files as they are, with small parameters and a temporary folder of its own."""
+    """A copy of the project with small parameters and a temporary folder of its own."""
     copy_project(folder)
+    make_small(folder, f"{SMALL}engine: {{kind: {engine}}}\nlearner: {{processes: {ranks}}}\n")
+
+
+def make_small(folder: Path, parameters: str) -> None:
     (folder / "temporary").mkdir(mode=0o700)
-    (folder / "overlays/small.yaml").write_text(f"{SMALL}engine: {{kind: {engine}}}\nlearner: {{processes: {ranks}}}\n")
+    (folder / "overlays/small.yaml").write_text(parameters)
     overlay = [sys.executable, "-m", "flows", "overlay", "small"]
     subprocess.run(overlay, cwd=folder, env=environment(folder), check=True)
 

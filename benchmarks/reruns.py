@@ -38,8 +38,9 @@ def dvc(folder: Path, *arguments: str) -> str:
 
 
 def copy_project(folder: Path) -> None:
-    """The tracked files as they are, as a project of DVC's own that has run nothing."""
-    for name in subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines():
+    """The files that git does not ignore, as they are, as a project of DVC's own that has run nothing."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines():
         if Path(name).exists() and not name.startswith("ablations/") and not name.endswith((".lock", ".dvc")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(name, folder / name)

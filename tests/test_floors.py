@@ -56,8 +56,7 @@ BY_NAME = {"outside": {"agent_r1.envs.kinds", "agent_r1.tools.toolbox"}, "device
 PROCESSES = {
     "agent_r1.data.trial": {"agent_r1.data.sources"},
     "agent_r1.rollout.vllm_process": {"agent_r1.rollout.vllm_engine"},
-    "flows.prefect_app": {"flows.processes"},
-    "flows.prefect_worker": {"flows.operation.serving"},
+    "flows.prefect_app": {"flows.operation.serving", "flows.processes"},
 }
 # Wings that are entered by one door, and which modules are doors.
 DOORS = {

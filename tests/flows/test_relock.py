@@ -1,0 +1,243 @@
+"""`make relock`: statements that differ, outputs that are equal, and the whole of it in a project of two stages."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.relock import data_of, maker, outputs, relock
+from benchmarks.statements import changed
+from flows.dvc_files import ask_dvc
+
+BEFORE = '''
+"""A module."""
+import os
+
+LIMIT = 3
+
+class Scale:
+    """A scale."""
+    factor: int = 2
+
+    def apply(self, value):
+        if value > LIMIT:
+            raise ValueError(value)
+        return value * self.factor
+
+    def close(self):
+        os.sync()
+
+def unused():
+    return 1
+'''
+
+
+def difference(before: dict[str, str], after: dict[str, str]) -> tuple[list[str], list[str]]:
+    """The last line of every statement that is gone, and of every one that came."""
+    gone, came = changed(before, after)
+    return [each.text.splitlines()[-1] for each in gone], [each.text.splitlines()[-1] for each in came]
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes"),
+    [
+        ('"""A scale."""', '"""Scales."""  # a comment'),
+        ("import os\n", "import sys\nimport os\n"),
+        ("return value * self.factor", "return (\n            value * self.factor\n        )"),
+        ("def unused():\n    return 1\n", ""),  # who called it would have changed
+    ],
+)
+def test_what_does_nothing_is_no_difference(was: str, becomes: str) -> None:
+    assert was in BEFORE
+    gone, came = difference({"a.py": BEFORE}, {"a.py": BEFORE.replace(was, becomes)})
+    assert (gone, came) == (["def unused():"] if not becomes else [], [])  # a header is run by the import
+
+
+def test_a_file_that_moved_differs_nowhere() -> None:
+    assert difference({"a.py": BEFORE, "b.py": "X = 1"}, {"c/d.py": f"import b\n{BEFORE}", "b.py": "X = 1"}) == ([], [])
+    assert difference({"a.jinja": "{{ x }}"}, {"b/a.jinja": "{{ x }}"}) == ([], [])
+
+
+def test_a_class_that_moved_into_another_file_needs_its_import_alone() -> None:
+    head, _, rest = BEFORE.partition("class")
+    before, after = {"a.py": BEFORE, "b.py": "X = 1"}, {"a.py": head, "b.py": f"X = 1\n{head}class{rest}"}
+    assert difference(before, after) == (
+        ["class Scale:", "def unused():"],
+        ["LIMIT = 3", "class Scale:", "def unused():"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "gone", "came"),
+    [
+        ("LIMIT = 3", "LIMIT = 4", ["LIMIT = 3"], ["LIMIT = 4"]),
+        ("factor: int = 2", "factor: int = 3", ["factor: int = 2"], ["factor: int = 3"]),
+        (
+            "def apply(self, value)",
+            "def apply(self, value=0)",
+            ["def apply(self, value):"],
+            ["def apply(self, value=0):"],
+        ),
+        # What stands below another condition is another statement.
+        (
+            "value > LIMIT",
+            "value >= LIMIT",
+            ["if value > LIMIT:", "body raise ValueError(value)"],
+            ["if value >= LIMIT:", "body raise ValueError(value)"],
+        ),
+        # A method that is gone may have stood before another of its name.
+        ("    def close(self):\n        os.sync()\n", "", ["def close(self):", "os.sync()"], []),
+    ],
+)
+def test_what_does_something_is_a_difference(was: str, becomes: str, gone: list[str], came: list[str]) -> None:
+    assert was in BEFORE
+    assert difference({"a.py": BEFORE}, {"a.py": BEFORE.replace(was, becomes)}) == (gone, came)
+
+
+def test_another_order_is_a_difference() -> None:
+    before = "def f():\n    a()\n    b()\n"
+    gone, came = difference({"f.py": before}, {"f.py": "def f():\n    b()\n    a()\n"})
+    assert gone == came != []
+
+
+def test_every_line_of_a_statement_that_holds_code_is_asked_for() -> None:
+    _, [*came] = changed(
+        {"a.py": ""}, {"a.py": "x = [\n    y\n    for y in\n    range(3)\n\n]\n@f\ndef g():\n    pass\n"}
+    )
+    assert [sorted(each.lines) for each in came] == [[1, 2, 3, 4], [7, 8], [9]]
+
+
+def test_outputs_are_equal_but_for_seconds(tmp_path: Path) -> None:
+    found = list[dict[str, object]]()
+    for number, (seconds, loss) in enumerate([(1.0, 0.5), (2.0, 0.5), (2.0, 0.25)]):
+        folder = tmp_path / str(number)
+        (folder / "outputs/run").mkdir(parents=True)
+        (folder / "params.yaml").write_text("places: {data: data, outputs: outputs}")
+        rows = pd.DataFrame({"steps": [[{"calls": [{"latency_s": seconds, "tool": "search"}]}]], "loss": [loss]})
+        rows.to_parquet(folder / "outputs/run/rows.parquet")
+        (folder / "outputs/run/metrics.jsonl").write_text(f'{{"time/update_s": {seconds}, "loss": {loss}}}\n')
+        (folder / "outputs/run/start.json").write_text(str(number))
+        found.append(outputs(folder))
+    assert found[0] == found[1]
+    assert {name for name, content in found[1].items() if content != found[2][name]} == {
+        "outputs/run/metrics.jsonl",
+        "outputs/run/rows.parquet",
+    }
+
+
+PROJECT = {
+    "dvc.yaml": """
+stages:
+  double:
+    cmd: python -m flows double
+    params: [factor]
+    deps: [agent_r1/numbers.py]
+    outs: [data/made.txt]
+  report:
+    cmd: python -m flows report
+    deps: [agent_r1/numbers.py, data/made.txt]
+    outs: [outputs/report.txt]
+""",
+    "params.yaml": "factor: 2\nplaces: {data: data, outputs: outputs}\n",
+    ".gitignore": "/.dvc/cache\n/.dvc/tmp\n/data\n/outputs\n__pycache__\n",
+    "overlays/none.yaml": "",
+    "agent_r1/numbers.py": """
+def scaled(value, factor):
+    if value < 0:
+        raise ValueError(value)
+    return value * factor
+
+
+def told(text):
+    return text + "."
+""",
+    "flows/__main__.py": """
+import sys
+from pathlib import Path
+
+from agent_r1 import numbers
+
+if sys.argv[1] == "double":
+    Path("data").mkdir(exist_ok=True)
+    Path("data/made.txt").write_text(str(numbers.scaled(3, 2)))
+elif sys.argv[1] == "report":
+    Path("outputs").mkdir(exist_ok=True)
+    Path("outputs/report.txt").write_text(numbers.told(Path("data/made.txt").read_text()))
+""",
+}
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lay_dvc: Callable[..., None]) -> str:
+    """The commit of a project of two stages, made and locked; it is the current folder."""
+    project = tmp_path / "project"
+    for name, text in PROJECT.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    lay_dvc(project)
+    run("git", "init", "--quiet")
+    run("git", "config", "user.name", "a")
+    run("git", "config", "user.email", "a@localhost")
+    assert ask_dvc("repro", PYTHONPATH=".").returncode == 0
+    run("git", "add", "--all")
+    run("git", "commit", "--quiet", "--message", "Make it")
+    return run("git", "rev-parse", "HEAD").strip()
+
+
+def test_code_that_changes_no_bit_is_taken_over(made: str, tmp_path: Path) -> None:
+    """Into another file, which git does not know yet; what was never run stays as it was."""
+    before = Path("dvc.lock").read_text()
+    text = Path("agent_r1/numbers.py").read_text()
+    Path("agent_r1/numbers.py").unlink()
+    Path("agent_r1/scales.py").write_text(text.replace("value * factor", "factor * value"))
+    for name in ("dvc.yaml", "flows/__main__.py"):
+        Path(name).write_text(Path(name).read_text().replace("numbers", "scales"))
+    assert relock(tmp_path / "one") == []
+    assert data_of(Path("dvc.lock").read_text()) == data_of(before)
+    assert "scales.py" in Path("dvc.lock").read_text()
+    assert Path("dvc.lock.made_by").read_text() == f"{made}\n"
+    assert ask_dvc("status", "--json").stdout.strip() == "{}"  # nothing runs again
+    with pytest.raises(ValueError, match="not as it was committed"):
+        relock(tmp_path / "two")
+    run("git", "add", "--all")
+    run("git", "commit", "--quiet", "--message", "Move it")
+    assert maker(run("git", "rev-parse", "HEAD").strip(), Path("dvc.lock").read_text()) == made  # not the move
+    assert maker("another", before.replace("data/made.txt", "data/others.txt")) == "another"
+
+
+def test_what_differs_or_was_not_run_is_named_and_nothing_is_taken_over(made: str, tmp_path: Path) -> None:
+    before, numbers = Path("dvc.lock").read_text(), Path("agent_r1/numbers.py")
+    edited = numbers.read_text().replace("ValueError(value)", "ValueError(-value)").replace('"."', '"!"')
+    numbers.write_text(edited)
+    assert relock(tmp_path / "one") == [
+        "outputs/report.txt differs",
+        f"agent_r1/numbers.py:4 of {made:.10} was not run: body raise ValueError(value)",
+        "agent_r1/numbers.py:4 of the working tree was not run: body raise ValueError(-value)",
+    ]
+    assert Path("dvc.lock").read_text() == before
+    assert not Path("dvc.lock.made_by").exists()
+
+
+def test_another_parameter_or_stage_is_refused_before_anything_runs(made: str, tmp_path: Path) -> None:
+    Path("params.yaml").write_text(PROJECT["params.yaml"].replace("2", "3"))
+    with pytest.raises(ValueError, match=r"^factor: other values in params\.yaml; `make repro`"):
+        relock(tmp_path / "one")
+    Path("dvc.yaml").write_text(PROJECT["dvc.yaml"].replace("outputs/report", "outputs/told"))
+    with pytest.raises(ValueError, match=r"^report: other outputs or data than in dvc\.lock"):
+        relock(tmp_path / "two")
+    run("git", "checkout", "--quiet", ".")
+    Path("agent_r1/numbers.py").write_text("")
+    Path("dvc.lock").write_text(Path("dvc.lock").read_text() + "\n")
+    run("git", "commit", "--quiet", "--all", "--message", "An edit and a lock that is not of it")
+    with pytest.raises(ValueError, match="is not of that commit's code"):
+        relock(tmp_path / "three")
