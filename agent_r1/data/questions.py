@@ -22,9 +22,9 @@ class Hop:
     """One search."""
 
     query: str
-    entity: str  # what is asked about
+    entity: str  # the subject of the question
     relation: str  # what is asked of it; "" where that is not known
-    value: str  # what the search reveals
+    value: str  # the value that the search reveals
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,14 +38,14 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition:
-    """What one action led to."""
+    """The result of one action."""
 
     observations: tuple[str, ...] = ()  # the texts that come back, one for each call
     outcome: Outcome | None = None  # set where the episode ends, with neither observations nor a restart
     restart: Restart | None = None  # the episode goes on in a new context
     answer: str = ""  # the text between the answer tags
-    fault: str = ""  # of an episode that is ABORTED: what the world did wrong
-    calls: tuple[Call, ...] = ()  # what the action asked for
+    fault: str = ""  # the world's fault, if the episode is ABORTED
+    calls: tuple[Call, ...] = ()  # the calls that the action asked for
     rewards: dict[str, float] = field(default_factory=dict)  # named parts, unweighted
     rewards_when_read: dict[str, float] = field(default_factory=dict)  # further ones, if the observations find room
 
@@ -64,7 +64,7 @@ class Transition:
 
     @property
     def call_status(self) -> CallStatus:
-        """Of all its calls together; see `status_of`."""
+        """The joint status of all its calls; see `status_of`."""
         return status_of(self.calls)
 
 
@@ -115,12 +115,12 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedAction:
-    """What an action says."""
+    """An action, taken apart."""
 
     thought: str = ""
     calls: tuple[ParsedCall, ...] = ()  # none unless all are well formed
     answer: str | None = None  # None without a well-formed answer
-    problem: str = ""  # what is wrong with a malformed action
+    problem: str = ""  # the fault of a malformed action
 
 
 class ParsedCall(NamedTuple):
@@ -157,7 +157,7 @@ def parse_action(text: str, most_calls: int = 1) -> ParsedAction:
 
 
 def _parse_call(body: str) -> ParsedCall:
-    """What stands between a call's tags; a ValueError says what is wrong with it."""
+    """Reads the text between a call's tags; a ValueError names its fault."""
     try:
         call = json.loads(body, parse_constant=refuse_constant)
         json.dumps(call, ensure_ascii=False, allow_nan=False).encode()  # what it refuses, no file could keep
@@ -170,7 +170,7 @@ def _parse_call(body: str) -> ParsedCall:
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """What JSON does not have, and json.loads would take: NaN and the infinities."""
+    """Refuses NaN and the infinities, which json.loads takes and JSON lacks."""
     raise ValueError(f"{constant} is not JSON")
 
 
@@ -182,7 +182,7 @@ class Piece(NamedTuple):
 
     @property
     def inside(self) -> str:
-        """What stands between the tags."""
+        """The text between the tags."""
         tag = next((tag for tag, kind in _KINDS.items() if kind == self.kind), "")
         return (self.text.removeprefix(f"<{tag}>").removesuffix(f"</{tag}>") if tag else self.text).strip()
 

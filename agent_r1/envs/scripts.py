@@ -27,10 +27,10 @@ class View(Protocol[G]):
     moves: tuple[str, ...]
 
     def state(self) -> G:
-        """What is the case."""
+        """The present state of the game."""
 
     def facts(self, state: G) -> str:
-        """What it says of that, as words."""
+        """The facts of the state, in words."""
 
     def plan(self, state: G) -> Sequence[str]:
         """The right moves; none where nothing helps."""
@@ -39,10 +39,10 @@ class View(Protocol[G]):
         """The move that looks right."""
 
     def after(self, state: G, move: str) -> G:
-        """What a move makes of it."""
+        """The state after a move."""
 
     def over(self, state: G) -> bool:
-        """Whether there is nothing more to do."""
+        """True if nothing is left to do."""
 
 
 class Arms:
@@ -184,9 +184,9 @@ Script = Callable[[Any, random.Random], Iterator[str]]
 
 
 class Habits(NamedTuple):
-    """What a demonstrator does instead of the right move, by the chance of each."""
+    """The chance of each mistake that a demonstrator makes instead of the right move."""
 
-    habit: float  # what looks right and leads astray
+    habit: float  # a move that looks right and leads astray
     stray: float  # any move at all
 
 

@@ -1,4 +1,4 @@
-"""What all episodes of a stage use: the limits, the index, the tools, the journal, and the loop in which they wait."""
+"""The parts that all episodes of a stage share: limits, index, tools, journal, and the loop in which they wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Shared:
         self.journal: Journal | None = None
         self._runner = asyncio.Runner()
         self._toolbox: Toolbox | None = None
-        self._waits: asyncio.Task[Any] | None = None  # whoever is in `run`
+        self._waits: asyncio.Task[Any] | None = None  # the task that is in `run`
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +93,7 @@ class Shared:
             self.journal = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns or raises; whatever it waits for is served meanwhile."""
+        """Runs the coroutine on the loop of the stage and returns its result."""
 
         async def told() -> T:
             self._waits = asyncio.current_task()

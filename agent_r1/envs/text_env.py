@@ -62,7 +62,7 @@ def meant(question: Question, kind: type[S], declared: Mapping[str, P]) -> tuple
 
 
 class Reply(NamedTuple):
-    """What a world answered a move."""
+    """A world's answer to a move."""
 
     text: str  # for the policy, if it goes on
     reward: float

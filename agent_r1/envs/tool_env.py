@@ -93,7 +93,7 @@ class ToolEnv(Env):
             await tool.close()
 
     async def _make(self, parsed: ParsedAction) -> list[_Made]:
-        """What came of an action's calls, which are made at the same time."""
+        """Makes an action's calls at the same time and returns their results."""
         if parsed.problem:
             malformed = ToolResult(text=f"{parsed.problem}. {FORMAT}", call_status=CallStatus.MALFORMED)
             return [_Made(Call(status=CallStatus.MALFORMED), malformed)]
@@ -136,7 +136,7 @@ class _Made(NamedTuple):
 
     @property
     def said(self) -> str:
-        """What the policy reads."""
+        """The text that the policy reads."""
         return self.result.text if self.call.status is CallStatus.OK else f"Error: {self.result.text}"
 
 

@@ -29,11 +29,11 @@ class Game(Protocol):
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """What there is to do, always."""
+        """All moves of the game, the same in every state."""
 
     @property
     def done(self) -> bool:
-        """Whether it is over."""
+        """True if the game is over."""
 
     @property
     def won(self) -> bool:
