@@ -164,7 +164,9 @@ def test_commands_targets_and_modules_exist(page: Path) -> None:
     assert {*re.findall(r"agent-r1 ([a-z_]+)", text)} - {*group.commands} == set()
     files = re.findall(r"`((?:agent_r1|flows|tests|benchmarks|overlays)/[\w./-]*[\w/])`", text)
     assert [file for file in files if not (ROOT / file).exists()] == []
-    modules = re.findall(r"\b((?:agent_r1|benchmarks|docs)(?:\.[a-z]\w*)+)\b", text.replace("agent_r1.policy.registered", "an event"))
+    modules = re.findall(
+        r"\b((?:agent_r1|benchmarks|docs)(?:\.[a-z]\w*)+)\b", text.replace("agent_r1.policy.registered", "an event")
+    )
     assert [module for module in modules if not _is_there(module)] == []
 
 
@@ -212,10 +214,16 @@ def fenced() -> Iterator[Any]:
 @pytest.mark.parametrize(("language", "code"), fenced())
 def test_code_is_valid(language: str, code: str) -> None:
     if language == "python":
-        compile("def page():\n" + textwrap.indent(code, "    "), "a page", "exec")  # README quotes the body of a function
+        compile(
+            "def page():\n" + textwrap.indent(code, "    "), "a page", "exec"
+        )  # README quotes the body of a function
     elif language == "yaml":
         shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
-        validated(Params, override(shipped, yaml.safe_load(code.replace("estimator: group_median", "estimator: grpo"))), "a page")
+        validated(
+            Params,
+            override(shipped, yaml.safe_load(code.replace("estimator: group_median", "estimator: grpo"))),
+            "a page",
+        )
     elif language == "json":
         json.loads(code)
     else:
