@@ -1,7 +1,8 @@
 """Puts stored results into the documents: `python -m docs.results`, with `NAME REPORT` first a report into docs/NAME.
 
-A block of README.md or of a page of docs/ begins with what its table is taken from: a page and one of its headings, or
-a file of docs/measured, below whose table stands when and on what it was measured. A test holds the blocks to them.
+A block of README.md or of a page of docs/ begins with the source of its table: a page and one of its headings, and how
+many rows if not all, or a file of docs/measured, below whose table stands when and on which machine it was measured. A
+test holds the blocks to them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.stored import table as as_table
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
-    r"(?P<mark><!-- (?P<page>docs/[\w/]+\.\w+)(?:: (?P<heading>.+))? -->\n)\n*"
+    r"(?P<mark><!-- (?P<page>docs/[\w/]+\.\w+)(?:: (?P<heading>[^;\n]+)(?:; (?P<rows>\d+) rows)?)? -->\n)\n*"
     r"(?:\|.*\n)*(?:\n+From \[\w+\.csv\].*\n)?\n*"
 )
 
@@ -28,6 +29,7 @@ def filled(text: str, folder: Path) -> str:
     def block(found: re.Match[str]) -> str:
         file = ROOT / found["page"]
         made = table(file.read_text(), found["heading"]) if found["heading"] else measured(file, folder)
+        made = "".join(made.splitlines(keepends=True)[: 2 + int(found["rows"])]) if found["rows"] else made
         return f"{found['mark']}\n{made}\n"
 
     return BLOCK.sub(block, text).rstrip("\n") + "\n"

@@ -41,7 +41,7 @@ def require_shared() -> None:
     if run_dvc("remote", "default"):
         raise ValueError(
             "a pool's clones bring each other what they make by DVC's default remote, and there is none; "
-            "`dvc remote add -d storage URL`, the same in every clone (docs/operating.md, Remotes)"
+            "`dvc remote add -d storage URL`, the same in every clone (docs/registry.md, Remotes)"
         )
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         raise ValueError("a pool's clones share one MLflow; set MLFLOW_TRACKING_URI to the same server in every clone")

@@ -1,15 +1,27 @@
-"""The figures of README.md and of the pages of docs/ are those of stored results."""
+"""README.md and docs/ tell the truth: their figures are stored, their names exist, their code is valid."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import subprocess
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from typer.main import get_command
 
+from agent_r1.params import Params, load
+from agent_r1.params.sections import override, validated
+from agent_r1.training import loop
+from benchmarks.hostile.campaign import KINDS
 from benchmarks.stored import ORIGIN, keep, stored
 from docs.results import BLOCK, PAGES, filled, table
+from flows import commands
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -112,3 +124,123 @@ def test_a_heading_without_a_table_is_told() -> None:
     assert table(page, "Exact match") == "| a |\n|---|\n| 1 |\n"
     with pytest.raises(ValueError, match="no table below the heading 'Report'"):
         table(page, "Report")
+
+
+def test_a_block_may_hold_the_first_rows_alone() -> None:
+    mark = "<!-- docs/report/report.md: Exact match; 4 rows -->\n"
+    whole = table((ROOT / "docs/report/report.md").read_text(), "Exact match").splitlines()
+    assert filled(mark, ROOT).splitlines()[2:] == whole[:6]
+
+
+def test_readme_quotes_the_loop() -> None:
+    [quoted] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    whole = textwrap.dedent(inspect.getsource(loop.iterate).partition("    while ")[2].join(("    while ", "")))
+    assert quoted == whole
+
+
+def test_readme_is_short() -> None:
+    assert README.count("\n") <= 150
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    text = _unfenced(page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        headings = re.findall(r"^#+ (.+)$", _unfenced(file.read_text()), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in map(_anchor, headings), target
+
+
+@by_page
+def test_commands_targets_and_modules_exist(page: Path) -> None:
+    text = page.read_text()
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {*re.findall(r"(?:`|^|&& )make ([a-z]+)", text, re.MULTILINE)} - {*targets} == set()
+    group: Any = get_command(commands.app)
+    assert {*re.findall(r"agent-r1 ([a-z_]+)", text)} - {*group.commands} == set()
+    files = re.findall(r"`((?:agent_r1|flows|tests|benchmarks|overlays)/[\w./-]*[\w/])`", text)
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    modules = re.findall(
+        r"\b((?:agent_r1|benchmarks|docs)(?:\.[a-z]\w*)+)\b", text.replace("agent_r1.policy.registered", "an event")
+    )
+    assert [module for module in modules if not _is_there(module)] == []
+
+
+def _is_there(module: str) -> bool:
+    """Whether a dotted name is a module, or stands in one."""
+    parts = module.split(".")
+    for size in range(len(parts), 1, -1):
+        path = ROOT.joinpath(*parts[:size])
+        if path.is_dir() and size == len(parts):
+            return True
+        if file := next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.exists()), None):
+            return all(re.search(rf"\b{name}\b", file.read_text()) for name in parts[size:])
+    return False
+
+
+@by_page
+def test_keys_exist(page: Path) -> None:
+    """Every key of params.yaml that a sentence names."""
+    known = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
+    sections = "|".join(known)
+    named = re.findall(rf"`((?:{sections})(?:\.[a-z_0-9]+)+)(?:: [^`]*)?`", _unfenced(page.read_text()))
+    open_ended = ("runs.", "ablations.", "search.py", "env.py", "train.py", "prepare.py")
+    missing = [key for key in named if not key.startswith(open_ended) and not _has(known, key.split("."))]
+    assert missing == []
+
+
+def _has(values: Any, names: list[str]) -> bool:
+    """Whether nested mappings hold a key; below a key without a value every name is one."""
+    return (
+        not names
+        or values is None
+        or (isinstance(values, dict) and names[0] in values and _has(values[names[0]], names[1:]))
+    )
+
+
+def fenced() -> Iterator[Any]:
+    """The code of every page, with its language."""
+    for page in PAGES:
+        for number, (language, code) in enumerate(
+            re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        ):
+            yield pytest.param(language, code, id=f"{page.stem}-{language}-{number}")
+
+
+@pytest.mark.parametrize(("language", "code"), fenced())
+def test_code_is_valid(language: str, code: str) -> None:
+    if language == "python":
+        compile(
+            "def page():\n" + textwrap.indent(code, "    "), "a page", "exec"
+        )  # README quotes the body of a function
+    elif language == "yaml":
+        shipped = load(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)
+        validated(
+            Params,
+            override(shipped, yaml.safe_load(code.replace("estimator: group_median", "estimator: grpo"))),
+            "a page",
+        )
+    elif language == "json":
+        json.loads(code)
+    else:
+        assert language == "bash"
+        subprocess.run(["bash", "-n"], input=code, text=True, check=True)
+
+
+def test_hostile_inputs_are_counted() -> None:
+    tried = f"{sum(kind.tried for kind in KINDS):,} "
+    for file in ("Makefile", "docs/results.md", "docs/security.md"):
+        assert re.findall(r"([\d,]+ )(?:seeded |hostile )+inputs", (ROOT / file).read_text()) == [tried], file
+
+
+def _unfenced(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def _anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")

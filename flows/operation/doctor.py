@@ -38,7 +38,7 @@ from flows.processes import HOST, prefect_server, process_group
 
 CODE = Path(__file__).parents[2]
 INSTALL = "remove .venv, and `make` installs what is pinned; on CUDA pip install -e .[gpu,dev]"
-ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/operating.md, Remotes"
+ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/registry.md, Remotes"
 REMOTE_TIMEOUT_S = 60.0
 RESERVE_GIB = 1.0  # of disk: data, indexes, rows, MLflow and Prefect at the built-in scale
 CHECKPOINTS = 3  # of a run at once, at most: the latest, the one that is being written, and a good one or DVC's copy
@@ -211,7 +211,7 @@ def dvc() -> Finding:
         return Finding(WARNING, f"{name} is the folder {url}, which does not exist", remedy)
     compared = ask_dvc("status", "--cloud", "--json", timeout_s=REMOTE_TIMEOUT_S, AWS_MAX_ATTEMPTS="1")
     if said := complaint(compared):
-        remedy = "check url, endpointurl and credentials: docs/operating.md, Remotes"
+        remedy = "check url, endpointurl and credentials: docs/registry.md, Remotes"
         return Finding(FAILED, f"{name}, {url}, cannot be used: {said}", remedy)
     if config.get(f"remote.{name}.verify") != "true":
         message = f"{name}, {url}, answers, but `dvc pull` would take a corrupted object for a good one"

@@ -1,4 +1,4 @@
-"""DVC's experiments as docs/operating.md has them, with a name and beside files that are staged, and its plots."""
+"""DVC's experiments as docs/tracking.md has them, with a name and beside files that are staged, and its plots."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shell(folder: Path, command: str) -> str:
 
 
 def test_an_experiment_has_its_name_and_leaves_staged_files_as_they_were(repository: Path) -> None:
-    documented = (ROOT / "docs/operating.md").read_text()
+    documented = (ROOT / "docs/tracking.md").read_text()
     run, queue, apply = (
         re.findall(pattern, documented, re.MULTILINE)[0]
         for pattern in (r"^dvc exp run --temp[^#]*", r"^dvc exp run --queue[^#]*", r"^index=.*dvc exp apply.*$")

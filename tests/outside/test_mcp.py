@@ -26,7 +26,7 @@ from agent_r1.params.env import McpParams
 from agent_r1.records import CallStatus
 from agent_r1.tools.base import ToolResult
 
-SERVERS = str(Path(__file__).parents[1] / "tools" / "servers.py")
+SERVERS = str(Path(__file__).with_name("servers.py"))
 HONEST = [sys.executable, SERVERS, "honest"]
 ByHand = Callable[..., McpParams]
 

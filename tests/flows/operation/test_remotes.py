@@ -1,4 +1,4 @@
-"""DVC's remotes, used as docs/operating.md says: a folder, and a bucket of a real S3 server on loopback."""
+"""DVC's remotes, used as docs/registry.md says: a folder, and a bucket of a real S3 server on loopback."""
 
 from __future__ import annotations
 
