@@ -211,7 +211,7 @@ def fenced() -> Iterator[Any]:
             yield pytest.param(language, code, id=f"{page.stem}-{language}-{number}")
 
 
-@pytest.mark.parametrize(("language", "code"), fenced())
+@pytest.mark.parametrize(("language", "code"), list(fenced()))
 def test_code_is_valid(language: str, code: str) -> None:
     if language == "python":
         compile(

@@ -173,7 +173,7 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
     shutil.copytree(evaluated, tmp_path / "copy")
     write_params(tmp_path / "copy", {"runs": {"ppo": {}, "own": own}})
     with inside(tmp_path / "copy"):
-        train("own")
+        train(RunId("own"))
         register(RunId("own"))
         version = version_of("own", load())
         evaluate(EvaluationRequest(run=RunId("own")))

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, expect
 from agent_r1 import tracking
 from agent_r1.inspection.stored import Shown, When
 from agent_r1.inspection.viewer import page
-from flows.processes import Part, await_health
+from flows.processes import Supervised, await_health
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_MS = 60_000
@@ -51,7 +51,7 @@ def mlflow_ui(project: Path, run_id: str, free_port: Callable[[], int]) -> Itera
     process = subprocess.Popen(command, cwd=project, stderr=subprocess.DEVNULL, text=True)
     try:
         log, health = project / ".tracking/prefect/mlflow.log", f"http://127.0.0.1:{port}/health"
-        await_health(process, Part(name="mlflow", command=[], environment={}, log=log, health=health))
+        await_health(process, Supervised(name="mlflow", command=[], environment={}, log=log, health=health))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.send_signal(signal.SIGINT)

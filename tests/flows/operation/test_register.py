@@ -18,7 +18,7 @@ from agent_r1.files import sha256, write_text
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.params import load
-from agent_r1.params.places import registered_policy, registered_training
+from agent_r1.params.places import RunId, registered_policy, registered_training
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
 from agent_r1.tracking.store import open_store
@@ -324,7 +324,7 @@ def test_what_is_not_finished_is_not_registered(
     (POLICY.parent / "SHA256SUMS").unlink()
     checkpoint.seal(POLICY.parent, Progress(iterations=iterations, policy_version=1))
     with pytest.raises(ValueError, match=message):
-        register_stage.register("ppo")
+        register_stage.register(RunId("ppo"))
     assert not registry.versions()
 
 
@@ -335,13 +335,13 @@ def test_another_store_is_given_the_version_that_the_file_names(
     shutil.rmtree("outputs")
     shutil.copytree(ppo, "outputs/train/ppo")
     with pytest.raises(ValueError, match=r"MLflow's store has no run .*; start the training again, which logs it"):
-        register_stage.register("ppo")
+        register_stage.register(RunId("ppo"))
     file, policy = Path("outputs/register/ppo.json"), sha256(POLICY)
     origin = {"git_commit": "c0ffee", "data_hash": "d" * 32, "code": "0-2 abc"}
     file.parent.mkdir()
     file.write_text(json.dumps({"version": "models:/agent_r1/7", "policy": policy, **origin}))
     for _ in range(2):
-        register_stage.register("ppo")
+        register_stage.register(RunId("ppo"))
         assert json.loads(file.read_text()) == {"version": "models:/agent_r1/1", "policy": policy, **origin}
     [version] = registry.versions()
     assert (version.descriptor.git_commit, version.descriptor.code) == ("c0ffee", "0-2 abc")
