@@ -21,7 +21,7 @@ from agent_r1.records import Prediction
 from agent_r1.tables import read_rows, write_rows
 from agent_r1.tracking import registry
 from agent_r1.tracking.registry import Version
-from flows.evaluate import evaluate
+from flows.evaluate import EvaluationRequest, evaluate
 from flows.graph import StageFailed
 from flows.operation.deployments import Drifted, evaluation
 from flows.operation.promote import crown
@@ -76,8 +76,13 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluates and shows in this process, where imports cost nothing."""
 
     def run(stage: str, *arguments: str) -> None:
-        given = {key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)}
-        {"evaluate": evaluate, "view": view}[stage](**given)
+        given: dict[str, Any] = {
+            key.removeprefix("--"): value for key, value in zip(arguments[::2], arguments[1::2], strict=True)
+        }
+        if stage == "evaluate":
+            evaluate(EvaluationRequest(**given | {"into": Path(given["into"])}))
+        else:
+            view(RunId(given["run"], int(given["seed"]) if "seed" in given else None, given.get("sweep", "")))
 
     monkeypatch.setattr("flows.operation.deployments.run_command", run)
 
