@@ -45,8 +45,8 @@ ENVIRONMENT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MALLOC_MMAP_MAX_": "0",  # these two are for child processes; this one calls `keep_freed_memory`
     "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
-    # torch lays tensors from 2 MiB on at borders of 2 MiB, in huge pages where the kernel lends them. Else glibc seldom
-    # finds the place of one fit for the next, and with large vocabularies the heap grows to twice what lives in it.
+    # torch lays tensors from 2 MiB on at the borders of pages, in huge pages where the kernel lends them. Else glibc
+    # seldom finds the place of one fit for the next, and with large vocabularies the heap doubles.
     "THP_MEM_ALLOC_ENABLE": "1",
     # A thread that waits for others of its process at a barrier gives its core to other stages, and does not spin.
     "OMP_WAIT_POLICY": "passive",

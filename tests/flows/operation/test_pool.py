@@ -76,6 +76,7 @@ def lead(
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # which nothing here asks
     monkeypatch.setattr("flows.pool.POLL_S", 0.01)
+    monkeypatch.setattr("flows.pool.TELL_S", 3600.0)  # however long the server of the suite takes for an answer
     return tmp_path / "lead"
 
 
