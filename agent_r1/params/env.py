@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -11,12 +10,8 @@ from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Sh
 from agent_r1.params.worlds import OutsideParams
 
 
-class SearchToolParams(Section):
-    """`env.top_k` says how many passages a search shows, to `naive_rag` too."""
-
-
-class CalculatorParams(Section):
-    """Without a setting."""
+class NoSettings(Section):
+    """A tool that is offered as it is."""
 
 
 class ReadParams(Section):
@@ -44,12 +39,6 @@ class McpParams(Section):
     tools: Annotated[list[str], Field(min_length=1)] | None = None  # of those it has; all where left out
     environment: list[Variable] = Field(default=[])  # what a command is given of the stage's own
 
-    def objections(self) -> Iterator[str]:
-        if (self.command is None) == (self.url is None):
-            yield "a server is a command that is started or the url of one that runs; give one of the two"
-        if self.environment and self.url:
-            yield "environment has no effect with url; leave it out"
-
 
 class FunctionParams(Section):
     """A function of one's own, under its name: what a module of the operator's has."""
@@ -65,19 +54,14 @@ def _without_null(entries: object) -> object:
 
 
 class ToolsParams(Section):
-    """What a question is answered with; null leaves a tool out, a function or a server of the base from a run too."""
+    """The tools that a question is answered with; null takes one away, in a run a function or a server too."""
 
-    search: SearchToolParams | None
-    calculator: CalculatorParams | None
-    read: ReadParams | None
-    python: PythonParams | None
-    functions: Annotated[dict[str, FunctionParams], BeforeValidator(_without_null)]
-    mcp: Annotated[dict[Name, McpParams], BeforeValidator(_without_null)]
-
-    def objections(self) -> Iterator[str]:
-        built_in = (self.search, self.calculator, self.read, self.python)
-        if all(tool is None for tool in built_in) and not self.functions and not self.mcp:
-            yield "a question cannot be answered without any tool; offer one, such as search: {}"
+    search: NoSettings | None = None  # `env.top_k` says how many passages it shows, to `naive_rag` too
+    calculator: NoSettings | None = None
+    read: ReadParams | None = None
+    python: PythonParams | None = None
+    functions: Annotated[dict[str, FunctionParams], BeforeValidator(_without_null)] = Field(default={})
+    mcp: Annotated[dict[Name, McpParams], BeforeValidator(_without_null)] = Field(default={})
 
 
 # When the requests of episodes leave for the engine; see `agent_r1.rollout.episodes`.
@@ -95,26 +79,12 @@ class GamesParams(Section):
     moves_per_step: Count
     moves: Count
 
-    def objections(self) -> Iterator[str]:
-        if self.moves_per_step > self.moves:
-            yield (
-                f"moves_per_step {self.moves_per_step} has no effect above moves {self.moves}, which an episode has in "
-                "all; lower it, or raise moves"
-            )
-
 
 class ContextParams(Section):
     """What the policy reads of an episode that goes on; see `agent_r1.rollout.episode`."""
 
     kind: Literal["append", "window", "summary"]
     every: Natural
-
-    def objections(self) -> Iterator[str]:
-        if (self.kind == "append") != (self.every == 0):
-            yield (
-                f"every {self.every} does not go with kind: {self.kind}; it is 0 with append, which keeps everything, "
-                "and with the others the exchanges of a window or the steps between two summaries"
-            )
 
 
 class EnvParams(OutsideParams):
@@ -130,21 +100,3 @@ class EnvParams(OutsideParams):
     aborted_share: Share
     order: Order
     games: GamesParams
-
-    def objections(self) -> Iterator[str]:
-        if self.max_action_tokens >= self.max_tokens:
-            yield (
-                f"max_action_tokens {self.max_action_tokens} leaves no room for a prompt in "
-                f"max_tokens {self.max_tokens}; raise max_tokens"
-            )
-        steps = self.max_steps - (2 if self.context.kind == "window" else 1)  # the last of which a rewriting can follow
-        if self.context.every > steps:
-            yield (
-                f"context.every {self.context.every} has no effect with kind: {self.context.kind} and max_steps "
-                f"{self.max_steps}, which end an episode before its context is rewritten; lower it, or raise max_steps"
-            )
-        if self.tools.read and self.tools.read.part_characters >= self.max_result_characters:
-            yield (
-                f"tools.read.part_characters {self.tools.read.part_characters} would be cut at max_result_characters "
-                f"{self.max_result_characters}; make parts smaller"
-            )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -16,28 +14,26 @@ Seeds = Annotated[list[Natural], Field(min_length=2, max_length=2)]  # from the 
 Chance = Annotated[float, Field(gt=0, le=1)]
 
 
-class _SeedsParams(Section):
+class WorldSeeds(Section):
     """Which seeds a world is drawn by. A split that is left out has no questions."""
 
     train: Seeds | None = None
     dev: Seeds | None = None
     test: Seeds | None = None
 
+    @property
+    def given(self) -> dict[str, list[int]]:
+        """The splits that have seeds."""
+        named = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: seeds for split, seeds in named.items() if seeds}
+
     def seeds_of(self, split: str) -> tuple[int, int]:
         """The first, and the one after the last; the same twice where there are none."""
-        first, stop = getattr(self, split) or (0, 0)
+        first, stop = self.given.get(split, (0, 0))
         return first, stop
 
-    def objections(self) -> Iterator[str]:
-        given = {split: getattr(self, split) for split in SPLITS if getattr(self, split)}
-        if not given:
-            yield "a world needs seeds: give it train, dev or test, such as test: [123, 379]"
-        for split, (first, stop) in given.items():
-            if first >= stop:
-                yield f"{split} {[first, stop]} holds no seed; the second is the one after the last"
 
-
-class LakeParams(_SeedsParams):
+class LakeParams(WorldSeeds):
     """FrozenLake; see `agent_r1.games.lake`."""
 
     env: Literal["frozen_lake"]
@@ -46,7 +42,7 @@ class LakeParams(_SeedsParams):
     intended: Chance  # of a move to go where it was meant to; else it goes to one of the sides
 
 
-class SokobanParams(_SeedsParams):
+class SokobanParams(WorldSeeds):
     """Sokoban with one box; see `agent_r1.games.sokoban`."""
 
     env: Literal["sokoban"]
@@ -55,28 +51,15 @@ class SokobanParams(_SeedsParams):
     most_moves: Annotated[int, Field(ge=1, le=12)]  # of the best solution
     test_lengths: dict[Count, Count] = Field(default={})  # of the test's best solutions, how many boards of each length
 
-    def objections(self) -> Iterator[str]:
-        yield from super().objections()
-        if self.walls > 1 / 2:
-            yield f"walls {self.walls} leaves no room to push; take at most .5"
-        first, stop = self.seeds_of("test")
-        if self.test_lengths and sum(self.test_lengths.values()) != stop - first:
-            yield (
-                f"test_lengths are {sum(self.test_lengths.values())} boards and test {[first, stop]} holds "
-                f"{stop - first} seeds; make them as many"
-            )
-        if self.test_lengths and max(self.test_lengths) > self.most_moves:
-            yield f"test_lengths names {max(self.test_lengths)} moves and most_moves is {self.most_moves}; raise that"
 
-
-class BanditParams(_SeedsParams):
+class BanditParams(WorldSeeds):
     """The bandit of two arms, which the test has not seen so; see `agent_r1.games.bandit`."""
 
     env: Literal["bandit"]
     test_pairs: Literal["others", "turned"] = "others"  # RAGEN's of the test, or those of training, in the other order
 
 
-class OthersParams(_SeedsParams):
+class OthersParams(WorldSeeds):
     """An environment that others wrote, which `env` declares under a name."""
 
     env: Literal["gymnasium", "openenv", "toolbox"]
@@ -126,14 +109,6 @@ class GymnasiumParams(_WorldParams):
     # What its moves are called, from the first on; null where it takes text.
     actions: Annotated[list[Annotated[str, Field(pattern=_WORDS)]], Field(min_length=1)] | None = None
 
-    def objections(self) -> Iterator[str]:
-        mode = self.kwargs.get("render_mode", "ansi")
-        if mode != "ansi":
-            yield f"kwargs.render_mode {mode!r} draws no text; set it to ansi, or leave it out to show what is observed"
-        [(name, times)] = Counter(action.casefold() for action in self.actions or ["any"]).most_common(1)
-        if times > 1:
-            yield f"actions names {name!r} {times} times, in whatever case; give every move a name of its own"
-
 
 class OpenEnvParams(_WorldParams):
     """A server of OpenEnv's; see `agent_r1.outside.openenv`."""
@@ -158,9 +133,9 @@ class ToolboxParams(_WorldParams):
 class OutsideParams(Section):
     """The part of `env` that declares them."""
 
-    gymnasium: dict[Name, GymnasiumParams]
-    openenv: dict[Name, OpenEnvParams]
-    toolbox: dict[Name, ToolboxParams]
+    gymnasium: dict[Name, GymnasiumParams] = Field(default={})
+    openenv: dict[Name, OpenEnvParams] = Field(default={})
+    toolbox: dict[Name, ToolboxParams] = Field(default={})
 
     @property
     def declared(self) -> dict[str, list[str]]:
