@@ -16,8 +16,7 @@ from gymnasium import spaces
 
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.text_env import Reply, Seed, Setup, TextEnv, meant, number
-from agent_r1.params.env import EnvParams
-from agent_r1.params.worlds import SUCCESSES, GymnasiumParams
+from agent_r1.params.env import SUCCESSES, EnvParams, GymnasiumParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 

@@ -22,9 +22,8 @@ from agent_r1.envs.text_env import Reply, Setup, TextEnv, meant
 from agent_r1.faults import WorldFault
 from agent_r1.harmless import harmless
 from agent_r1.http.client import EXCERPT, BadAnswerError, Client, in_words, parsed, read_key, tls
-from agent_r1.params.env import EnvParams
+from agent_r1.params.env import EnvParams, OpenEnvParams
 from agent_r1.params.sections import nearest
-from agent_r1.params.worlds import OpenEnvParams
 from agent_r1.records import Outcome, Question
 from agent_r1.tools.base import ToolError
 

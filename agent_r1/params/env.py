@@ -1,13 +1,20 @@
-"""`env`: the tools, games and contexts that training and evaluation share."""
+"""`env`: the tools, games, contexts and others' environments that training and evaluation share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from agent_r1.params.sections import Count, Name, Natural, Positive, Section, Share, address
-from agent_r1.params.worlds import OutsideParams
 
 
 class NoSettings(Section):
@@ -87,7 +94,70 @@ class ContextParams(Section):
     every: Natural
 
 
-class EnvParams(OutsideParams):
+Reward = Annotated[float, Field(allow_inf_nan=False)]
+_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_WORDS = r"^\S(.*\S)?$"
+SUCCESSES = "info, terminated, truncated, {last_reward: R} or {return: R}"
+
+
+def _one_of_them(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(given)
+    except ValidationError:
+        raise ValueError(f"success is {SUCCESSES}, and R is a number") from None
+
+
+# A play must show one thing to be a success; see `agent_r1.outside.gym_env`.
+Success = Annotated[
+    Literal["info", "terminated", "truncated"]
+    | Annotated[dict[Literal["last_reward", "return"], Reward], Field(min_length=1, max_length=1)],
+    WrapValidator(_one_of_them),
+]
+
+
+def _web(url: str) -> str:
+    """A server's address as that of a page; its WebSocket has the same with ws in place of http."""
+    return address(f"http{url[2:]}" if url.startswith(("ws://", "wss://")) else url).removesuffix("/ws")
+
+
+class _WorldParams(Section):
+    task: str = ""  # what the policy is told to do, in place of the question's text
+
+
+class GymnasiumParams(_WorldParams):
+    """An environment of gymnasium's, or one that is registered with it; see `agent_r1.outside.gym_env`."""
+
+    id: Annotated[str, Field(pattern=rf"^({_MODULE}:)?([\w-]+/)?[\w.-]+$")]
+    success: Success | None = None  # null is info, and refused where the world's info has no success
+    kwargs: dict[str, Any] = Field(default={})
+    # What its moves are called, from the first on; null where it takes text.
+    actions: Annotated[list[Annotated[str, Field(pattern=_WORDS)]], Field(min_length=1)] | None = None
+
+
+class OpenEnvParams(_WorldParams):
+    """A server of OpenEnv's; see `agent_r1.outside.openenv`."""
+
+    url: Annotated[str, AfterValidator(_web)]
+    observation: str  # the field of its observation that the policy reads
+    action: str  # the field of its action that takes what the policy writes
+    timeout_s: Positive  # of one answer
+    success_above: Reward = 0.0  # the reward of the last step, beyond which it is a success
+
+
+class ToolboxParams(_WorldParams):
+    """A class whose public methods are tools, as TRL's environments are; see `agent_r1.outside.toolbox_env`."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    class_: Annotated[str, Field(alias="class", pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
+    timeout_s: Positive | None = None  # of one call of an `async def`
+    success_above: Reward = 0.0  # what `get_reward` says, beyond which it is a success
+
+
+class EnvParams(Section):
+    gymnasium: dict[Name, GymnasiumParams] = Field(default={})
+    openenv: dict[Name, OpenEnvParams] = Field(default={})
+    toolbox: dict[Name, ToolboxParams] = Field(default={})
     instructions: str
     tools: ToolsParams
     max_result_characters: Count
@@ -100,3 +170,8 @@ class EnvParams(OutsideParams):
     aborted_share: Share
     order: Order
     games: GamesParams
+
+    @property
+    def declared(self) -> dict[str, list[str]]:
+        """The names of each kind."""
+        return {"gymnasium": [*self.gymnasium], "openenv": [*self.openenv], "toolbox": [*self.toolbox]}

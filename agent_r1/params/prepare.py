@@ -1,4 +1,4 @@
-"""`prepare`: the data sets, drawn and from files."""
+"""`prepare`: the data sets, generated, from files, or worlds that are drawn by seeds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agent_r1.params.sections import Count, Natural, Section, Share
-from agent_r1.params.worlds import World
 
 BUILT_IN = "atlas"
+SPLITS = ("train", "dev", "test")
 
 Format = Literal["hotpotqa", "2wikimultihopqa", "musique", "generic"]
 DatasetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")]  # part of the names of metrics
@@ -59,6 +59,66 @@ class FilesParams(Section):
         """The splits that there are, by name."""
         named = {"train": self.train, "dev": self.dev, "test": self.test}
         return {name: split for name, split in named.items() if split is not None}
+
+
+Seeds = Annotated[list[Natural], Field(min_length=2, max_length=2)]  # from the first up to, and without, the second
+Chance = Annotated[float, Field(gt=0, le=1)]
+
+
+class WorldSeeds(Section):
+    """Which seeds a world is drawn by. A split that is left out has no questions."""
+
+    train: Seeds | None = None
+    dev: Seeds | None = None
+    test: Seeds | None = None
+
+    @property
+    def given(self) -> dict[str, list[int]]:
+        """The splits that have seeds."""
+        named = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: seeds for split, seeds in named.items() if seeds}
+
+    def seeds_of(self, split: str) -> tuple[int, int]:
+        """The first, and the one after the last; the same twice where there are none."""
+        first, stop = self.given.get(split, (0, 0))
+        return first, stop
+
+
+class LakeParams(WorldSeeds):
+    """FrozenLake; see `agent_r1.games.lake`."""
+
+    env: Literal["frozen_lake"]
+    size: Annotated[int, Field(ge=2, le=12)]
+    frozen: Chance  # of a cell to be ice, where there is no hole
+    intended: Chance  # of a move to go where it was meant to; else it goes to one of the sides
+
+
+class SokobanParams(WorldSeeds):
+    """Sokoban with one box; see `agent_r1.games.sokoban`."""
+
+    env: Literal["sokoban"]
+    size: Annotated[int, Field(ge=5, le=12)]
+    walls: Share  # chance of a cell inside to be one
+    most_moves: Annotated[int, Field(ge=1, le=12)]  # of the best solution
+    test_lengths: dict[Count, Count] = Field(default={})  # of the test's best solutions, how many boards of each length
+
+
+class BanditParams(WorldSeeds):
+    """The bandit of two arms, which the test has not seen so; see `agent_r1.games.bandit`."""
+
+    env: Literal["bandit"]
+    test_pairs: Literal["others", "turned"] = "others"  # RAGEN's of the test, or those of training, in the other order
+
+
+class OthersParams(WorldSeeds):
+    """An environment that others wrote, which `env` declares under a name."""
+
+    env: Literal["gymnasium", "openenv", "toolbox"]
+    name: str
+
+
+WorldParams = LakeParams | SokobanParams | BanditParams | OthersParams
+World = Annotated[WorldParams, Field(discriminator="env")]
 
 
 class PrepareParams(Section):

@@ -14,24 +14,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_args
 
+from agent_r1.params import stages
 from agent_r1.params.credit import OF_ANSWERS, WITH_CRITIC, WITH_WHITENING, CreditParams, FilterParams
-from agent_r1.params.env import ContextParams, EnvParams, McpParams
+from agent_r1.params.env import ContextParams, EnvParams, GymnasiumParams, McpParams
 from agent_r1.params.places import SWEEP, RunId
-from agent_r1.params.prepare import BUILT_IN, AtlasShares, PrepareParams
+from agent_r1.params.prepare import BUILT_IN, AtlasShares, OthersParams, PrepareParams, SokobanParams, WorldSeeds
 from agent_r1.params.sections import CHECKS, Section, nearest
-from agent_r1.params.stages import (
-    Baseline,
-    DenseParams,
-    EngineParams,
-    LearnerParams,
-    ModelParams,
-    SearchParams,
-    ServerParams,
-)
 from agent_r1.params.train import MonitorParams, TrainParams
 from agent_r1.params.update import LARGEST_LOG_RATIO, UpdateParams
 from agent_r1.params.whole import AblationsParams, OneRun, Params
-from agent_r1.params.worlds import GymnasiumParams, OthersParams, SokobanParams, WorldSeeds
 
 ROUNDING = 1e-9  # by which a sum of shares may miss 1
 RUN_NAME = re.compile(r"\w+", re.ASCII)
@@ -73,10 +64,10 @@ def _shown(value: Any) -> str:
 NEEDS = [
     Needs(FilterParams, "share", 1.0, "kind", FILTERS, ", which keeps every group"),
     Needs(FilterParams, "refill", 0, "kind", FILTERS, ", which drops no group"),
-    Needs(DenseParams, "nlist", 0, "faiss", ("ivf",), ", which looks at every passage"),
-    Needs(DenseParams, "nprobe", 0, "faiss", ("ivf",), ", which looks at every passage"),
-    Needs(ModelParams, "float32_output", False, "dtype", ("auto", "bfloat16"), ", in which all layers compute"),
-    Needs(EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
+    Needs(stages.DenseParams, "nlist", 0, "faiss", ("ivf",), ", which looks at every passage"),
+    Needs(stages.DenseParams, "nprobe", 0, "faiss", ("ivf",), ", which looks at every passage"),
+    Needs(stages.ModelParams, "float32_output", False, "dtype", ("auto", "bfloat16"), ", in which all layers compute"),
+    Needs(stages.EngineParams, "server.urls", [], "kind", ("server",), missing=SERVE),
     Needs(McpParams, "environment", [], "url", (None,), ", which starts no process"),
     Needs(ContextParams, "every", 0, "kind", ("window", "summary"), ", which keeps everything", REWRITES),
     Needs(UpdateParams, "dual_clip", 0, "loss", ("clip",), ", whose weights clip_high bounds for every advantage"),
@@ -85,14 +76,7 @@ NEEDS = [
     Needs(CreditParams, "whitening_floor", 0, "estimator", WHITENING, ", which does not whiten over the batch"),
     Needs(CreditParams, "advantage_mask.whitening", True, "estimator", WHITENING, ", which does not whiten"),
     Needs(CreditParams, "advantage_mask.critic", True, "estimator", CRITIC, ", which trains no critic"),
-    Needs(
-        CreditParams,
-        "loss_mask",
-        True,
-        "advantage_mask.recursion",
-        (False,),
-        ", where observations have the advantage 0",
-    ),
+    Needs(CreditParams, "loss_mask", True, "advantage_mask.recursion", (False,), ", as advantages there are 0"),
 ]
 
 
@@ -146,7 +130,7 @@ def gymnasium(p: GymnasiumParams) -> Refusals:
         yield f"actions names {name!r} {times} times, in whatever case; give every move a name of its own"
 
 
-def search(p: SearchParams) -> Refusals:
+def search(p: stages.SearchParams) -> Refusals:
     if p.kind in ("dense", "hybrid") and not p.dense.encoder:
         yield f"kind: {p.kind} needs an encoder; set dense.encoder to a Hugging Face folder or hub id"
     if p.kind == "remote" and not p.remote.url.startswith(("http://", "https://")):
@@ -155,13 +139,13 @@ def search(p: SearchParams) -> Refusals:
         yield f"dense.nprobe {p.dense.nprobe} is not from 1 to nlist {p.dense.nlist}, as faiss: ivf needs; set one anew"
 
 
-def learner(p: LearnerParams) -> Refusals:
+def learner(p: stages.LearnerParams) -> Refusals:
     if p.optimizer_offload and p.ranks > 1:
         why = f"needs one GPU, and there are {p.ranks} ranks, each with a part of the states"
         yield f"optimizer_offload: true {why}; set it to false, or processes and nodes to 1"
 
 
-def servers(p: ServerParams) -> Refusals:
+def servers(p: stages.ServerParams) -> Refusals:
     if len(set(p.urls)) < len(p.urls):
         yield f"urls names a server twice: {', '.join(p.urls)}; raise concurrency instead"
 
@@ -241,7 +225,21 @@ def train(p: TrainParams) -> Refusals:
     yield from groups(p)
     yield from minibatches(p)
     yield from warmups(p)
-    yield from alarms(p)
+    collapse, patience = f"monitor.on_collapse: {p.monitor.on_collapse}", p.monitor.patience
+    if p.monitor.on_collapse != "warn" and not any(p.monitor.thresholds.model_dump().values()):
+        yield f"{collapse} has no effect while every threshold is 0; set one above 0, or warn"
+    if p.monitor.on_collapse != "warn" and p.iterations <= patience:
+        why = f"monitor.patience {patience} allows no alarm in {p.iterations} iterations"
+        yield f"{collapse} has no effect: {why}; lower the patience"
+    if p.validation.keep_best and p.monitor.goes_back:
+        why = "the best policy may be of an iteration that the run went back from"
+        yield f"validation.keep_best: true with {collapse}: {why}; choose one of them"
+    if p.checkpoint.every > 1 and p.monitor.goes_back:
+        why = "a run goes back to the checkpoint that an iteration began with, and most would have none"
+        yield f"checkpoint.every {p.checkpoint.every} with {collapse}: {why}; set every: 1, or on_collapse: stop"
+    if p.validation.keep_best and p.keep.learner:
+        why = "would leave the best policy beside the critic and the optimisers of the last one"
+        yield f"validation.keep_best: true with keep.learner: true {why}; choose one of them"
     if p.monitor.on_collapse == "stabilise":
         later = p.stabilised
         if (later.credit, later.update) == (p.credit, p.update):
@@ -285,31 +283,11 @@ def warmups(p: TrainParams) -> Refusals:
     if rise >= p.iterations:
         yield f"update.learning_rate_warmup {rise} lasts all {p.iterations} iterations; lower it or raise iterations"
     if learns and 0 < rise <= critic.iterations:
-        why = (
-            f"over before the policy is first trained, after the {critic.iterations} iterations of update.critic.warmup"
-        )
-        yield f"update.learning_rate_warmup {rise} is {why}; raise it above them, or set it to 0"
+        why = f"after the {critic.iterations} iterations of update.critic.warmup; raise it above them, or set it to 0"
+        yield f"update.learning_rate_warmup {rise} is over before the policy is first trained, {why}"
     if learns and critic.longest >= p.iterations:
         why = f"for {critic.longest} iterations, which are all {p.iterations}, and the policy never"
         yield f"update.critic.warmup may train the critic alone {why}; shorten it or raise iterations"
-
-
-def alarms(p: TrainParams) -> Refusals:
-    collapse, patience = f"monitor.on_collapse: {p.monitor.on_collapse}", p.monitor.patience
-    if p.monitor.on_collapse != "warn" and not any(p.monitor.thresholds.model_dump().values()):
-        yield f"{collapse} has no effect while every threshold is 0; set one above 0, or warn"
-    if p.monitor.on_collapse != "warn" and p.iterations <= patience:
-        why = f"monitor.patience {patience} allows no alarm in {p.iterations} iterations"
-        yield f"{collapse} has no effect: {why}; lower the patience"
-    if p.validation.keep_best and p.monitor.goes_back:
-        why = "the best policy may be of an iteration that the run went back from"
-        yield f"validation.keep_best: true with {collapse}: {why}; choose one of them"
-    if p.checkpoint.every > 1 and p.monitor.goes_back:
-        why = "a run goes back to the checkpoint that an iteration began with, and most would have none"
-        yield f"checkpoint.every {p.checkpoint.every} with {collapse}: {why}; set every: 1, or on_collapse: stop"
-    if p.validation.keep_best and p.keep.learner:
-        why = "would leave the best policy beside the critic and the optimisers of the last one"
-        yield f"validation.keep_best: true with keep.learner: true {why}; choose one of them"
 
 
 def ablations(p: AblationsParams) -> Refusals:
@@ -334,29 +312,6 @@ def repeated(**lists: Iterable[Any]) -> Refusals:
             yield f"{what} names {value!r} more than once; leave one of them"
 
 
-def whole(p: Params) -> Refusals:
-    yield from warm_start(p)
-    for name in p.prepare.datasets:
-        match p.prepare.worlds.get(name):
-            case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared[kind]):
-                close = nearest(meant, known) if known else "; declare it there"
-                yield f"prepare.worlds.{name}.name is {meant!r}, which env.{kind} does not define{close}"
-    if p.engine.kind == "transformers" and p.env.order != "rounds":
-        why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
-        yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
-    for name in p.runs:
-        if not RUN_NAME.fullmatch(name):
-            yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
-        if name in get_args(Baseline):
-            yield f"runs: {name!r} is the name of a baseline; name the run differently"
-        p.run(RunId(name))
-    for where, names in (("repro_runs", p.repro_runs), ("ablations.runs", p.ablations.runs)):
-        for name in [name for name in names if name not in p.runs]:
-            yield f"{where} names {name!r}, which runs: does not define{nearest(name, p.runs)}"
-    for name in p.ablations.runs:
-        p.run(RunId(name, sweep=SWEEP))
-
-
 def warm_start(p: Params) -> Refusals:
     taught, demonstrations = p.warm_start, f"warm_start.demonstrations {p.warm_start.demonstrations}"
     passed_through = p.model.path and not taught.fine_tune
@@ -376,6 +331,29 @@ def warm_start(p: Params) -> Refusals:
     if not (taught.teaches or passed_through):
         remedy = "set demonstrations or naive_rag_demonstrations above 0, or conversations to a file"
         yield f"warm_start has nothing to learn from: {remedy}"
+
+
+def whole(p: Params) -> Refusals:
+    yield from warm_start(p)
+    for name in p.prepare.datasets:
+        match p.prepare.worlds.get(name):
+            case OthersParams(env=kind, name=meant) if meant not in (known := p.env.declared[kind]):
+                close = nearest(meant, known) if known else "; declare it there"
+                yield f"prepare.worlds.{name}.name is {meant!r}, which env.{kind} does not define{close}"
+    if p.engine.kind == "transformers" and p.env.order != "rounds":
+        why = "needs an engine that takes requests in while it samples, and engine.kind is transformers"
+        yield f"env.order: {p.env.order} {why}; set env.order: rounds, or engine.kind: vllm"
+    for name in p.runs:
+        if not RUN_NAME.fullmatch(name):
+            yield f"runs: {name!r} is to be a folder and a DVC stage; use letters, digits and _ only"
+        if name in get_args(stages.Baseline):
+            yield f"runs: {name!r} is the name of a baseline; name the run differently"
+        p.run(RunId(name))
+    for where, names in (("repro_runs", p.repro_runs), ("ablations.runs", p.ablations.runs)):
+        for name in [name for name in names if name not in p.runs]:
+            yield f"{where} names {name!r}, which runs: does not define{nearest(name, p.runs)}"
+    for name in p.ablations.runs:
+        p.run(RunId(name, sweep=SWEEP))
 
 
 def run(p: OneRun) -> Refusals:
@@ -403,9 +381,9 @@ TABLE: dict[type[Section], Callable[[Any], Refusals]] = {
     WorldSeeds: world,
     SokobanParams: sokoban,
     GymnasiumParams: gymnasium,
-    SearchParams: search,
-    LearnerParams: learner,
-    ServerParams: servers,
+    stages.SearchParams: search,
+    stages.LearnerParams: learner,
+    stages.ServerParams: servers,
     McpParams: mcp,
     EnvParams: env,
     CreditParams: credit,
