@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint, memory, output
 from agent_r1.learn.learner import Learner, Options

@@ -19,7 +19,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.batching import Reference, compute_of, frozen

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.devices.gpus import default_device
-from agent_r1.devices.ranks import gathered, is_sharded, parts, whole
+from agent_r1.devices.sharing import default_device, gathered, is_sharded, parts, whole
 from agent_r1.files import load_pretrained, model_hash
 from agent_r1.learn.model import compute_dtype, load_policy
 from agent_r1.params import Params

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.learn import adapter
 from agent_r1.learn.model import compute_dtype, load_policy, precision
 from agent_r1.learn.output import compute_output_in_float32, token_logprobs

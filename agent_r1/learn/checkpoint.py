@@ -1,7 +1,7 @@
 """Checkpoints: everything that a killed training run needs to go on with the same bits.
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner/`, the critic, both optimisers and the
-random states, written by `agent_r1.devices.ranks`; `progress.json`; and `SHA256SUMS`, the hashes of all files for
+random states, written by `agent_r1.devices.sharing`; `progress.json`; and `SHA256SUMS`, the hashes of all files for
 `sha256sum -c`. Adapters that train are in `policy/adapter/`, and merged weights may be missing until the training ends.
 One learner at a time may write it. `learner/` may be removed when nothing is left to train.
 """

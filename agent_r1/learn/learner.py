@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import ALONE, Ranks, led, parts, whole
+from agent_r1.devices.sharing import ALONE, Ranks, led, parts, whole
 from agent_r1.files import model_hash
 from agent_r1.learn import adapter, batching, gradients, losses, optimizers
 from agent_r1.learn.batching import Compute, Floats32, Reference

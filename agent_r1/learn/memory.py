@@ -15,7 +15,7 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.learn.adapter import attach
 from agent_r1.learn.model import compute_dtype
 from agent_r1.learn.output import room

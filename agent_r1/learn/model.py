@@ -23,7 +23,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.files import load_pretrained
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as take_steps
 
-from agent_r1.devices.ranks import load_tensors, save_tensors, tensor_names
+from agent_r1.devices.sharing import load_tensors, save_tensors, tensor_names
 from agent_r1.learn.adapter import require_same_weights, trained_state
 
 State = dict[int, dict[str, Tensor]]  # by the number of a weight that trains

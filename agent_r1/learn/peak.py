@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from agent_r1.devices.ranks import led
+from agent_r1.devices.sharing import led
 from agent_r1.learn.gradients import CreditedTrajectory, join_credit
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.memory import GIB, REMEDIES, available_gib

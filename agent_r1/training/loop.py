@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.metrics import value_metrics
-from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
 from agent_r1.learn.learner import learner_of

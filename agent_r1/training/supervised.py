@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import ALONE, Ranks, load_tensors, save_tensors
+from agent_r1.devices.sharing import ALONE, Ranks, load_tensors, save_tensors
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.batching import Compute, pad

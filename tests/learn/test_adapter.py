@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agent_r1.devices.ranks import tensor_names
+from agent_r1.devices.sharing import tensor_names
 from agent_r1.files import model_hash
 from agent_r1.learn.adapter import (
     attach,
