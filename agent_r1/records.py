@@ -15,6 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+Mask = NDArray[np.bool_]
+Floats32 = NDArray[np.float32]
+
 
 class Source(enum.IntEnum):
     """Where a token came from. `source == ACTION` is the action mask; it is never rebuilt from text."""
@@ -163,7 +166,7 @@ class Trajectory:
     iteration: int
     token_ids: NDArray[np.int32]  # [L] exactly as sampled or appended
     source: NDArray[np.uint8]  # [L] values of Source
-    logprobs: NDArray[np.float32]  # [L] the sampler's, nats; 0 where source is not ACTION
+    logprobs: Floats32  # [L] the sampler's, nats; 0 where source is not ACTION
     context_starts: list[int]  # [C] index where each context begins, 0 first; append-only episodes have [0]
     steps: list[Step]  # [K]
     outcome: Outcome
@@ -220,7 +223,7 @@ class Trajectory:
         return stated.get("success", stated.get("em", 0.0))
 
     @property
-    def action_mask(self) -> NDArray[np.bool_]:
+    def action_mask(self) -> Mask:
         """[L] true where the policy sampled the token."""
         return np.equal(self.source, Source.ACTION)
 
@@ -231,12 +234,12 @@ class Credit:
 
     trajectory_id: str
     return_: float  # undiscounted sum of the step rewards
-    advantages: NDArray[np.float32]  # [L] exactly 0 where the advantage mask drops the token
-    values: NDArray[np.float32]  # [L] the critic's, before the update; 0 without a critic
-    value_targets: NDArray[np.float32]  # [L] what the critic is trained towards
-    reference_logprobs: NDArray[np.float32]  # [L] the reference's of action tokens, nats; 0 elsewhere or without one
-    loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
-    critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
+    advantages: Floats32  # [L] exactly 0 where the advantage mask drops the token
+    values: Floats32  # [L] the critic's, before the update; 0 without a critic
+    value_targets: Floats32  # [L] what the critic is trained towards
+    reference_logprobs: Floats32  # [L] the reference's of action tokens, nats; 0 elsewhere or without one
+    loss_mask: Mask  # [L] tokens the policy loss runs over
+    critic_mask: Mask  # [L] tokens the value loss runs over
     kept: bool  # false: filtered out, no part of the update in any way; its masks are empty
 
     def __post_init__(self) -> None:
@@ -253,7 +256,7 @@ class Proof:
     """What the learner says of a trajectory whose sampling proved that the sampler runs the learner's weights."""
 
     trajectory_id: str
-    learner_logprobs: NDArray[np.float32]  # [L] of every token, nats; 0 at a context's first, which nothing predicts
+    learner_logprobs: Floats32  # [L] of every token, nats; 0 at a context's first, which nothing predicts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,12 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.learn import losses
-from agent_r1.learn.batching import Compute, Floats32, Mask, MicroBatch, micro_batches, score_logprobs
 from agent_r1.learn.losses import LossTokens, Metrics
 from agent_r1.learn.model import Critic, precision
-from agent_r1.learn.output import output_of
+from agent_r1.learn.scoring import Compute, MicroBatch, micro_batches, output_of, score_logprobs
 from agent_r1.params.update import CriticParams, UpdateParams
-from agent_r1.records import Credit, Trajectory
+from agent_r1.records import Credit, Floats32, Mask, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -238,6 +238,26 @@ def recompute_activations(model: PreTrainedModel) -> None:
             setattr(layer, name, 0.0)
 
 
+class Float32Output(nn.Linear):
+    """An output layer that computes in float32, whatever the precision of its input and weights.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), where it made sampler and learner agree.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def compute_output_in_float32(model: PreTrainedModel) -> None:
+    """Replaces a model's output layer by a `Float32Output` of the same weights."""
+    layer = model.get_output_embeddings()
+    output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    output.weight, output.bias = layer.weight, layer.bias
+    model.set_output_embeddings(output)
+
+
 class Critic(nn.Module):
     """A backbone like the policy's, with weights of its own and a scalar head.
 

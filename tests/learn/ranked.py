@@ -17,7 +17,7 @@ from agent_r1.devices.sharing import ALONE, Ranks, led, whole
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.learn.peak import measure
+from agent_r1.learn.memory import measure
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import UpdateParams

@@ -30,7 +30,7 @@ from agent_r1.learn.adapter import (
 )
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
 
