@@ -29,7 +29,7 @@ from agent_r1.records import (
     Trajectory,
 )
 
-Row = TypeVar("Row", Question, Passage, Trajectory, Proof, Credit, Prediction)
+Record = TypeVar("Record", Question, Passage, Trajectory, Proof, Credit, Prediction)
 
 ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
 # How tables are written. Pages have checksums; statistics, which have none, would hide rows from a filter.
@@ -67,7 +67,7 @@ SCHEMAS: dict[type, pa.Schema] = {
 }
 
 
-def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
+def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
     """Writes the rows as one Parquet file, whole or not at all.
 
     Raises OSError if the disk is full or not writable; an older file at `path` is untouched.
@@ -78,19 +78,19 @@ def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
 
 
 @contextmanager
-def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
+def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], None]]:
     """Gives a function that takes the rows of one Parquet file one by one; the file is written whole or not at all.
 
     No more than a row group, ROW_GROUP rows, is held in memory.
     """
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
-        waiting: list[Row] = []
+        waiting: list[Record] = []
 
         def flush() -> None:
             file.write_table(_table(waiting, kind))
             waiting.clear()
 
-        def add(row: Row) -> None:
+        def add(row: Record) -> None:
             waiting.append(row)
             if len(waiting) == ROW_GROUP:
                 flush()
@@ -100,7 +100,7 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
             flush()
 
 
-def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -> list[Row]:
+def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None) -> list[Record]:
     """Reads the rows of one Parquet file: all of them, or those for which `where` holds.
 
     Raises FileNotFoundError if there is no such file, ValueError if it is not as it was written, and ValueError, which
@@ -138,7 +138,7 @@ def _whole(path: Path) -> Iterator[None]:
         ) from fault
 
 
-def _table(rows: Sequence[Row], kind: type[Row]) -> pa.Table:
+def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:
     schema = SCHEMAS[kind]
     columns = [pa.array([_plain(getattr(row, field.name)) for row in rows], type=field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)

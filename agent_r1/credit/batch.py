@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params.credit import CreditParams
-from agent_r1.records import Source, Trajectory
+from agent_r1.records import Mask, Source, Trajectory
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 NO_STEP = -1
 
 
@@ -190,13 +189,18 @@ def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats
 
 
 class StepSpans(NamedTuple):
-    """Where the steps of a batch are; S = its steps, one trajectory after the other, N = its action tokens."""
+    """The steps of a batch; S = its steps, one trajectory after the other, N = its action tokens."""
 
     acting: Mask  # [B, L] the action tokens
     first: Mask  # [B, L] the first token of every step
     starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
     tokens: Counts  # [S] tokens of each step
     per_trajectory: Counts  # [B] steps of each trajectory
+
+    def sums(self, rewards: Floats) -> Floats:
+        """[S] a step's reward is the sum of its tokens' rewards [B, L]."""
+        summed: Floats = np.add.reduceat(rewards_at(rewards, self.acting), self.starts)
+        return summed
 
 
 def step_spans(steps: NDArray[np.int32]) -> StepSpans:
@@ -209,21 +213,15 @@ def step_spans(steps: NDArray[np.int32]) -> StepSpans:
     return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
 
 
-def step_rewards(rewards: Floats, spans: StepSpans) -> Floats:
-    """[S] a step's reward is the sum of its tokens' rewards."""
-    summed: Floats = np.add.reduceat(rewards_at(rewards, spans.acting), spans.starts)
-    return summed
-
-
 def step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
     """[S] the advantages of steps with values [S]."""
-    received, steps = step_rewards(rewards, spans), spans.per_trajectory
-    return generalized_advantages(received, values, steps, gamma=params.step_gamma, lam=params.step_lam)
+    steps = spans.per_trajectory
+    return generalized_advantages(spans.sums(rewards), values, steps, gamma=params.step_gamma, lam=params.step_lam)
 
 
 def step_returns(rewards: Floats, spans: StepSpans, params: CreditParams) -> Floats:
     """[S] what a step and those after it earn, discounted per step."""
-    return discounted_sums(step_rewards(rewards, spans), spans.per_trajectory, params.step_gamma)
+    return discounted_sums(spans.sums(rewards), spans.per_trajectory, params.step_gamma)
 
 
 def on_steps(advantages: Floats, spans: StepSpans) -> Floats:

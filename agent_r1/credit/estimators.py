@@ -17,7 +17,6 @@ from agent_r1.credit.batch import (
     Batch,
     Counts,
     Floats,
-    Mask,
     StepSpans,
     broadcast,
     discounted_sums,
@@ -33,6 +32,7 @@ from agent_r1.credit.batch import (
     whitened,
 )
 from agent_r1.params.credit import CreditParams
+from agent_r1.records import Mask
 
 GROUP_EPSILON = 1e-6  # DESIGN §6
 
