@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -79,9 +81,9 @@ def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
 
 @contextmanager
 def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], None]]:
-    """Gives a function that takes the rows of one Parquet file one by one; the file is written whole or not at all.
+    """Gives a function that takes the rows of one Parquet file one by one, and holds at most ROW_GROUP of them.
 
-    No more than a row group, ROW_GROUP rows, is held in memory.
+    The file is written whole or not at all.
     """
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
         waiting: list[Record] = []
@@ -101,21 +103,21 @@ def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], No
 
 
 def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None) -> list[Record]:
-    """Reads the rows of one Parquet file: all of them, or those for which `where` holds.
+    """Reads the rows of one Parquet file: all of them, or only the rows for which `where` holds.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is not as it was written, and ValueError, which
-    names the field, if its schema is not the record's.
+    Raises FileNotFoundError if there is no such file, and ValueError if it is not as it was written, or if a field,
+    which is named, is not the record's.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
     with _whole(path):
         table = pq.read_table(path, filters=where, page_checksum_verification=True)
         check_schema(path, table.schema, SCHEMAS[kind])
-    build = _BUILDERS.get(kind, kind)
+    build = _builder(kind)
     hints = get_type_hints(kind)
     columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
     try:
-        return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+        return [build({name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
     except ValueError as fault:
         raise ValueError(f"{path} holds a row that cannot be: {fault}") from fault
 
@@ -160,7 +162,7 @@ def check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrow takes numpy arrays, numbers and strings as they are; steps become dictionaries, dictionaries pairs."""
+    """A value as Arrow takes it: steps become dictionaries, and dictionaries pairs."""
     if isinstance(value, list) and value and isinstance(value[0], Step):
         return [{**dataclasses.asdict(step), "rewards": list(step.rewards.items())} for step in value]
     return list(value.items()) if isinstance(value, dict) else value
@@ -174,26 +176,15 @@ def _column(column: pa.ChunkedArray[Any], *, is_array: bool) -> list[Any]:
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _trajectory(**fields: Any) -> Trajectory:
-    return Trajectory(**{**fields, "steps": [*map(_step, fields["steps"])], "outcome": Outcome(fields["outcome"])})
-
-
-def _step(fields: dict[str, Any]) -> Step:
-    calls = [Call(**{**call, "status": CallStatus(call["status"])}) for call in fields["calls"]]
-    stop = StopReason(fields["stop_reason"])
-    return Step(**{**fields, "stop_reason": stop, "calls": calls, "rewards": dict(fields["rewards"])})
-
-
-def _question(**fields: Any) -> Question:
-    return Question(**{**fields, "strata": dict(fields["strata"])})
-
-
-def _prediction(**fields: Any) -> Prediction:
-    return Prediction(**{**fields, "facts": dict(fields["facts"])})
-
-
-_BUILDERS: dict[type, Callable[..., Any]] = {
-    Trajectory: _trajectory,
-    Question: _question,
-    Prediction: _prediction,
-}
+@functools.cache
+def _builder(hint: Any) -> Callable[[Any], Any]:
+    """The function that makes a value of a type from Arrow's: a record, a list of them, a dictionary or an enum."""
+    if dataclasses.is_dataclass(hint):
+        parts = {name: _builder(each) for name, each in get_type_hints(hint).items()}
+        return lambda fields: hint(**{name: build(fields[name]) for name, build in parts.items()})
+    if get_origin(hint) is list and dataclasses.is_dataclass(get_args(hint)[0]):
+        build = _builder(get_args(hint)[0])
+        return lambda rows: [build(row) for row in rows]
+    if get_origin(hint) is dict:
+        return dict
+    return hint if isinstance(hint, type) and issubclass(hint, enum.Enum) else lambda value: value
