@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,10 +175,9 @@ def _column(column: pa.ChunkedArray[Any], *, is_array: bool) -> list[Any]:
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-@functools.cache
 def _builder(hint: Any) -> Callable[[Any], Any]:
     """The function that makes a value of a type from Arrow's: a record, a list of them, a dictionary or an enum."""
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         parts = {name: _builder(each) for name, each in get_type_hints(hint).items()}
         return lambda fields: hint(**{name: build(fields[name]) for name, build in parts.items()})
     if get_origin(hint) is list and dataclasses.is_dataclass(get_args(hint)[0]):

@@ -108,7 +108,7 @@ class Models:
     def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The starting policy's logprobs [L] of the sampled tokens in nats, 0 elsewhere.
 
-        Raises ValueError for a learner without a reference.
+        Raises ValueError if this learner has no reference.
         """
         if self.reference is None:
             raise ValueError("this learner has no reference; build it with one")
@@ -178,13 +178,12 @@ class Learner(Models):
 
         During the critic's warm-up it trains alone. `explained_variance`, the critic's share of the value targets'
         variance, can end the warm-up, and the first policy update ends it for good. Trajectories that are not kept are
-        left out of the minibatches. Kept ones without a gradient cost nothing, but count in the losses' denominators.
-        `rate` scales the configured learning rates.
+        in no minibatch. Kept ones without a gradient cost nothing, but count in the losses' denominators. `rate` scales
+        the configured learning rates.
 
-        The metrics are means over the optimiser steps that had a gradient. Only the mismatch of sampler and learner is
-        the first step's, before any weight changes, over all its action tokens. A FloatingPointError reports a loss or
-        gradient that is not finite; its step changes no weight. A ValueError asks for the reference that a `kl_loss`
-        needs.
+        The metrics are means over the optimiser steps that had a gradient; the mismatch of sampler and learner is that
+        of the first step, before any weight changes, over all its action tokens. A FloatingPointError reports a loss or
+        gradient that is not finite; its step changes no weight. A ValueError asks for the reference of a `kl_loss`.
         """
         rows = [row for row in self.credited(trajectories, credits) if row.credit.kept]
         optimizers.set_rate(self.policy_optimizer, self.params.learning_rate * rate)
@@ -221,8 +220,7 @@ class Learner(Models):
     def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> losses.Metrics:
         """Takes one optimiser step of the policy, or only measures it; no metrics where no loss has a gradient.
 
-        The `first` step also measures the mismatch of sampler and learner. A FloatingPointError reports a loss or
-        gradient that is not finite; then no weight is changed.
+        The `first` step also measures the mismatch of sampler and learner. Raises FloatingPointError as `update`.
         """
         teaching = [row for row in rows if row.loss_tokens and row.has_gradient(self.params)]
         if not teaching:
@@ -238,7 +236,7 @@ class Learner(Models):
         return metrics
 
     def critic_step(self, rows: Sequence[CreditedTrajectory]) -> losses.Metrics:
-        """Takes one optimiser step of the critic; no metrics where there is none to train. Raises as `policy_step`."""
+        """Takes one optimiser step of the critic; no metrics where there is none to train. Raises as `update`."""
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
             return {}
@@ -271,7 +269,7 @@ class Reference:
             return score_logprobs(self.policy, trajectories, masks, self.compute)
 
 
-def load_for(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrainedModel:
+def _load_policy(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrainedModel:
     """The policy at `path` with weights in `dtype`, ready to compute, but not yet sharded. Raises as `load_policy`."""
     policy = load_policy(path, dtype, compute.ranks.loads_on(compute.device), packed=compute.packed)
     if compute.float32_output:
@@ -281,7 +279,7 @@ def load_for(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrain
 
 def frozen(path: str | Path, compute: Compute) -> Reference:
     """The policy at `path` as a reference, in the compute dtype. Raises as `load_policy`."""
-    policy = load_for(path, compute.dtype, compute).requires_grad_(False)
+    policy = _load_policy(path, compute.dtype, compute).requires_grad_(False)
     compute.ranks.share_out(policy)
     return Reference(policy, compute)
 
@@ -295,7 +293,7 @@ def _load_models(
             "model.float32_output: true has no effect: every layer computes in float32 on %s", compute.device
         )
     stored = compute.dtype if model.adapter else torch.float32
-    policy = load_for(path, stored, compute)
+    policy = _load_policy(path, stored, compute)
     loads_on = compute.ranks.loads_on(compute.device)
     critic = Critic(path, stored, loads_on, packed=compute.packed) if with_critic else None
     backbones = {"policy": policy} | ({"critic": critic.backbone} if critic else {})

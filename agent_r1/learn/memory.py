@@ -89,13 +89,12 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
     """Logs how much memory the most demanding run needs on this machine's device. A ValueError refuses too much."""
     device = default_device()
-    if device.type == "cpu":
-        for name, asked in (
-            ("learner.optimizer_offload", settings.learner.optimizer_offload),
-            ("engine.vllm.sleep", settings.engine.vllm.sleep),
-        ):
-            if asked:
-                logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
+    asked = {
+        "learner.optimizer_offload": settings.learner.optimizer_offload,
+        "engine.vllm.sleep": settings.engine.vllm.sleep,
+    }
+    for name in [name for name, on in asked.items() if on and device.type == "cpu"]:
+        logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
     parts, available = on_machine(parts, settings.learner.processes, device), available_gib(device)
@@ -138,9 +137,9 @@ def estimate(demand: Demand) -> dict[str, float]:
     """GiB by purpose, at the peak of an update.
 
     Weights that train are float32, with a gradient and two Adam states of the same size. Weights beneath adapters and
-    of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations count
-    once. A rank counts its shard and the weights that it gathers: one layer, and all outside of the layers. A sampler
-    that sleeps counts only with its excess over gradients, activations and logits.
+    of the reference are in the compute dtype. Policy and critic take turns, so activations count once. A rank counts
+    its shard and the weights that it gathers: one layer, and all outside of the layers. A sleeping sampler counts only
+    with its excess over gradients, activations and logits.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
@@ -255,9 +254,9 @@ def measure(learner: Learner, env: EnvParams) -> float:
 
     Call it with the sampler and the reference loaded. It takes two optimiser steps of two micro-batches each: in the
     second, gradients and optimiser states are there while a micro-batch is computed, as in training. Weights,
-    gradients, optimiser and random states are restored bit for bit. The peak on CUDA is the most that torch has
-    reserved for this process, and on a CPU the most that the process has ever used. Raises ValueError if the device has
-    too little memory; the message names remedies.
+    gradients, optimiser and random states are restored bit for bit. The peak is the most memory that torch has reserved
+    on CUDA, or that this process has ever used on a CPU. Raises ValueError, with remedies, if the device has too little
+    memory.
     """
     device, refusal = learner.compute.device, ""
     with undone(list(learner.optimizers.values()), device):

@@ -24,8 +24,7 @@ VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random
 class OffloadedAdamW(AdamW):
     """AdamW with its states in the machine's memory, where the cores take the steps, one weight after the other.
 
-    The device then holds weights and gradients alone. Nothing but the states of a weight is kept, so weights may be
-    replaced between two steps.
+    The device then holds weights and gradients alone. Weights may be replaced between two steps.
     """
 
     @torch.no_grad()
@@ -39,16 +38,8 @@ class OffloadedAdamW(AdamW):
                     continue
                 here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
                 kept = self.state[weight] = self.state[weight] or _blank(weight, self)
-                take_steps(
-                    [here],
-                    [gradient],
-                    [kept["exp_avg"]],
-                    [kept["exp_avg_sq"]],
-                    [],
-                    [kept["step"]],
-                    fused=True,
-                    **options,
-                )
+                moments = [kept["exp_avg"]], [kept["exp_avg_sq"]]
+                take_steps([here], [gradient], *moments, [], [kept["step"]], fused=True, **options)
                 weight.copy_(here)
 
 

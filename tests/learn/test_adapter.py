@@ -21,11 +21,11 @@ from agent_r1.learn.adapter import (
     attach,
     detached,
     load_adapter,
-    load_trained_state,
     merge,
     merged_state,
     read_stored,
     require_fit,
+    require_same_weights,
     trained_state,
 )
 from agent_r1.learn.learner import Learner
@@ -172,7 +172,7 @@ def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_
 def test_the_state_of_other_adapters_is_refused(make_learner: Make) -> None:
     wide, narrow = make_learner(adapter=LORA), make_learner(adapter=LORA.model_copy(update={"targets": ["q_proj"]}))
     with pytest.raises(ValueError, match=r"trains other weights, .*lora_A"):
-        load_trained_state(narrow.policy, trained_state(wide.policy))
+        require_same_weights(trained_state(wide.policy), trained_state(narrow.policy))
 
 
 def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_learner: Make, tmp_path: Path) -> None:
