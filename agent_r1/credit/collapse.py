@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import gt, itemgetter, lt
 from typing import Literal
 
 from agent_r1.params.train import MonitorParams
@@ -34,7 +34,7 @@ class Alarm:
     metric: str
     value: float  # in the last iteration
     standard: float  # the metric in the iteration that it is held against
-    limit: float  # what the threshold makes of the standard: the value at which the sign begins
+    limit: float  # the value at which the sign begins, from standard and threshold
 
     def __str__(self) -> str:
         side = "above" if self.value > self.limit else "below"
@@ -44,11 +44,11 @@ class Alarm:
 def alarms(
     history: Sequence[Iteration], monitor: MonitorParams, *, samples: int, streak: int | None = None
 ) -> list[Alarm]:
-    """The signs that each of the last `streak` iterations shows, `monitor.patience` where none is given.
+    """The signs that each of the last `streak` iterations shows, by default `monitor.patience` of them.
 
     A sign is judged where the last iteration has its metric (a critic's warm-up has no gradient of the policy), over
     the iterations that have it, as soon as there is one before the last `streak`. With one of the `samples` per
-    question no group has a std, and that of the whole batch stands for it.
+    question no group has a std, and the std of the whole batch stands for it.
     """
     best = max(each["reward/max"] for each in history)
     past = [{**each, DISTANCE: best - each["reward/total"]} for each in history]
@@ -79,10 +79,8 @@ def _alarm(
     standard = sign.standard(before if sign.among_all else before[:first], key=itemgetter(sign.metric))
     values = [each[sign.metric] for each in last]
     limits = [sign.limit(sign.metric, standard, each, threshold) for each in last]
-    beyond = (
-        value > limit if sign.side == "above" else value < limit for value, limit in zip(values, limits, strict=True)
-    )
-    if not all(beyond):
+    beyond = gt if sign.side == "above" else lt
+    if not all(map(beyond, values, limits)):
         return None
     return Alarm(sign=name, metric=sign.metric, value=values[-1], standard=standard[sign.metric], limit=limits[-1])
 
@@ -104,7 +102,7 @@ def _multiple_unless_solved(metric: str, standard: Iteration, judged: Iteration,
 
     A policy that solves its questions has ever more equal returns too. Where a return is either 0 or b, the std is a
     concave function of the distance d between b and the mean, and 0 at d = 0: on the way from d_0 to b it stays above
-    d / d_0 times what it was, so that success alone is never below a threshold of at most 1.
+    d / d_0 times its first value, so that success alone is never below a threshold of at most 1.
     """
     if judged[DISTANCE] >= standard[DISTANCE]:
         return threshold * standard[metric]
@@ -112,11 +110,11 @@ def _multiple_unless_solved(metric: str, standard: Iteration, judged: Iteration,
     return threshold * standard[metric] * (share if share > ROUNDING else 0.0)
 
 
-# The healthiest of the first iterations is the standard, so that a run that collapses at once is held against what it
-# was; entropy can err on both sides, so the median of them is. It is judged by the surprisal of all that was sampled:
-# what has no gradient, groups of equal returns above all, goes through no other pass, and its share changes as a run
-# learns. Of an iteration it errs by a tenth, against thresholds of a tenth and of four times. Gradient norms grow in
-# healthy runs: a spike stands out from all that came before.
+# The standard is the healthiest of the first iterations, so that a run that collapses at once is noticed; for entropy,
+# which can err on both sides, it is their median. Entropy is judged by the surprisal of all sampled tokens: groups of
+# equal returns have no gradient and go through no other pass, and their share changes as a run learns. In one iteration
+# it errs by a tenth, against thresholds of a tenth and of four times. Gradient norms grow in healthy runs: a spike
+# stands out from all iterations before it.
 SIGNS = {
     "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved),
     "entropy_fall": Sign("rollout/surprisal", "below", _lower_median, _multiple),

@@ -15,7 +15,7 @@ from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
 
 NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd and without structure: the golden ratio of 2^64
-OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # of what credit sees
+OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # credit sees no aborted episode
 
 
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:

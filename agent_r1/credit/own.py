@@ -1,6 +1,6 @@
 """Rewards of one's own: functions of a finished episode that `train.credit.rewards` names.
 
-They are asked once, when the episodes are collected; what they say is stored as a fact on the last step, and weighted
+They are asked once, when the episodes are collected. Their values are stored as facts on the last step, and weighted
 like any other part from there on, by a resumed run and a replay too.
 """
 
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 class EpisodeStep:
     """One step, as text."""
 
-    action: str  # what the policy wrote, without the token that ends it
-    observation: str  # what came back and was read, "" where the episode ended
-    calls: Sequence[Call]  # what it asked for: tool, arguments as JSON, status; none for an answer
-    facts: Mapping[str, float]  # what the environment stated
+    action: str  # the policy's text, without the token that ends it
+    observation: str  # the text that the policy read afterwards, "" where the episode ended
+    calls: Sequence[Call]  # its calls: tool, arguments as JSON, status; none for an answer
+    facts: Mapping[str, float]  # as the environment stated them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +102,9 @@ def state(
 ) -> list[Trajectory]:
     """The trajectories with the values of all rewards as facts on their last steps.
 
-    What meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED, as are those
-    that came so. A TooManyAborted says that they are more than the share; a ValueError names reward and trajectory
-    where a function raises anything else, or gives what is no finite number.
+    A function that meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED.
+    Raises TooManyAborted if more than the share are ABORTED, and ValueError, which names reward and trajectory, if a
+    function raises anything else or gives no finite number.
     """
     stated = list(trajectories)
     for reward in rewards:
@@ -136,7 +136,7 @@ def _ask(
 
 
 def _values(reward: OwnReward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
-    """What one call gives, checked; a fault of the world that it raises is that of all its episodes."""
+    """The checked values of one call; a fault of the world that it raises counts for all its episodes."""
     who = f"credit.rewards.{reward.name} ({reward.params.function}) of trajectory {', '.join(names[:3])}"
     try:
         values = list(reward.function(episodes))
