@@ -12,10 +12,9 @@ from typing import Any, Self, TypeVar
 from agent_r1.params.env import EnvParams
 from agent_r1.records import Trajectory
 from agent_r1.search.index import Cached
-from agent_r1.tools import own
 from agent_r1.tools.base import Tool
 from agent_r1.tools.journal import Journal
-from agent_r1.tools.toolbox import Toolbox, latencies, use_of_tools
+from agent_r1.tools.toolbox import Toolbox, latencies, own_sources, use_of_tools
 
 T = TypeVar("T")
 
@@ -76,7 +75,7 @@ class Shared:
 
     def sources(self) -> dict[str, str]:
         """The sha256 of each tool and class of one's own, by its name."""
-        return own.sources(self.limits)
+        return own_sources(self.limits)
 
     def verify(self) -> None:
         """Raises ValueError if a server offers other tools than at first, and WorldFault if one is silent."""

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BertModel
 
+from agent_r1.faults import WorldFault
 from agent_r1.params.stages import HybridParams, SearchParams
 from agent_r1.records import Passage, Question
 from agent_r1.search import bm25
-from agent_r1.search.base import Positions, Search, SearchUnavailable
+from agent_r1.search.base import Positions, Search
 from agent_r1.search.index import Cached, Hybrid, build, describe, fuse, open_index, open_local
 from agent_r1.tables import write_rows
 
@@ -154,7 +155,7 @@ def test_a_failed_build_keeps_the_old_index(
 
 def test_a_remote_index_needs_its_server(stored: Path, tmp_path: Path, search_params: SearchParams) -> None:
     params = changed(search_params, {"kind": "remote", "remote.url": "http://127.0.0.1:9", "remote.timeout_s": 5.0})
-    with pytest.raises(SearchUnavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(WorldFault, match=r"http://127\.0\.0\.1:9 does not answer"):
         build(params, stored, tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir()] == ["passages.parquet"]
 
@@ -184,7 +185,7 @@ class Recorded(Search):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         if self.down:
-            raise SearchUnavailable("down")
+            raise WorldFault("down")
         self.asked.append((list(queries), k))
         return [[Passage(passage_id=str(i), title=query, text="") for i in range(k)] for query in queries]
 
@@ -230,7 +231,7 @@ def test_a_search_that_fails_is_made_again() -> None:
     index = Recorded()
     cached = Cached(index, "hash", 10)
     index.down = True
-    with pytest.raises(SearchUnavailable):
+    with pytest.raises(WorldFault):
         cached.search(["a"], 1)
     index.down = False
     assert cached.search(["a"], 1)[0][0].title == "a"

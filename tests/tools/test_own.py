@@ -10,7 +10,7 @@ import pytest
 from agent_r1.params import load
 from agent_r1.params.env import ToolsParams
 from agent_r1.params.sections import validated
-from agent_r1.tools.own import own_tools, sources
+from agent_r1.tools.toolbox import own_sources, own_tools
 
 ENV = load(Path(__file__).parents[2] / "params.yaml").env
 SOURCE = '''
@@ -50,7 +50,7 @@ def test_functions_are_found_by_module_and_name(module: Path) -> None:
     assert asyncio.run(double.call({"number": 21})).text == "42"
     assert asyncio.run(ask.call({"name": "x"})).text == "ask took longer than 0.01 s"
     assert (
-        sources(ENV.model_copy(update={"tools": params}))["tool double"]
+        own_sources(ENV.model_copy(update={"tools": params}))["tool double"]
         == hashlib.sha256(module.read_bytes()).hexdigest()
     )
 

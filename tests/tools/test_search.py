@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.faults import WorldFault
 from agent_r1.records import CallStatus, Passage
-from agent_r1.search.base import Search, SearchUnavailable
+from agent_r1.search.base import Search
 from agent_r1.tools.base import ToolResult
 from agent_r1.tools.search import search_tool
 
@@ -83,7 +83,7 @@ def test_a_search_that_cannot_be_served_is_nothing_the_policy_did(waits: bool) -
             return waits
 
         def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-            raise SearchUnavailable("the server at http://x is down")
+            raise WorldFault("the server at http://x is down")
 
     with pytest.raises(WorldFault, match="the server at http://x is down"):
         asyncio.run(search_tool(Down(), top_k=2).call({"query": "x"}))
