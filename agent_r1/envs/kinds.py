@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent_r1.envs.base import Attempt, Env, opened
+from agent_r1.envs.game_env import GAMES, GameEnv
 from agent_r1.envs.scripts import SCRIPTS, Script, any_move, scripted
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import with_tools
-from agent_r1.envs.turns import GAMES, Turns
 from agent_r1.params.env import EnvParams
 from agent_r1.params.sections import nearest
 from agent_r1.records import QA, Question
@@ -27,14 +27,14 @@ class Kind(NamedTuple):
     scripts: Mapping[str, Script] = {}
 
 
-def _game(question: Question, shared: Shared, seed: int) -> Turns:
-    return Turns(question.env, question.setup, shared.limits, seed)
+def _game(question: Question, shared: Shared, seed: int) -> GameEnv:
+    return GameEnv(question.env, question.setup, shared.limits, seed)
 
 
 def _require_boards(questions: Sequence[Question], limits: EnvParams) -> None:
     for question in questions:
         try:
-            Turns(question.env, question.setup, limits)
+            GameEnv(question.env, question.setup, limits)
         except ValueError as fault:
             raise ValueError(f"question {question.question_id!r}: {fault}") from None
 
