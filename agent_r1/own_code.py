@@ -16,7 +16,8 @@ def load(where: str, named: str) -> Callable[..., Any]:
     """The function or class that the key `where` of params.yaml names; a ValueError says that it is not there."""
     module, _, name = named.partition(":")
     found = vars(_module(where, module))
-    if not callable(call := found.get(name)):
+    call: Callable[..., Any] | None = found.get(name)
+    if not callable(call):
         callables = [each for each, value in found.items() if callable(value)]
         raise ValueError(f"{where}: {module} has no {name!r}{nearest(name, callables)}")
     return call

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from agent_r1.envs.base import Attempt, Env
 from agent_r1.envs.game_env import SEPARATOR, GameEnv
@@ -21,32 +21,11 @@ from agent_r1.seeds import derive
 G = TypeVar("G")
 
 
-class View(Protocol[G]):
-    """A board as a demonstrator sees it, and as it imagines it some moves on, if none goes astray."""
-
-    moves: tuple[str, ...]
-
-    def state(self) -> G:
-        """The present state of the game."""
-
-    def facts(self, state: G) -> str:
-        """The facts of the state, in words."""
-
-    def plan(self, state: G) -> Sequence[str]:
-        """The right moves; none where nothing helps."""
-
-    def habit(self, state: G) -> str:
-        """The move that looks right."""
-
-    def after(self, state: G, move: str) -> G:
-        """The state after a move."""
-
-    def over(self, state: G) -> bool:
-        """True if nothing is left to do."""
-
-
 class Ice:
-    """How far the goal is, and what lies around; the habit is to go straight to the goal, holes or not."""
+    """A lake as a demonstrator sees it: how far the goal is, and what lies around.
+
+    The habit is to go straight to the goal, holes or not. `plan` and `after` hold if no move goes astray.
+    """
 
     moves = tuple(lake.MOVES)
 
@@ -79,7 +58,7 @@ class Ice:
 
 
 class Room:
-    """The places of box and target, the next push, and what lies around.
+    """A room as a demonstrator sees it: the places of box and target, the next push, and what lies around.
 
     The habit is to walk straight to the box and push on. Of several boxes the one is meant that has to be pushed next.
     """
@@ -261,14 +240,14 @@ def demonstrated_arm(habits: Habits) -> Script:
     return play
 
 
-def demonstrator(view: Callable[[GameEnv], View[Any]], habits: Habits) -> Script:
+def demonstrator(view: Callable[[GameEnv], Ice | Room], habits: Habits) -> Script:
     """Plays as few moves at a time as the steps left allow, since it sees best what is near.
 
     Before each move its thought states what is true, and then the move; the habits change the moves and not the facts.
     """
 
     def play(env: GameEnv, rng: random.Random) -> Iterator[str]:
-        seen = view(env)
+        seen: Any = view(env)  # whose states are those of its own game
         while True:
             state, thoughts, moves = seen.state(), list[str](), list[str]()
             needed = len(seen.plan(state)) or 1
@@ -283,12 +262,12 @@ def demonstrator(view: Callable[[GameEnv], View[Any]], habits: Habits) -> Script
     return play
 
 
-def _chosen(seen: View[G], state: G, habits: Habits, rng: random.Random) -> str:
+def _chosen(seen: Any, state: Any, habits: Habits, rng: random.Random) -> str:
     drawn = rng.random()
     if drawn < habits.habit:
-        return seen.habit(state)
+        return str(seen.habit(state))
     plan = seen.plan(state)
-    return plan[0] if plan and drawn >= habits.habit + habits.stray else rng.choice(seen.moves)
+    return str(plan[0] if plan and drawn >= habits.habit + habits.stray else rng.choice(seen.moves))
 
 
 # By the name of a game, as in `agent_r1.envs.game_env.GAMES`.

@@ -18,8 +18,6 @@ _LONGEST = 40  # characters of a name
 
 Pair = tuple[str, str]  # the arm that surely pays little, then the arm that sometimes pays much, and more on average
 
-TRAIN: tuple[Pair, ...] = (("Phoenix", "Dragon"),)
-FIRST_TEST: tuple[Pair, ...] = (("Trader", "Librarian"),)
 TRAIN: tuple[Pair, ...] = (
     ("Teacher", "Trader"),
     ("Nurse", "StartupFounder"),

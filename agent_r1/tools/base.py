@@ -135,9 +135,11 @@ class Tool(Protocol):
 
     async def recall(self, arguments: dict[str, Any], result: ToolResult) -> None:
         """Takes note of a call that is not made again, because its result is kept: for tools with a state."""
+        return
 
     async def close(self) -> None:
         """Frees the resources of one episode's tool, at the episode's end; may be called again."""
+        return
 
 
 Function = Callable[..., ToolResult | str | Awaitable[ToolResult | str]]
