@@ -60,7 +60,7 @@ class Style(NamedTuple):
 
     system: str  # the system message
     user: str  # the first user message, before the first turn
-    turn: str  # what opens a turn
+    turn: str  # opens a turn
     reward: str = ""  # of the turn before
     nothing: str = ""  # told after an action without a valid move
     coordinates: bool = False  # of everything, beside the grid

@@ -22,7 +22,7 @@ G = TypeVar("G")
 
 
 class Ice:
-    """A lake as a demonstrator sees it: how far the goal is, and what lies around.
+    """A lake as a demonstrator sees it: the distance of the goal, and the cells around.
 
     The habit is to go straight to the goal, holes or not. `plan` and `after` hold if no move goes astray.
     """
@@ -58,7 +58,7 @@ class Ice:
 
 
 class Room:
-    """A room as a demonstrator sees it: the places of box and target, the next push, and what lies around.
+    """A room as a demonstrator sees it: the places of box and target, the next push, and the cells around.
 
     The habit is to walk straight to the box and push on. Of several boxes the one is meant that has to be pushed next.
     """
@@ -241,9 +241,9 @@ def demonstrated_arm(habits: Habits) -> Script:
 
 
 def demonstrator(view: Callable[[GameEnv], Ice | Room], habits: Habits) -> Script:
-    """Plays as few moves at a time as the steps left allow, since it sees best what is near.
+    """Plays as few moves at a time as the steps left allow, since it sees best near by.
 
-    Before each move its thought states what is true, and then the move; the habits change the moves and not the facts.
+    Before each move its thought states the facts, and then the move; the habits change the moves and not the facts.
     """
 
     def play(env: GameEnv, rng: random.Random) -> Iterator[str]:

@@ -20,7 +20,7 @@ from agent_r1.tools.toolbox import cut
 
 SYSTEM = "Act until the task is done, with one action at a time."
 FORMAT = "Write one action as <answer>...</answer>."
-MOVE = "move"  # what the calls of a world without tools are called
+MOVE = "move"  # the name of the calls in a world without tools
 MOST_CHARACTERS = 100_000  # of a row's setup
 
 Seed = Annotated[int, Field(ge=0, strict=True)]

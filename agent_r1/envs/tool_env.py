@@ -1,7 +1,4 @@
-"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt.
-
-At the end stand the episodes to run for questions that are not asked as `agent_r1.envs.kinds` asks them.
-"""
+"""Multi-hop question answering with tools (Agent-R1, arXiv 2511.14460), and from passages in the prompt."""
 
 from __future__ import annotations
 
@@ -117,7 +114,7 @@ class ToolEnv(Env):
         return made
 
     def _take_in(self, results: Sequence[ToolResult]) -> dict[str, float]:
-        """Remembers what calls that succeeded have shown; returns their `progress`."""
+        """Remembers the results of calls that succeeded; returns their `progress`."""
         succeeded = [result for result in results if result.call_status is CallStatus.OK]
         self._shown += [result.text for result in succeeded]
         if self._gold is None or not succeeded:

@@ -54,7 +54,7 @@ class WrittenBoard:
 
     @classmethod
     def read(cls, setup: str) -> Self:
-        """The board of `write`; a ValueError names what is wrong with it."""
+        """The board of `write`; a ValueError names the fault of the setup."""
         if len(setup) > MOST_CHARACTERS:
             raise ValueError(f"a setup of {len(setup)} characters; at most {MOST_CHARACTERS} are read")
         try:

@@ -1,6 +1,6 @@
 """Sokoban: every box is pushed onto a target. A box is pushed by walking against it, and cannot be pulled.
 
-Rewards are those of gym-sokoban. The boards are our own: walls at random within a border, then what can be solved.
+Rewards are those of gym-sokoban. The boards are our own: walls at random within a border, if they can be solved.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ MAX_DEPTH = 32  # of values inside of each other
 def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> Schema:
     """The schema of a tool whose parameters are a JSON schema of an object.
 
-    A ValueError names the tool and what is wrong: a name that a call could not spell, parameters that are no object,
-    a schema that is too large or too deep or no JSON, a reference that leads outside, nowhere or in a circle.
+    A ValueError names the tool and its fault: a name that a call could not spell, parameters that are no object, a
+    schema that is too large or too deep or no JSON, a reference that leads outside, nowhere or in a circle.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"tool {name[:80]!r}: a name is made of 1 to 64 letters, digits, _ and -")

@@ -91,7 +91,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _shown(value: Fraction) -> str:
-    """A whole number or a short decimal fraction as such, else a fraction and about what it is."""
+    """A whole number or a short decimal fraction as such, else a fraction and its rounded value."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = value * 10**_MAX_PLACES

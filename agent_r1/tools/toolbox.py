@@ -1,4 +1,4 @@
-"""The tools of a stage: what `env.tools` offers, and what its episodes share, opened once and closed with the stage."""
+"""The tools of a stage, as `env.tools` offers them: opened once, shared by its episodes, and closed with the stage."""
 
 from __future__ import annotations
 
