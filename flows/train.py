@@ -27,7 +27,7 @@ from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tools import own
+from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import START, Identity
@@ -51,7 +51,7 @@ def train(run: RunId, fresh: bool = False) -> None:
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
     # before anything is waited for
-    own.require(settings.env)
+    require_own(settings.env)
     own_rewards.load(config.credit.rewards)
     place = given_place(settings.learner)
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from agent_r1.params.sections import flatten
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tools import own
+from agent_r1.tools.toolbox import require_own
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
@@ -45,7 +45,7 @@ def warm_start() -> None:
     trains = _trains(settings)
     if trains:
         # before anything is waited for
-        own.require(settings.env)
+        require_own(settings.env)
         given_place(settings.learner)
     with accelerator(settings.operate.side_by_side, settings.learner.processes if trains else 1):
         if settings.model.path:

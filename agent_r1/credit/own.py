@@ -10,16 +10,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from agent_r1 import own_code
 from agent_r1.faults import WorldFault, require_few
-from agent_r1.files import sha256
 from agent_r1.params.credit import RewardFunction, RewardWeights
-from agent_r1.params.sections import nearest
 from agent_r1.records import Call, Outcome, Question, Source, StopReason, Trajectory
 
 Decoder = Callable[[Sequence[int]], str]
@@ -60,32 +56,17 @@ def load(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
     found = []
     for name, params in rewards.own.items():
-        module, function = _module(name, params), params.function.partition(":")[2]
-        call = vars(module).get(function)
-        if not callable(call):
-            functions = [each for each, value in vars(module).items() if callable(value)]
-            raise ValueError(
-                f"credit.rewards.{name}: {module.__name__} has no function {function!r}{nearest(function, functions)}"
-            )
+        call = own_code.load(f"credit.rewards.{name}", params.function)
         found.append(OwnReward(name, params, call if params.batched else _one_by_one(call)))
     return found
 
 
 def sources(rewards: RewardWeights) -> dict[str, str]:
     """The sha256 of each function's source file, by the name of its reward; raises as `load`."""
-    files = {name: _module(name, params).__file__ for name, params in rewards.own.items()}
-    return {f"reward {name}": sha256(Path(file)) if file else "built in" for name, file in files.items()}
-
-
-def _module(name: str, params: RewardFunction) -> ModuleType:
-    module = params.function.partition(":")[0]
-    try:
-        return import_module(module)
-    except Exception as fault:
-        raise ValueError(
-            f"credit.rewards.{name}: module {module!r} cannot be imported ({type(fault).__name__}: {fault}); "
-            f"`python -c 'import {module}'` in the project's root has to find it"
-        ) from fault
+    return {
+        f"reward {name}": own_code.source_hash(f"credit.rewards.{name}", params.function)
+        for name, params in rewards.own.items()
+    }
 
 
 def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Sequence[Any]]:
