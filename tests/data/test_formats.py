@@ -12,8 +12,7 @@ import pytest
 from agent_r1.answers import normalize
 from agent_r1.data.formats import FORMATS
 from agent_r1.data.prepare import write
-from agent_r1.data.rows import Row
-from agent_r1.data.sources import read
+from agent_r1.data.sources import Row, read
 from agent_r1.params.prepare import FilesParams, PrepareParams, SplitParams
 from agent_r1.records import Passage, Question
 from agent_r1.tables import read_rows
@@ -43,7 +42,7 @@ def test_a_supported_row_becomes_a_question(name: str) -> None:
 
 
 def test_names_of_an_answer_are_accepted_where_they_lie_beside_the_split(tmp_path: Path) -> None:
-    """Of three rows one has an id that the list knows, one an id that it does not, one none."""
+    """One of three rows has an id that the list knows, one an id that it does not, one none."""
     known, *others = (supported_row(answer_id=name) for name in ("Q1", "Q2", None))
     split = tmp_path / "dev.json"
     assert list(WIKI.complete([known], split)) == [known], "without a list"
