@@ -32,10 +32,11 @@ from agent_r1.devices.gpus import default_device
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint, memory, output
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.learn.model import compute_dtype, load_policy, precision
+from agent_r1.learn.model import load_policy, precision
 from agent_r1.learn.peak import measure, release
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.params.sections import override, validated
+from agent_r1.pretrained import compute_dtype
 from agent_r1.records import Trajectory
 from agent_r1.rollout.engines import open_engine
 from agent_r1.rollout.sampling import Actor

@@ -21,10 +21,11 @@ from transformers import PreTrainedModel
 
 from agent_r1.devices.ranks import ALONE, Ranks
 from agent_r1.learn import adapter
-from agent_r1.learn.model import compute_dtype, load_policy, precision
+from agent_r1.learn.model import load_policy, precision
 from agent_r1.learn.output import compute_output_in_float32, token_logprobs
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import CriticParams, UpdateParams
+from agent_r1.pretrained import compute_dtype
 from agent_r1.records import Trajectory
 from agent_r1.seeds import derive
 

@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from agent_r1.devices.gpus import default_device
 from agent_r1.learn.adapter import attach
-from agent_r1.learn.model import compute_dtype
 from agent_r1.learn.output import room
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
+from agent_r1.pretrained import compute_dtype
 
 logger = logging.getLogger(__name__)
 

@@ -91,6 +91,6 @@ def serve_engine(
 
     Further options are those of `vllm serve`.
     """
-    from agent_r1.rollout.serve import serve
+    from agent_r1.rollout.vllm_engine import serve
 
     serve(params.load(), model, host, port, context.args)
