@@ -19,20 +19,8 @@ from agent_r1.files import load_pretrained
 from agent_r1.harmless import harmless
 from agent_r1.http.client import BUSY, MAX_ANSWER_BYTES, BadAnswerError, Client, RefusalError, Retries, Shape, read_key
 from agent_r1.params.stages import ServerParams
+from agent_r1.rollout import wire
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, EngineRestarted, EngineUnavailable, Request
-from agent_r1.rollout.wire import (
-    FRESH,
-    SERVER_KEY,
-    TOKEN_BYTES,
-    Answered,
-    Asked,
-    Asking,
-    Description,
-    Done,
-    Sampled,
-    Weights,
-    read_shape,
-)
 
 _SHOWN = 100  # characters of a server's label in a message
 _SURE = 1e-3  # nats; rounding lifts the logprob of a sure token above 0
@@ -47,7 +35,7 @@ class BadRequestError(EngineError):
 
 def connect(url: str, timeout_s: float, socket: str | None = None) -> Client:
     """A client that sends the key of the engine servers, if there is one."""
-    return Client(url, timeout_s, read_key(SERVER_KEY), socket)
+    return Client(url, timeout_s, read_key(wire.SERVER_KEY), socket)
 
 
 class VllmServer:
@@ -58,9 +46,9 @@ class VllmServer:
         self.name, self._client, self._retries = name, client, Retries(name, retries)
         self._vocab_size = 0  # until it describes itself
 
-    async def describe(self) -> Description:
+    async def describe(self) -> wire.Description:
         """The shape, limit and type of the server's model."""
-        found = await self._post(Description, "/describe")
+        found = await self._post(wire.Description, "/describe")
         self._vocab_size = found.vocab_size
         return found
 
@@ -70,10 +58,10 @@ class VllmServer:
         Raises EngineUnavailable if there is no answer, EngineRestarted if it comes from the weights that the server was
         started with, and EngineError if it comes from others, is a refusal, or is out of shape.
         """
-        most_bytes = MAX_ANSWER_BYTES + TOKEN_BYTES * sum(request.max_tokens for request in requests)
-        asking = Asking(requests=[_asked(request, actor) for request in requests])
-        found = await self._post(Answered, "/sample", asking, most_bytes)
-        if found.weights == FRESH != weights:
+        most_bytes = MAX_ANSWER_BYTES + wire.TOKEN_BYTES * sum(request.max_tokens for request in requests)
+        asking = wire.Asking(requests=[_asked(request, actor) for request in requests])
+        found = await self._post(wire.Answered, "/sample", asking, most_bytes)
+        if found.weights == wire.FRESH != weights:
             raise EngineRestarted(f"{self.name} was restarted: it has lost the weights {weights}")
         if found.weights != weights:
             raise EngineError(
@@ -89,13 +77,13 @@ class VllmServer:
 
     async def load_weights(self, path: str, label: str) -> None:
         """Loads the weights of a folder, labels them, and drops the caches of the old ones."""
-        await self._post(Done, "/weights", Weights(path=path, label=label))
+        await self._post(wire.Done, "/weights", wire.Weights(path=path, label=label))
 
     async def rest(self) -> None:
         """Frees the GPU's memory until the next call."""
-        await self._post(Done, "/rest")
+        await self._post(wire.Done, "/rest")
 
-    def _problem(self, sampled: Sampled, most: int, end_id: int) -> str:
+    def _problem(self, sampled: wire.Sampled, most: int, end_id: int) -> str:
         """A fault of an action, in words; "" for none."""
         ids, logprobs = sampled.ids, np.array(sampled.logprobs)
         if not 1 <= len(ids) == len(logprobs) <= most:
@@ -137,7 +125,7 @@ class VllmServer:
             case 404:
                 return EngineError(f"{self.name} has no {path}: it was not started with `agent-r1 serve_engine`")
             case 401:
-                return EngineError(f"{self.name} has another key; set {SERVER_KEY} to the same here")
+                return EngineError(f"{self.name} has another key; set {wire.SERVER_KEY} to the same here")
             case 409:
                 return EngineError(f"{self.name} is answering others; give every training its own servers")
             case 400:
@@ -148,8 +136,8 @@ class VllmServer:
         return EngineError(f"{self.name} answered {path} with something else than vLLM does: {problem}")
 
 
-def _asked(request: Request, actor: Actor) -> Asked:
-    return Asked(
+def _asked(request: Request, actor: Actor) -> wire.Asked:
+    return wire.Asked(
         context=request.context,
         seed=request.seed,
         max_tokens=request.max_tokens,
@@ -220,7 +208,7 @@ class ServerEngine(ServedEngine):
         EngineUnavailable if none answers.
         """
         try:
-            self._shape = read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
+            self._shape = wire.read_shape(load_pretrained(AutoConfig, actor.model).get_text_config())
         except (OSError, ValueError) as error:
             raise EngineError(f"no model can be read from {actor.model!r}: {error}") from error
         super().__init__(len(settings.urls), actor)
@@ -296,7 +284,7 @@ class ServerEngine(ServedEngine):
         return kind("; ".join(str(self._faults[home]) for home in sorted(self._faults)))
 
 
-def _misfit(found: Description, actor: Actor, expected: dict[str, Any]) -> str:
+def _misfit(found: wire.Description, actor: Actor, expected: dict[str, Any]) -> str:
     """How a server's model differs from the actor's in shape, vocabulary, window or type; "" if it fits."""
     described = found.model_dump()
     wrong = [

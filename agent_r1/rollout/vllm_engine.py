@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent_r1.devices.gpus import visible_gpus
-from agent_r1.http import guard
 from agent_r1.params import Params
 from agent_r1.params.stages import VllmParams
 from agent_r1.rollout.sampling import Action, Actor, EngineError, EngineUnavailable, Request
@@ -33,7 +32,7 @@ _QUIET = {  # defaults for the environment of an engine's own process
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
 }
-_SCRATCH = "agent_r1_engine_"  # short: the paths of sockets in it have 108 bytes at most
+_SCRATCH = "agent_r1_engine_"  # short: vLLM may put sockets into it, whose paths have 108 bytes at most
 _RISK = "sample from it, and replace its weights by any that this account can read"
 
 T = TypeVar("T")
@@ -114,9 +113,7 @@ class VllmEngine(ServedEngine):
     def close(self) -> None:
         """Ends the processes at once, even while they work, and removes their files; safe to call twice."""
         for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.bury()
+            process.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _load(self, home: int, path: str) -> None:
@@ -143,7 +140,7 @@ class VllmProcess:
     def __init__(self, launch: Launch, place: Mapping[str, str]) -> None:
         """Starts the process with the variables of one of `places`. It answers once it has loaded the model."""
         self._scratch, claim = claim_scratch()
-        self._folder = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY)
+        self._folder: int | None = os.open(self._scratch, os.O_RDONLY | os.O_DIRECTORY)
         path = f"/proc/self/fd/{self._folder}/http"  # the folder's own may be too long for a socket
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(path)
@@ -152,7 +149,7 @@ class VllmProcess:
                 command(launch, listening.fileno()),
                 stdin=subprocess.PIPE,  # the process ends when this end closes
                 pass_fds=[listening.fileno(), claim],
-                env=_QUIET | engine_environment(launch, self._scratch, place),
+                env=_QUIET | engine_environment(launch.vllm.threads, self._scratch, place),
             )
         os.close(claim)
         self.pid = self._process.pid
@@ -164,14 +161,14 @@ class VllmProcess:
             self._process.wait(_CLOSE_TIMEOUT_S)
         return self._process.returncode
 
-    def terminate(self) -> None:
-        """Ends the process at once, even while it works."""
+    def close(self) -> None:
+        """Ends the process at once, even while it works, and removes its files; safe to call twice."""
         self._process.kill()
-
-    def bury(self) -> None:
-        """Waits until the process is gone, and removes its files."""
         self._process.communicate()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
 
 def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -197,12 +194,12 @@ def places(settings: VllmParams, gpus: Sequence[str]) -> list[dict[str, str]]:
     return [{"VLLM_CPU_OMP_THREADS_BIND": "|".join(bound[at : at + parts])} for at in range(0, wanted, parts)]
 
 
-def engine_environment(launch: Launch, scratch: Path, place: Mapping[str, str]) -> dict[str, str]:
+def engine_environment(threads: int, scratch: Path, place: Mapping[str, str]) -> dict[str, str]:
     """The variables of a process of vLLM, set before torch and vLLM are imported."""
     fixed = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": str(launch.vllm.threads),
+        "OMP_NUM_THREADS": str(threads),
         "TMPDIR": str(scratch),
     }
     return {**os.environ, **fixed, **place}
@@ -217,12 +214,11 @@ def serve(settings: Params, model: str, host: str, port: int, further: Sequence[
     """Replaces this process by a server for `engine.kind: server`: `agent-r1 serve_engine MODEL --port 8001`.
 
     It has the limits of `env`, the memory and the GPUs of `engine.vllm`, and a temporary folder that the next engine or
-    server removes. `further` are options of `vllm serve`. Raises ValueError if other machines could reach it without a
-    key, and for a shortened `--host`, which would be taken for another option.
+    server removes. `further` are options of vLLM's engine, `--ssl-certfile` and `--ssl-keyfile`. Raises ValueError if
+    other machines could reach it without a key.
     """
-    for option in (each.partition("=")[0] for each in further):
-        if option.startswith("--h") and "--host".startswith(option):
-            raise ValueError(f"{option} would say where vLLM listens; write --host")
+    from agent_r1.http import guard  # brings a web server, which a training does without
+
     if warning := guard.open_to_all(SERVER_KEY, host, _RISK):
         logger.warning(warning)
     launch = Launch(
@@ -239,4 +235,4 @@ def serve(settings: Params, model: str, host: str, port: int, further: Sequence[
     for descriptor in (listening.fileno(), claim):
         os.set_inheritable(descriptor, True)
     line = command(launch, listening.fileno())
-    os.execve(line[0], line, engine_environment(launch, scratch, {}))
+    os.execve(line[0], line, engine_environment(launch.vllm.threads, scratch, {}))

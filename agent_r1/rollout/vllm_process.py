@@ -34,17 +34,7 @@ from starlette.routing import Route
 
 from agent_r1.http.guard import Bounded, Guard, configured, refusal
 from agent_r1.params.places import adapter_in
-from agent_r1.rollout.wire import (
-    SERVER_KEY,
-    Answered,
-    Asked,
-    Asking,
-    Description,
-    Launch,
-    Sampled,
-    Weights,
-    read_shape,
-)
+from agent_r1.rollout import wire
 
 if TYPE_CHECKING:
     import torch  # imported once garbage is no longer collected
@@ -60,7 +50,7 @@ class BusyError(RuntimeError):
     """Other requests are under way where none may be."""
 
 
-def engine_options(launch: Launch, device: torch.device) -> dict[str, Any]:
+def engine_options(launch: wire.Launch, device: torch.device) -> dict[str, Any]:
     """The fields of vLLM's `EngineArgs`. On a CPU nothing is compiled: that costs more there than it saves."""
     from agent_r1.pretrained import compute_dtype
 
@@ -105,7 +95,7 @@ class WorkerExtension:
                 module.quant_method.process_weights_after_loading(module)
 
 
-def open_engine(launch: Launch) -> tuple[Any, dict[str, str]]:
+def open_engine(launch: wire.Launch) -> tuple[Any, dict[str, str]]:
     """vLLM's engine, and the options of the server itself among the further ones."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
@@ -144,7 +134,7 @@ class Worker:
         self._engine, self._label, self._adapters, self.failure = engine, weights, adapters, failure
         self._adapter: Any = None  # a vLLM LoRARequest, once there is one
         self._rests = False
-        self._waiting: dict[str, asyncio.Future[Sampled]] = {}  # id of a request -> its action
+        self._waiting: dict[str, asyncio.Future[wire.Sampled]] = {}  # id of a request -> its action
         self._tickets, self._asked = count(), asyncio.Event()
 
     async def run(self) -> None:
@@ -158,22 +148,22 @@ class Worker:
             if self._waiting:
                 self._advance()
 
-    async def sample(self, requests: Sequence[Asked]) -> Answered:
+    async def sample(self, requests: Sequence[wire.Asked]) -> wire.Answered:
         """Admits requests together, and waits for all. A caller that is cancelled takes them out again."""
         self._wake()
-        label, found = self._label, dict[str, asyncio.Future[Sampled]]()
+        label, found = self._label, dict[str, asyncio.Future[wire.Sampled]]()
         try:
             for asked in requests:
                 ticket = str(next(self._tickets))
                 self._engine.add_request(ticket, *_in_vllm(asked), lora_request=self._adapter)
                 found[ticket] = self._waiting[ticket] = asyncio.get_running_loop().create_future()
             self._asked.set()
-            return Answered(weights=label, actions=await asyncio.gather(*found.values()))
+            return wire.Answered(weights=label, actions=await asyncio.gather(*found.values()))
         finally:
             if left := [ticket for ticket in found if self._waiting.pop(ticket, None)]:
                 self._engine.abort_request(left)
 
-    async def load_weights(self, weights: Weights) -> None:
+    async def load_weights(self, weights: wire.Weights) -> None:
         """Loads the weights of a folder, or its adapters, and drops the caches of the old ones.
 
         Waits a while for requests whose callers have left.
@@ -205,11 +195,11 @@ class Worker:
             self._engine.wake_up()
             self._rests = False
 
-    async def describe(self) -> Description:
+    async def describe(self) -> wire.Description:
         """The model's shape and limits."""
         config = self._engine.model_config
         dtype = str(config.dtype).removeprefix("torch.")
-        return Description(**read_shape(config.hf_text_config), max_tokens=config.max_model_len, dtype=dtype)
+        return wire.Description(**wire.read_shape(config.hf_text_config), max_tokens=config.max_model_len, dtype=dtype)
 
     def _advance(self) -> None:
         """Samples a token. A failure goes to every waiting call."""
@@ -238,7 +228,7 @@ class Worker:
         self._engine.add_lora(self._adapter)
 
 
-def _in_vllm(asked: Asked) -> tuple[Any, Any]:
+def _in_vllm(asked: wire.Asked) -> tuple[Any, Any]:
     """A request in vLLM's types: its prompt and how it is sampled."""
     from vllm import SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
@@ -256,12 +246,12 @@ def _in_vllm(asked: Asked) -> tuple[Any, Any]:
     return TokensPrompt(prompt_token_ids=asked.context), params
 
 
-def _sampled(output: Any) -> Sampled:
+def _sampled(output: Any) -> wire.Sampled:
     """The action in an output of vLLM."""
     [completion] = output.outputs
     ids = list(completion.token_ids)
     logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
-    return Sampled(ids=ids, logprobs=logprobs)
+    return wire.Sampled(ids=ids, logprobs=logprobs)
 
 
 def create_app(worker: Worker) -> Guard:
@@ -270,9 +260,9 @@ def create_app(worker: Worker) -> Guard:
     async def health(_: HttpRequest) -> Response:
         return Response()
 
-    async def sample(http: HttpRequest) -> Answered:
+    async def sample(http: HttpRequest) -> wire.Answered:
         """Ends with the caller's connection."""
-        sampling = asyncio.ensure_future(worker.sample(Asking.model_validate_json(await http.body()).requests))
+        sampling = asyncio.ensure_future(worker.sample(wire.Asking.model_validate_json(await http.body()).requests))
         left = asyncio.ensure_future(http.receive())
         await asyncio.wait({sampling, left}, return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
@@ -282,7 +272,7 @@ def create_app(worker: Worker) -> Guard:
         return sampling.result()
 
     async def load_weights(http: HttpRequest) -> None:
-        await worker.load_weights(Weights.model_validate_json(await http.body()))
+        await worker.load_weights(wire.Weights.model_validate_json(await http.body()))
 
     posts = {
         "/describe": lambda _: worker.describe(),
@@ -291,7 +281,7 @@ def create_app(worker: Worker) -> Guard:
         "/weights": load_weights,
     }
     routes = [Route(path, _endpoint(worker, answer), methods=["POST"]) for path, answer in posts.items()]
-    return Guard(Starlette(routes=[Route("/health", health), *routes]), SERVER_KEY)
+    return Guard(Starlette(routes=[Route("/health", health), *routes]), wire.SERVER_KEY)
 
 
 def _endpoint(worker: Worker, answer: Callable[[HttpRequest], Awaitable[BaseModel | None]]) -> Callable[..., Any]:
@@ -327,7 +317,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def main(launch: Launch, listening: socket.socket) -> None:
+def main(launch: wire.Launch, listening: socket.socket) -> None:
     """Opens the engine and answers until the process is ended; one behind a Unix socket ends with its parent."""
     engine, tls, failure = None, dict[str, str](), None
     owned = listening.family == socket.AF_UNIX
@@ -359,4 +349,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     gc.disable()  # imports make a million objects that stay: going through them takes a fifth of the start
-    main(Launch.model_validate_json(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))
+    main(wire.Launch.model_validate_json(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))

@@ -413,17 +413,16 @@ def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "host", "further", "message"),
+    ("key", "host", "message"),
     [
-        ("", "0.0.0.0", [], "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY all who reach this"),
-        ("", "127.0.0.1", ["--ho=node-3"], "--ho would say where vLLM listens; write --host"),
-        ("two words", "127.0.0.1", [], "AGENT_R1_ENGINE_KEY holds a blank"),
+        ("", "0.0.0.0", "--host 0.0.0.0: without AGENT_R1_ENGINE_KEY all who reach this"),
+        ("two words", "127.0.0.1", "AGENT_R1_ENGINE_KEY holds a blank"),
     ],
 )
 def test_a_server_for_everybody_is_not_started(
-    monkeypatch: pytest.MonkeyPatch, key: str, host: str, further: list[str], message: str
+    monkeypatch: pytest.MonkeyPatch, key: str, host: str, message: str
 ) -> None:
     monkeypatch.setenv(SERVER_KEY, key)
     monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("was started"))
     with pytest.raises(ValueError, match=message):
-        serve(load(), "model", host, 8001, further)
+        serve(load(), "model", host, 8001)
