@@ -13,16 +13,16 @@ from transformers import AutoConfig
 
 from agent_r1 import params, tracking
 from agent_r1.credit import own as own_rewards
-from agent_r1.devices.sharing import default_device
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256, write_text
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.learner import learner_of
-from agent_r1.learn.model import compute_dtype, load_tokenizer
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index

@@ -10,14 +10,15 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.devices.sharing import Ranks, default_device
+from agent_r1.devices.sharing import Ranks
 from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, replaced_folder
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged
-from agent_r1.learn.model import compute_dtype, load_policy, load_tokenizer
+from agent_r1.learn.model import load_policy, load_tokenizer
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import flatten
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Passage, Question
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows

@@ -19,7 +19,6 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.devices.sharing import default_device
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.learner import Learner, Reference, frozen, reference_of
@@ -30,6 +29,7 @@ from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId, adapter_in
 from agent_r1.params.sections import override, validated
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import default_device
 from agent_r1.records import Credit, Trajectory
 from agent_r1.training.watch import accepted_gap
 

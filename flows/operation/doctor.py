@@ -101,8 +101,8 @@ def room() -> Finding:
     """Compares the free disk, and the free memory of the training device, with the needs of `repro_runs`."""
     from transformers import AutoConfig
 
-    from agent_r1.devices.sharing import default_device
     from agent_r1.learn import memory
+    from agent_r1.pretrained import default_device
 
     settings = params.load()
     start, device, demands = settings.places.warm_start, default_device(), list[memory.Demand]()
@@ -165,7 +165,7 @@ def engine() -> Finding:
 
 def _engine_servers(urls: Sequence[str]) -> Finding:
     from agent_r1.rollout.server_engine import connect
-    from agent_r1.rollout.vllm_engine import SERVER_KEY
+    from agent_r1.rollout.wire import SERVER_KEY
 
     for url in urls:
         try:
