@@ -200,6 +200,17 @@ class Trajectory:
         return [slice(*bounds) for bounds in pairwise([*self.context_starts, len(self.token_ids)])]
 
     @property
+    def replies(self) -> list[slice]:
+        """[K] the tokens between each action and the next one, or the end."""
+        stops = [*(step.action_start for step in self.steps[1:]), len(self.token_ids)]
+        return [slice(step.action_stop, stop) for step, stop in zip(self.steps, stops, strict=False)]
+
+    def ids(self, span: slice, source: Source | None = None) -> list[int]:
+        """The token ids of a span, or of one source in it."""
+        found = self.token_ids[span]
+        return (found if source is None else found[self.source[span] == source]).tolist()
+
+    @property
     def aborted(self) -> bool:
         """Whether a fault of the world cut it short: it says nothing of the policy."""
         return self.outcome is Outcome.ABORTED

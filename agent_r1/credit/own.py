@@ -164,16 +164,13 @@ def _with_fact(trajectory: Trajectory, name: str, value: Value) -> Trajectory:
 
 def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:
     """The typed view of a trajectory of at least one step."""
-    ends = [*(step.action_start for step in trajectory.steps[1:]), len(trajectory.token_ids)]
     steps = []
-    for step, end in zip(trajectory.steps, ends, strict=True):
+    for step, reply in zip(trajectory.steps, trajectory.replies, strict=True):
         closed = step.stop_reason is StopReason.END
-        read = slice(step.action_stop, end)
-        observed = trajectory.token_ids[read][trajectory.source[read] == Source.OBSERVATION]
         steps.append(
             EpisodeStep(
-                action=decode(trajectory.token_ids[step.action_start : step.action_stop - closed].tolist()),
-                observation=decode(observed.tolist()),
+                action=decode(trajectory.ids(slice(step.action_start, step.action_stop - closed))),
+                observation=decode(trajectory.ids(reply, Source.OBSERVATION)),
                 calls=step.calls,
                 facts=step.rewards,
             )

@@ -1,4 +1,4 @@
-"""Trajectories as plain text, and the choice of examples to read."""
+"""Trajectories as plain text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.envs.base import split_action
@@ -26,21 +25,23 @@ def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *,
     A rewritten context is shown whole, roles included. `with_prompt` adds the opening messages, which hold the passages
     of naive RAG.
     """
+
+    def said(span: slice, source: Source | None = None) -> str:
+        return decode(trajectory.ids(span, source)).strip()
+
     lines = _field("question", question.text)
     if with_prompt:
-        lines += _field("prompt", _decoded(trajectory, trajectory.contexts[0], Source.PROMPT, decode))
-    followings = [*(step.action_start for step in trajectory.steps[1:]), None]
-    for number, (step, following) in enumerate(zip(trajectory.steps, followings, strict=False), start=1):
-        action = _decoded(trajectory, slice(step.action_start, step.action_stop), Source.ACTION, decode)
-        last = len(trajectory.token_ids) if following is None else following
-        rewritten = next((start for start in trajectory.context_starts if step.action_stop <= start < last), last)
-        observation = _decoded(trajectory, slice(step.action_stop, rewritten), Source.OBSERVATION, decode)
+        lines += _field("prompt", said(trajectory.contexts[0], Source.PROMPT))
+    for number, (step, reply) in enumerate(zip(trajectory.steps, trajectory.replies, strict=True), start=1):
+        starts = (start for start in trajectory.context_starts if reply.start <= start < reply.stop)
+        rewritten = next(starts, reply.stop)
+        observation = said(slice(reply.start, rewritten), Source.OBSERVATION)
         found = step.call_status is CallStatus.OK and all(call.tool == "search" for call in step.calls)
         label = "passages" if question.env == QA and found else "reply"
+        action = said(slice(step.action_start, step.action_stop), Source.ACTION)
         lines += ["", f"step {number}", *_action(action, step), *(_field(label, observation) if observation else [])]
-        if rewritten < last:
-            read = decode(trajectory.token_ids[rewritten:last].tolist()).strip()
-            lines += ["", "a new context", *_field("reads", read)]
+        if rewritten < reply.stop:
+            lines += ["", "a new context", *_field("reads", said(slice(rewritten, reply.stop)))]
     verdict = words_of([question])[not trajectory.success]
     lines += ["", *_field("outcome", trajectory.outcome)]
     if not question.answers:
@@ -69,11 +70,6 @@ def shown_arguments(arguments: str) -> str:
         return str(values)
     named = [f"{name} = {value}" for name, value in values.items()]
     return ", ".join(named if len(values) != 1 else map(str, values.values()))
-
-
-def _decoded(trajectory: Trajectory, span: slice, source: Source, decode: PlainText) -> str:
-    ids = trajectory.token_ids[span][np.equal(trajectory.source[span], source)]
-    return decode(ids.tolist()).strip()
 
 
 def _field(label: str, text: str) -> list[str]:
@@ -131,11 +127,7 @@ def examples(
             shown[f"`{BASE_TOOL_CALL}`, the same question"] = before[trajectory.question_id]
     parts = ["## Example trajectories"]
     for heading, episode in shown.items():
-        parts += [f"### {heading}", _fenced(transcript(episode, by_id[episode.question_id], decode))]
+        text = transcript(episode, by_id[episode.question_id], decode)
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
+        parts += [f"### {heading}", f"{fence}text\n{text}\n{fence}"]
     return parts
-
-
-def _fenced(text: str) -> str:
-    """A code block with a fence longer than any in the text, because passages may hold Markdown."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}text\n{text}\n{fence}"

@@ -7,7 +7,7 @@ nearest folder from the current one upwards that holds params.yaml.
 
 from agent_r1.tracking.runs import (
     Run,
-    differences,
+    overrides,
     prepared,
     provenance,
     resume,
@@ -20,8 +20,8 @@ from agent_r1.tracking.traces import log_traces
 
 __all__ = [
     "Run",
-    "differences",
     "log_traces",
+    "overrides",
     "prepared",
     "provenance",
     "resume",

@@ -88,8 +88,8 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
     }
 
 
-def differences(params: Params, run: RunId) -> str:
-    """What a run has of its own beside `train` and `env` of params.yaml, as a line for people."""
+def overrides(params: Params, run: RunId) -> str:
+    """The values that a run sets over `train` and `env` of params.yaml, as a line for people."""
     changes = flatten(params.runs[run.run] or {}) | (flatten(params.ablations.train) if run.sweep else {})
     return ", ".join(f"{name} {value}" for name, value in changes.items()) or "as params.yaml"
 
