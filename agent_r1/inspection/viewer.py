@@ -127,13 +127,12 @@ class Payload:
 
 
 def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
-    steps = shown.trajectory.steps
-    stops = [step.action_start for step in steps[1:]] + [len(pieces)]
+    trajectory = shown.trajectory
     return [
         {
             "start": step.action_start,
             "action_stop": step.action_stop,
-            "stop": stop,
+            "stop": reply.stop,
             "parts": action_parts(
                 pieces[step.action_start : step.action_stop], ended=step.stop_reason is StopReason.END
             ),
@@ -145,7 +144,7 @@ def _steps(shown: Shown, pieces: Sequence[str]) -> list[dict[str, Any]]:
             "rewards": {name: _number(part[place]) for name, part in shown.parts.items() if part[place]},
             "reward": _number(shown.totals[place]),
         }
-        for place, (step, stop) in enumerate(zip(steps, stops, strict=False))  # an episode may end before its first
+        for place, (step, reply) in enumerate(zip(trajectory.steps, trajectory.replies, strict=True))
     ]
 
 

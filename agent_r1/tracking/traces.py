@@ -1,6 +1,6 @@
 """Trajectories as MLflow traces: a span per step and per tool call, rewards as feedback.
 
-Only tools were timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step
+Only tools are timed, because the sampler works on many episodes at once. A trace begins when it is logged, and a step
 lasts as long as its tool call.
 """
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Span
 
 IDENTITY_TAG = "trajectory_hash"  # tells the trajectories of two trainings apart that have the same id
-PER_PAGE = 500  # traces that MLflow gives at a time
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens included
 
@@ -49,39 +48,27 @@ class Traceable(Protocol):
 def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> int:
     """Adds a trace of each episode that an MLflow run has none of; returns how many were added."""
     client, experiment = open_store()
-    known = _known(client, experiment, run_id)
-    new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
     import mlflow
 
     named = os.environ.get(SERVER)
     mlflow.set_tracking_uri(client.tracking_uri)  # MLflow's tracing knows only a global store; also sets the variable
     try:
-        traced = [
-            (_Trace(client, episode, decode).log(experiment, run_id, identity), episode)
+        there = mlflow.search_traces(locations=[experiment], run_id=run_id, include_spans=False, return_type="list")
+        known = {trace.info.tags.get(IDENTITY_TAG) for trace in there}
+        new = {identity: episode for episode in episodes if (identity := _identity(episode)) not in known}
+        traces = {
+            _Trace(client, episode, decode).log(experiment, run_id, identity): episode
             for identity, episode in new.items()
-        ]
+        }
         mlflow.flush_trace_async_logging()
-        for trace_id, episode in traced:
+        for trace_id, episode in traces.items():
             _assess(trace_id, episode)
     finally:
         if named is None:
             os.environ.pop(SERVER, None)
         else:
             os.environ[SERVER] = named
-    return len(traced)
-
-
-def _known(client: MlflowClient, experiment: str, run_id: str) -> set[str]:
-    """The identities of a run's traces."""
-    found: set[str] = set()
-    token: str | None = ""
-    while token is not None:
-        page = client.search_traces(
-            locations=[experiment], run_id=run_id, include_spans=False, max_results=PER_PAGE, page_token=token or None
-        )
-        found |= {trace.info.tags.get(IDENTITY_TAG, "") for trace in page}
-        token = page.token or None
-    return found
+    return len(traces)
 
 
 def _identity(episode: Traceable) -> str:
