@@ -7,7 +7,7 @@ The Arrow schema of each record is in `agent_r1.tables`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -56,6 +56,7 @@ class Outcome(enum.StrEnum):
 
 
 QA = "qa"  # the environment of question answering
+Decode = Callable[[Sequence[int]], str]  # token ids -> text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +208,9 @@ class Trajectory:
 
     def ids(self, span: slice, source: Source | None = None) -> list[int]:
         """The token ids of a span, or of one source in it."""
-        found = self.token_ids[span]
-        return (found if source is None else found[self.source[span] == source]).tolist()
+        ids = self.token_ids[span]
+        found: list[int] = (ids if source is None else ids[self.source[span] == source]).tolist()
+        return found
 
     @property
     def aborted(self) -> bool:

@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from agent_r1 import params, tracking
 from agent_r1.evaluation.comparison import Evaluation, read_evaluation
-from agent_r1.evaluation.report import render, write_curves, write_scores
+from agent_r1.evaluation.runs_report import render, write_curves, write_scores
 from agent_r1.evaluation.scores import headline, score
-from agent_r1.evaluation.sweep import Sweep, render_sweep
+from agent_r1.evaluation.sweep import SweptAgents, render_sweep
 from agent_r1.evaluation.transcript import plain_text
 from agent_r1.files import load_pretrained, read_metrics
 from agent_r1.params import Params
@@ -82,7 +82,7 @@ def _report_sweep(settings: Params, questions: list[Question], sweep: str) -> di
     floors = [read_evaluation(name, folder) for name, folder in baselines.items()]
     curves = {run: [read_metrics(places.training(each)) for each in ids] for run, ids in members.items()}
     by_run = {run: [evaluations[each] for each in ids] for run, ids in members.items()}
-    rendered = Sweep(runs=by_run, baselines=floors, curves=curves, references=swept.references)
+    rendered = SweptAgents(runs=by_run, baselines=floors, curves=curves, references=swept.references)
     scores = render_sweep(rendered, questions, places.report(sweep), settings.evaluate)
     write_scores(places.scores(sweep), scores)
     write_curves(places.curves(sweep), curves)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agent_r1.evaluation.comparison import AnswerPair, Comparison
-from agent_r1.evaluation.report import _table
+from agent_r1.evaluation.runs_report import _table
 from agent_r1.harmless import harmless, harmless_lines, in_markdown, without_password
 from agent_r1.http.client import Answer
 from agent_r1.inspection.printed import comparison_tables

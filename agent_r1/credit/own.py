@@ -20,9 +20,8 @@ from agent_r1.faults import WorldFault, require_few
 from agent_r1.files import sha256
 from agent_r1.params.credit import RewardFunction, RewardWeights
 from agent_r1.params.sections import nearest
-from agent_r1.records import Call, Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.records import Call, Decode, Outcome, Question, Source, StopReason, Trajectory
 
-Decode = Callable[[Sequence[int]], str]
 Value = float | WorldFault
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Stored evaluations, and comparisons of them."""
+"""Comparisons of stored evaluations."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def learning_curves(path: Path, curves: Curves, baselines: Mapping[str, float], 
             _mark_change(axes, rows, colour[run])
     for run, rows in curves.items():
         left.plot(*_points(rows, VALIDATED), color=colour[run], **VALIDATION)
-    keys = [_key(run, color=colour[run], linewidth=2.8) for run in curves]
+    keys: list[Artist] = [_key(run, color=colour[run], linewidth=2.8) for run in curves]
     for place, (name, score) in enumerate(baselines.items()):
         dashes = (0, DASHES[place % len(DASHES)])
         label = f"{name} {score:.2f}"

@@ -20,7 +20,7 @@ from agent_r1.evaluation.comparison import (
     warning,
 )
 from agent_r1.evaluation.plots import EXPLAINED, SAMPLED, VALIDATED, Curve, final_scores, seed_curves
-from agent_r1.evaluation.report import (
+from agent_r1.evaluation.runs_report import (
     ABSENT,
     CURVES_PNG,
     FINAL_PNG,
@@ -44,7 +44,7 @@ Chosen = Mapping[str, NDArray[np.bool_]]  # by stratum, which questions [N] are 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sweep:
+class SweptAgents:
     """Runs with every seed, baselines with one, and the runs that all others are compared with."""
 
     runs: Agents
@@ -59,7 +59,7 @@ class Sweep:
 
 
 def render_sweep(
-    sweep: Sweep, questions: Sequence[Question], folder: Path, params: EvaluateParams
+    sweep: SweptAgents, questions: Sequence[Question], folder: Path, params: EvaluateParams
 ) -> dict[str, Interval]:
     """Writes report.md, learning_curves.png and final_scores.png into `folder`; returns every agent's success.
 
@@ -93,7 +93,7 @@ def render_sweep(
     return found
 
 
-def _differences(sweep: Sweep, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
+def _differences(sweep: SweptAgents, hits: Hits, strata: Mapping[str, Chosen], draws: tuple[int, int]) -> list[str]:
     """Paragraphs with the differences from every reference, and from the first run by each of the strata."""
     first, base = next(iter(sweep.runs)), sweep.baselines[0].name
 
@@ -193,9 +193,9 @@ def _training(curves: Mapping[str, Sequence[Curve]], word: str) -> str:
     return markdown_table([*header, "first alarm, by seed", "minutes per seed"], rows)
 
 
-def _counted(numbers: Sequence[int], what: str) -> str:
+def _counted(numbers: Sequence[int], noun: str) -> str:
     """`1 run`, `3 or 5 seeds`."""
-    return f"{' or '.join(map(str, numbers))} {what}{'s' * (numbers[-1] != 1)}"
+    return f"{' or '.join(map(str, numbers))} {noun}{'s' * (numbers[-1] != 1)}"
 
 
 def _mean(values: Sequence[float], decimals: int) -> str:

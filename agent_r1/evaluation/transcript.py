@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from agent_r1.envs.base import split_action
 from agent_r1.evaluation.scores import BASE_TOOL_CALL
 from agent_r1.harmless import harmless_lines
-from agent_r1.records import QA, CallStatus, Question, Source, Step, Trajectory, words_of
-
-PlainText = Callable[[Sequence[int]], str]  # token ids -> text, special tokens dropped
+from agent_r1.records import QA, CallStatus, Decode, Question, Source, Step, Trajectory, words_of
 
 WIDTH, LABEL = 100, 11  # columns of a line, of which for the label
 
 
-def transcript(trajectory: Trajectory, question: Question, decode: PlainText, *, with_prompt: bool = False) -> str:
+def transcript(trajectory: Trajectory, question: Question, decode: Decode, *, with_prompt: bool = False) -> str:
     """The whole episode as plain text: question, thought, call and reply of every step, outcome, answer.
 
     A rewritten context is shown whole, roles included. `with_prompt` adds the opening messages, which hold the passages
@@ -92,12 +90,12 @@ def worth_reading(trajectories: Sequence[Trajectory], questions: Sequence[Questi
     return {title: found[title] for title in ("right", "wrong") if title in found}
 
 
-def plain_text(tokenizer: PreTrainedTokenizerBase) -> PlainText:
-    """Decodes with a tokenizer."""
+def plain_text(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """Decodes with a tokenizer, without its special tokens."""
     return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
-def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: PlainText) -> dict[str, str]:
+def readable(trajectories: Sequence[Trajectory], questions: Sequence[Question], decode: Decode) -> dict[str, str]:
     """A right and a wrong episode as text, with prompts."""
     by_id = {question.question_id: question for question in questions}
     return {
@@ -110,7 +108,7 @@ def examples(
     trajectories: Mapping[str, Sequence[Trajectory]],
     trained: Sequence[str],
     questions: Sequence[Question],
-    decode: PlainText,
+    decode: Decode,
 ) -> list[str]:
     """A Markdown section with example transcripts of the first trained agent; none without a trained agent.
 

@@ -1,4 +1,4 @@
-"""Tables that commands print: a comparison of two evaluations, and replays of iterations."""
+"""Tables that commands print, of comparisons and replays."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
 from agent_r1.devices.gpus import default_device
-from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
+from agent_r1.inspection.agreement import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
 from agent_r1.learn.batching import Reference, compute_of, frozen
 from agent_r1.learn.learner import Learner, reference_of

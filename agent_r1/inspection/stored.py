@@ -1,4 +1,4 @@
-"""A finished or running training on disk, read only, and the choice of its trajectories for the viewer's page."""
+"""Trainings on disk, finished or running, as people look at them: read only."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from agent_r1.params.places import policy_in
 from agent_r1.records import Credit, Proof, Question, Trajectory
 from agent_r1.seeds import derive
 from agent_r1.tables import read_rows
+from agent_r1.tracking.traces import Rewarded
 
 PER_ITERATION = 5
 ROUNDING = 1e-6  # largest difference between two sums of a trajectory's rewards
@@ -109,21 +110,11 @@ class When(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One trajectory of the page."""
+class Shown(Rewarded):
+    """One trajectory of the page, from one `When`."""
 
-    when: When
-    question: Question
-    trajectory: Trajectory
-    totals: NDArray[np.float64]  # [K] the step's reward, weighted
-    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
     credit: Credit | None = None  # None outside training
     learner_logprobs: Logprobs | None = None  # [L] nats; None if the learner was not asked
-
-    @property
-    def right(self) -> bool:
-        """Whether the episode succeeded."""
-        return bool(self.trajectory.success)
 
 
 class Selection:

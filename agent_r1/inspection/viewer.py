@@ -28,10 +28,9 @@ from agent_r1.inspection.stored import Selection, Shown, StoredRun, When
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from agent_r1.records import QA, Question, StopReason, words_of
+from agent_r1.records import QA, Decode, Question, StopReason, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking import registry
-from agent_r1.tracking.traces import Decode
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # the text of bytes that are no whole character
 LONGEST = 8  # tokens of one character at most

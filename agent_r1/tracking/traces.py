@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params import fingerprint
-from agent_r1.records import Call, CallStatus, Question, Source, Trajectory
+from agent_r1.records import Call, CallStatus, Decode, Question, Source, Trajectory
 from agent_r1.tracking.store import SERVER, open_store
 
 if TYPE_CHECKING:
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
 
 IDENTITY_TAG = "trajectory_hash"  # tells the trajectories of two trainings apart that have the same id
 
-Decode = Callable[[Sequence[int]], str]  # token ids -> text, special tokens included
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """A finished episode with its rewards. K = its steps."""
+
+    when: str  # such as "training"
+    question: Question
+    trajectory: Trajectory
+    totals: NDArray[np.float64]  # [K] the step's reward, weighted
+    parts: Mapping[str, NDArray[np.float64]]  # name -> [K], unweighted
+
+    @property
+    def right(self) -> bool:
+        """Whether the episode succeeded."""
+        return bool(self.trajectory.success)
 
 
-class Traceable(Protocol):
-    """A trajectory with its question and rewards. K = its steps."""
+def log_traces(run_id: str, episodes: Sequence[Rewarded], decode: Decode) -> int:
+    """Adds a trace of each episode that an MLflow run has none of; returns how many were added.
 
-    @property
-    def trajectory(self) -> Trajectory: ...
-    @property
-    def question(self) -> Question: ...
-    @property
-    def when(self) -> str: ...  # such as "training"
-    @property
-    def right(self) -> bool: ...
-    @property
-    def totals(self) -> NDArray[np.float64]: ...  # [K] the step's reward
-    @property
-    def parts(self) -> Mapping[str, NDArray[np.float64]]: ...  # name -> [K], unweighted
-
-
-def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> int:
-    """Adds a trace of each episode that an MLflow run has none of; returns how many were added."""
+    `decode` keeps special tokens.
+    """
     client, experiment = open_store()
     import mlflow
 
@@ -71,12 +72,12 @@ def log_traces(run_id: str, episodes: Sequence[Traceable], decode: Decode) -> in
     return len(traces)
 
 
-def _identity(episode: Traceable) -> str:
+def _identity(episode: Rewarded) -> str:
     trajectory = episode.trajectory
     return fingerprint(episode.when, trajectory.trajectory_id, trajectory.token_ids.tolist())
 
 
-def _assess(trace_id: str, episode: Traceable) -> None:
+def _assess(trace_id: str, episode: Rewarded) -> None:
     """Adds the expected answer and the episode's rewards: the weighted sum, and every part unweighted."""
     import mlflow
     from mlflow.entities import AssessmentSource
@@ -91,7 +92,7 @@ def _assess(trace_id: str, episode: Traceable) -> None:
 class _Trace:
     """The trace of one episode."""
 
-    def __init__(self, client: MlflowClient, episode: Traceable, decode: Decode) -> None:
+    def __init__(self, client: MlflowClient, episode: Rewarded, decode: Decode) -> None:
         self._client, self._episode, self._trajectory = client, episode, episode.trajectory
         self._decode, self._now_ns = decode, time.time_ns()
 

@@ -101,8 +101,8 @@ def chat(
     servers must not be those of a training.
     """
     from agent_r1.http.endpoint import Endpoint
-    from agent_r1.inspection.chat import chat as talk
-    from agent_r1.inspection.chat import elsewhere, here
+    from agent_r1.inspection.conversation import chat as talk
+    from agent_r1.inspection.conversation import elsewhere, here
     from flows.policies import chosen
 
     for stream in (sys.stdin, sys.stdout):

@@ -25,7 +25,7 @@ from typer.main import get_command
 from agent_r1 import params
 from agent_r1.envs.shared import Shared
 from agent_r1.inspection.agent import Agent
-from agent_r1.inspection.chat import Screen, converse, here
+from agent_r1.inspection.conversation import Screen, converse, here
 from agent_r1.params import SHIPPED, load
 from agent_r1.params.places import RunId
 from agent_r1.records import Passage, Question

@@ -21,11 +21,11 @@ from agent_r1.evaluation.comparison import (
 from agent_r1.evaluation.plots import SAMPLED, Curve, Curves, final_scores, learning_curves
 from agent_r1.evaluation.scores import SUCCESS, outcomes, score
 from agent_r1.evaluation.statistics import Interval, paired_difference
-from agent_r1.evaluation.transcript import PlainText, examples
+from agent_r1.evaluation.transcript import examples
 from agent_r1.files import replaced_folder, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params.stages import EvaluateParams
-from agent_r1.records import Question, words_of
+from agent_r1.records import Decode, Question, words_of
 
 CURVES_PNG, FINAL_PNG = "learning_curves.png", "final_scores.png"
 ABSENT = "n/a"
@@ -40,7 +40,7 @@ def render(
     evaluations: Sequence[Evaluation],
     curves: Curves,
     questions: Sequence[Question],
-    decode: PlainText,
+    decode: Decode,
     folder: Path,
     params: EvaluateParams,
 ) -> dict[str, Interval]:
