@@ -152,7 +152,7 @@ def _tracked(
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | {KIND_TAG: "training"}
     if run.variant:
         tags |= {"overrides": settings.places.variant(run).read_text()}
-    about = tracking.differences(settings, run)
+    about = tracking.overrides(settings, run)
     started = tracking.start(replace(run, seed=config.seed).label, shown, tags, about=about)
     started.uses(tracking.prepared(settings, inputs), "training")
     write_text(folder.mlflow_run_id, started.run_id)

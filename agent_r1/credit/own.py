@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from agent_r1 import own_code
 from agent_r1.faults import WorldFault, require_few
 from agent_r1.params.credit import RewardFunction, RewardWeights
-from agent_r1.records import Call, Outcome, Question, Source, StopReason, Trajectory
+from agent_r1.records import Call, Decode, Outcome, Question, Source, StopReason, Trajectory
 
-Decoder = Callable[[Sequence[int]], str]
 Value = float | WorldFault
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ def state(
     rewards: Sequence[OwnReward],
     trajectories: Sequence[Trajectory],
     questions: Mapping[str, Question],
-    decode: Decoder,
+    decode: Decode,
     *,
     aborted_share: float,
 ) -> list[Trajectory]:
@@ -100,7 +99,7 @@ def state(
 
 
 def _ask(
-    reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decoder
+    reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
 ) -> list[Value]:
     """The value of every trajectory, or the fault that its second attempt met too."""
     episodes = [view(each, questions[each.question_id], decode) for each in trajectories]
@@ -143,18 +142,15 @@ def _with_fact(trajectory: Trajectory, name: str, value: Value) -> Trajectory:
     return replace(trajectory, steps=[*before, replace(last, rewards={**last.rewards, name: value})])
 
 
-def view(trajectory: Trajectory, question: Question, decode: Decoder) -> Episode:
+def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:
     """The typed view of a trajectory of at least one step."""
-    ends = [*(step.action_start for step in trajectory.steps[1:]), len(trajectory.token_ids)]
     steps = []
-    for step, end in zip(trajectory.steps, ends, strict=True):
+    for step, reply in zip(trajectory.steps, trajectory.replies, strict=True):
         closed = step.stop_reason is StopReason.END
-        read = slice(step.action_stop, end)
-        observed = trajectory.token_ids[read][trajectory.source[read] == Source.OBSERVATION]
         steps.append(
             EpisodeStep(
-                action=decode(trajectory.token_ids[step.action_start : step.action_stop - closed].tolist()),
-                observation=decode(observed.tolist()),
+                action=decode(trajectory.ids(slice(step.action_start, step.action_stop - closed))),
+                observation=decode(trajectory.ids(reply, Source.OBSERVATION)),
                 calls=step.calls,
                 facts=step.rewards,
             )

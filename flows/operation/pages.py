@@ -7,9 +7,10 @@ from pathlib import Path
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 
-from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_curve, read_scores
+from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_scores
 from agent_r1.evaluation.scores import BOUNDS, in_words
 from agent_r1.evaluation.verdicts import Decision, Drift, decision_table, explain, verdict
+from agent_r1.files import read_metrics
 from agent_r1.harmless import harmless, in_markdown
 from agent_r1.params import Params
 from agent_r1.params.places import Places
@@ -38,7 +39,7 @@ def show_training(folder: Path, places: Places) -> str:
 
 def scores(folder: Path) -> list[dict[str, float | None]]:
     """Reads a run's table of scores: a row per finished iteration."""
-    return [{name: line.get(name) for name in COLUMNS} for line in read_curve(folder / "metrics.jsonl")]
+    return [{name: line.get(name) for name in COLUMNS} for line in read_metrics(folder)]
 
 
 def show_evaluation(version: Version, folder: Path, settings: Params, found: Drift | None) -> str:
