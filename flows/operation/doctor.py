@@ -258,7 +258,7 @@ def prefect() -> str:
         require_server(given)
     with ExitStack() as stack:
         stack.enter_context(chdir(stack.enter_context(TemporaryDirectory())))
-        url = stack.enter_context(prefect_server())
+        url = given or stack.enter_context(prefect_server())
         stack.enter_context(temporary_settings({PREFECT_API_URL: url}))
         run_id = flow(name="doctor")(lambda: None)(return_state=True).state_details.flow_run_id
         stored = stack.enter_context(get_client(sync_client=True)).read_flow_run(cast(UUID, run_id)).state
@@ -285,7 +285,8 @@ CHECKS = {check.__name__: check for check in _IN_ORDER}
 
 def table(findings: Mapping[str, Finding]) -> Table:
     """A row for each finding, with its remedy below it."""
-    shown = Table("", "check", Column("finding", overflow="fold"), box=None, padding=(0, 1))
+    columns = [Column(name, no_wrap=name != "finding", overflow="fold") for name in ("", "check", "finding")]
+    shown = Table(*columns, box=None, padding=(0, 1))
     for check, found in findings.items():
         shown.add_row(Text(found.status, style=COLOURS[found.status]), check, Text(harmless_lines(found.message)))
         if found.remedy:
