@@ -160,7 +160,7 @@ def servers(parts: Sequence[Supervised], grace_s: float = GRACE_S) -> Iterator[l
 
 
 def first_to_end(begun: Sequence[Running]) -> tuple[Supervised, str]:
-    """Waits until a process has ended, and tells which, and with what code."""
+    """Waits until a process has ended, and names it, its exit code and its log."""
     while True:
         for part, process in begun:
             if process.poll() is not None:

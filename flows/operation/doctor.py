@@ -35,7 +35,7 @@ from flows.operation.serving import ANSWER_S, require_free, require_server
 from flows.processes import HOST, ended_after, prefect_server, process_group
 
 CODE = Path(__file__).parents[2]
-INSTALL = "remove .venv, and `make` installs what is pinned; on CUDA pip install -e .[gpu,dev]"
+INSTALL = "remove .venv, and `make` installs the pinned packages; on CUDA pip install -e .[gpu,dev]"
 ADD_REMOTE = "dvc remote add -d storage URL, then dvc remote modify storage verify true; see docs/registry.md, Remotes"
 CREDENTIALS = "check url, endpointurl and credentials: docs/registry.md, Remotes"
 MOUNT = "mount the disk, or make the folder: `dvc push` would make it, here"
@@ -49,7 +49,7 @@ COLOURS = {OK: "green", WARNING: "yellow", FAILED: "red"}
 
 
 class Warned(ValueError):
-    """A check has found what stops nothing yet."""
+    """The fault that a check found stops nothing yet."""
 
 
 class Finding(NamedTuple):
@@ -109,9 +109,9 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
     disk = f"disk: {disk_gib:.1f} GiB free, about {disk_need:.1f} needed"
     memory = f"memory: {free_gib:.1f} GiB free, about {need_gib:.1f} needed by the largest run"
     if disk_gib < disk_need:
-        raise ValueError(f"{disk}; `dvc gc --workspace` drops what no version here names; or train fewer runs")
+        raise ValueError(f"{disk}; `dvc gc --workspace` drops data that no version here names; or train fewer runs")
     if free_gib < need_gib:
-        raise ValueError(f"{memory}; end what else runs here, or lower train.update.max_tokens_per_microbatch")
+        raise ValueError(f"{memory}; end other programs here, or lower train.update.max_tokens_per_microbatch")
     return f"{disk}; {memory}"
 
 
@@ -229,7 +229,7 @@ def aside() -> str:
         size = sum(file.stat().st_size for file in each.rglob("*") if file.is_file())
         listed.append(f"{each.name} {size / 1e6:.1f} MB")
     if listed:
-        raise Warned(f"{folder} holds {', '.join(listed)}; remove those that nobody needs; no stage reads them")
+        raise Warned(f"{folder} holds {', '.join(listed)}; remove the ones that nobody needs; no stage reads them")
     return f"{folder} holds no training that made room for another"
 
 
@@ -276,7 +276,7 @@ def found_by(check: Callable[[], str]) -> Finding:
         wrong, _, remedy = str(fault).partition("; ")
         kind = "" if isinstance(fault, ValueError | OSError) else f"{type(fault).__name__}: "
         status = WARNING if isinstance(fault, Warned) else FAILED
-        return Finding(status, f"{kind}{wrong}", remedy or "mend what the message names")
+        return Finding(status, f"{kind}{wrong}", remedy or "mend the cause that the message names")
 
 
 _IN_ORDER = (versions, parameters, room, ranks, engine, ports, prefect, store, dvc, registered, aside)

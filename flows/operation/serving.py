@@ -70,7 +70,7 @@ def serve(prefect_port: int, mlflow_port: int, *, with_password: bool = True) ->
         elif not remote:
             logger.warning("without a password everybody who can log in to this machine can run commands as you here")
         logger.info("start a training or a promotion: %s/deployments", page)
-        logger.info("what runs, and what came of it: %s/runs", page)
+        logger.info("the runs and their results: %s/runs", page)
         logger.info("compare the runs in MLflow: %s", comparison(mlflow_port))
         logger.info("Ctrl-C ends everything")
         keep_working(worker_part("worker", POOL, {**environment, MLFLOW_UI: address(mlflow_port)}), begun)
@@ -92,9 +92,7 @@ def own_password() -> str:
         new.write(secrets.token_urlsafe(18))
     password = kept_password()
     if not password:
-        raise ValueError(
-            f"others may know or have written what is in {PASSWORD}; remove it, and a new password is made"
-        )
+        raise ValueError(f"others may know or have written {PASSWORD}; remove it, and a new password is made")
     return password
 
 
@@ -136,7 +134,7 @@ def keep_working(worker: Supervised, begun: Sequence[Running]) -> None:
             ended, said = first_to_end([*begun, working])
         if ended is not worker or time.monotonic() - started < STEADY_S:
             raise OSError(f"{said}; everything else was ended too")
-        logger.warning("%s; starting another, what it ran is shown as crashed", said)
+        logger.warning("%s; starting another, its runs are shown as crashed", said)
 
 
 def require_free(port: int, variable: str) -> None:
@@ -146,10 +144,9 @@ def require_free(port: int, variable: str) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as fault:
-            raise ValueError(
-                f"port {port} of {HOST} cannot be used ({fault.strerror}); end what listens there, or choose another: "
-                f"make serve {variable}={port + 1}"
-            ) from fault
+            used = f"port {port} of {HOST} cannot be used ({fault.strerror})"
+            remedy = f"end the program that listens there, or choose another: make serve {variable}={port + 1}"
+            raise ValueError(f"{used}; {remedy}") from fault
 
 
 def require_server(api_url: str) -> None:

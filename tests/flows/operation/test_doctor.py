@@ -69,7 +69,7 @@ def add_remote(project: Path, **settings: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "finding"),
     [
-        (KeyError("a"), Finding(FAILED, "KeyError: 'a'", "mend what the message names")),
+        (KeyError("a"), Finding(FAILED, "KeyError: 'a'", "mend the cause that the message names")),
         (ValueError("port 5 is taken; choose another"), Finding(FAILED, "port 5 is taken", "choose another")),
         (Warned("nearly full; free some; or all"), Finding(WARNING, "nearly full", "free some; or all")),
     ],

@@ -309,7 +309,7 @@ def a_version(body: str) -> Iterator[str]:
 
 def test_a_port_in_use_is_named_with_the_remedy() -> None:
     with bound() as port:
-        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end what listens there.* make serve MLFLOW_PORT={port + 1}"
+        message = rf"port {port} of 127\.0\.0\.1 .*in use.*; end the program .* make serve MLFLOW_PORT={port + 1}"
         with pytest.raises(ValueError, match=message):
             require_free(port, "MLFLOW_PORT")
     require_free(port, "MLFLOW_PORT")
