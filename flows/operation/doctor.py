@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
@@ -137,7 +138,8 @@ def engine() -> str:
     if settings.kind == "server":
         return engine_servers(settings.server.urls)
     command = [sys.executable, "-m", "flows", "doctor", "--engine"]
-    with process_group(command, os.environ) as process, ended_after(process, ENGINE_TIMEOUT_S) as late:
+    never = threading.Event()
+    with process_group(command, os.environ) as process, ended_after(process, ENGINE_TIMEOUT_S, never) as late:
         said = [line.strip() for line in process.stdout or () if line.strip()]
         code = process.wait()
     if not code:
