@@ -147,7 +147,7 @@ def learner(p: stages.LearnerParams) -> Refusals:
 
 def servers(p: stages.ServerParams) -> Refusals:
     if len(set(p.urls)) < len(p.urls):
-        yield f"urls names a server twice: {', '.join(p.urls)}; raise concurrency instead"
+        yield f"urls names a server twice: {', '.join(p.urls)}; name it once"
 
 
 def mcp(p: McpParams) -> Refusals:

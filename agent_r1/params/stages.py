@@ -57,10 +57,13 @@ class LoraParams(Section):
     targets: Annotated[list[str], Field(min_length=1)]
 
 
+DtypeName = Literal["auto", "float32", "bfloat16"]
+
+
 class ModelParams(Section):
     path: str
     threads: Count
-    dtype: Literal["auto", "float32", "bfloat16"]
+    dtype: DtypeName
     float32_output: bool
     gradient_checkpointing: bool
     packing: bool
