@@ -29,7 +29,7 @@ def _reference(function: str) -> str:
 
 
 class RewardFunction(Section):
-    """A reward of one's own; see `agent_r1.credit.own`."""
+    """An own reward; see `agent_r1.credit.own`."""
 
     function: Annotated[str, AfterValidator(_reference)]
     weight: Weight
@@ -40,7 +40,7 @@ OF_ANSWERS = ["agent_r1", "em", "f1", "grounded", "progress", "no_answer"]  # pa
 
 
 class RewardWeights(Section):
-    """Weights of the built-in parts, and under further names functions of one's own."""
+    """Weights of the built-in parts; under further names, own rewards."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, RewardFunction]
@@ -62,24 +62,24 @@ class RewardWeights(Section):
 
     @property
     def own(self) -> dict[str, RewardFunction]:
-        """The rewards of one's own, by name."""
+        """The own rewards, by name."""
         return dict(self.__pydantic_extra__)
 
     @property
     def built_in(self) -> Self:
-        """The same without the rewards of one's own, which are asked in training alone."""
+        """The weights without own rewards, which training alone asks."""
         return type(self).model_construct(**{name: getattr(self, name) for name in type(self).model_fields})
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of every part, built in or one's own."""
+        """The weight of every part, built in or own."""
         built_in = {name: getattr(self, name) for name in type(self).model_fields}
         return built_in | {name: reward.weight for name, reward in self.own.items()}
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_names(cls, content: Any) -> Any:
-        """What is no function is a misspelt part, and a function takes no name that another number is logged under."""
+        """Rejects misspelt parts, and own rewards whose name is already a metric's."""
         for name, value in content.items() if isinstance(content, dict) else ():
             is_function, is_part = isinstance(value, dict | RewardFunction), name in cls.model_fields
             if not is_function and not is_part:
@@ -134,7 +134,7 @@ class LeftOutParams(Section):
 
 
 class GigpoParams(Section):
-    """Of estimator gigpo alone; see `agent_r1.credit.estimators.gigpo`."""
+    """The settings of estimator gigpo; see `agent_r1.credit.estimators.gigpo`."""
 
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     std: bool
@@ -163,7 +163,7 @@ class CreditParams(Section):
 
     @property
     def read(self) -> frozenset[str]:
-        """Those of `gamma`, `lam`, `step_gamma`, `step_lam`, `target_lam` and `gigpo` that the estimator reads."""
+        """The keys of READS that the estimator reads."""
         return READS.get(self.estimator, frozenset())
 
     @property
@@ -190,14 +190,14 @@ class CreditParams(Section):
 
     @property
     def of_targets(self) -> CreditParams:
-        """The same with the lambdas of the value targets in place of those of the advantages."""
+        """The settings with the lambdas of the value targets in place of the advantages' lambdas."""
         if self.target_lam is None:
             return self
         return self.model_copy(update={"lam": self.target_lam, "step_lam": self.target_lam})
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Says what settings do that are allowed, and do more than their names say."""
+        """Warnings about allowed settings that do more than their names say."""
         mask = self.advantage_mask
         if mask.recursion and not mask.whitening:
             yield (

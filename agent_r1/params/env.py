@@ -48,7 +48,7 @@ class McpParams(Section):
 
 
 class FunctionParams(Section):
-    """A function of one's own, under its name: what a module of the operator's has."""
+    """An own function, which its module has under the name of the tool."""
 
     module: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
     timeout_s: Positive | None = None  # of one call, of an `async def`
@@ -88,7 +88,7 @@ class GamesParams(Section):
 
 
 class ContextParams(Section):
-    """What the policy reads of an episode that goes on; see `agent_r1.rollout.episode`."""
+    """The part of an episode that the policy reads; see `agent_r1.rollout.episode`."""
 
     kind: Literal["append", "window", "summary"]
     every: Natural

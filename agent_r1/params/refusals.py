@@ -44,7 +44,7 @@ class Needs:
     off: Any  # its value where it is not read
     other: str
     values: tuple[Any, ...]  # of `other`, with which the knob is read
-    why: str = ""  # it is not read with another value
+    why: str = ""  # nothing reads it with another value
     missing: str = ""  # the remedy if it is off where it is read; "" allows that
 
     def check(self, section: Section) -> Refusals:
@@ -286,8 +286,8 @@ def warmups(p: TrainParams) -> Refusals:
         why = f"after the {critic.iterations} iterations of update.critic.warmup; raise it above them, or set it to 0"
         yield f"update.learning_rate_warmup {rise} is over before the policy is first trained, {why}"
     if learns and critic.longest >= p.iterations:
-        why = f"for {critic.longest} iterations, which are all {p.iterations}, and the policy never"
-        yield f"update.critic.warmup may train the critic alone {why}; shorten it or raise iterations"
+        why = f"the critic alone for {critic.longest} iterations, which are all {p.iterations}, and the policy never"
+        yield f"update.critic.warmup may train {why}; shorten it or raise iterations"
 
 
 def ablations(p: AblationsParams) -> Refusals:
@@ -316,15 +316,13 @@ def warm_start(p: Params) -> Refusals:
     taught, demonstrations = p.warm_start, f"warm_start.demonstrations {p.warm_start.demonstrations}"
     passed_through = p.model.path and not taught.fine_tune
     if taught.fine_tune and not p.model.path:
-        why = "has no effect on the built-in model, which is trained anyway"
-        yield f"warm_start.fine_tune: true {why}; set model.path, or fine_tune: false"
+        yield "warm_start.fine_tune: true has no effect on the built-in model; set model.path, or fine_tune: false"
     if taught.conversations and passed_through:
         why = "has no effect on the model of model.path, which is passed through"
         remedy = 'set warm_start.fine_tune: true, or conversations: ""'
         yield f"warm_start.conversations {taught.conversations!r} {why}; {remedy}"
     if taught.demonstrations and p.prepare.asks and p.env.tools.search is None:
-        why = "show how to search, and env.tools.search is null"
-        yield f"{demonstrations} {why}; set it to {{}}, or demonstrations: 0"
+        yield f"{demonstrations} show how to search, and env.tools.search is null; set it to {{}}, or demonstrations: 0"
     if taught.demonstrations and not passed_through and p.env.context.kind == "summary":
         why = "hold no summaries, and env.context.kind is summary"
         yield f"{demonstrations} {why}; set it for single runs, as runs.NAME.env.context, or set demonstrations: 0"

@@ -76,7 +76,7 @@ class ModelParams(Section):
 
 
 class LearnerParams(Section):
-    """The processes that share what learns in a stage. It learns the same however many there are, but for rounding."""
+    """The processes that share a stage's learner. Their number changes the weights by rounding alone."""
 
     processes: Count
     nodes: Count
@@ -85,7 +85,7 @@ class LearnerParams(Section):
 
     @property
     def ranks(self) -> int:
-        """All of them, on all machines."""
+        """The number of ranks on all machines."""
         return self.processes * self.nodes
 
 
@@ -124,7 +124,7 @@ class VllmParams(Section):
     sleep: bool
 
     def processes(self, *, gpus: int, cores: int) -> int:
-        """What `replicas` stands for on a machine."""
+        """The number of processes that `replicas` stands for on a machine."""
         return self.replicas or max(1, (gpus or cores // self.threads) // self.tensor_parallel_size)
 
 
@@ -147,13 +147,13 @@ class EngineParams(Section):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What can change the bits of what is sampled: the kind and its settings, without places and sleep."""
+        """The settings that can change the bits of samples: the kind and its own, without addresses and sleep."""
         settings = {"vllm": self.vllm, "transformers": self.transformers, "server": None}[self.kind]
         return {"kind": self.kind, **(settings.model_dump(exclude={"sleep"}) if settings else {})}
 
     @property
     def gpus(self) -> int:
-        """How many GPUs a stage holds that samples, 0 for all of the machine."""
+        """The GPUs of a machine that a sampling stage holds; 0 for all."""
         return self.vllm.replicas * self.vllm.tensor_parallel_size if self.kind == "vllm" else 1
 
 
@@ -195,6 +195,6 @@ class OperateParams(Section):
     pool_patience_s: Positive
 
     def timeout_s(self, stage: str) -> float:
-        """Of a stage by its name: `train`, or `train_closer` for those of the sweep that get further seeds."""
+        """The time limit of a stage by its name: `train`, or `train_closer` of the sweep's further seeds."""
         named = (seconds for name, seconds in self.timeouts_s.items() if name == stage.removesuffix("_closer"))
         return next(named, TIMEOUT_S)

@@ -25,7 +25,7 @@ class MonitorThresholds(Section):
 
 
 class StabiliseParams(Section):
-    """What becomes of a run with `on_collapse: stabilise` from its first alarm on; see `TrainParams.stabilised`."""
+    """How a run trains from its first alarm on, with `on_collapse: stabilise`; see `TrainParams.stabilised`."""
 
     rollback: bool  # whether it goes back to the last good checkpoint as well
     filter: FilterParams = FilterParams(kind="top_fraction", share=0.25, refill=0)
@@ -62,13 +62,13 @@ class ValidationParams(Section):
 
 
 class CheckpointParams(Section):
-    """When a run writes all that it goes on from. Nothing trains differently for it."""
+    """When a run writes its checkpoint. Nothing trains differently for it."""
 
     every: Count
 
 
 class KeepParams(Section):
-    """What a finished run leaves on disk besides its policy and its metrics. Nothing trains differently for it."""
+    """The files that a finished run keeps besides its policy and metrics. Nothing trains differently for it."""
 
     learner: bool
     every: Count
@@ -103,7 +103,7 @@ class TrainParams(Section):
 
     @property
     def stabilised(self) -> TrainParams:
-        """The same once `monitor.stabilise` holds: as StarPO-S trains, whose later alarms are warnings.
+        """The settings once `monitor.stabilise` holds: those of StarPO-S. Later alarms are warnings.
 
         Source: RAGEN (arXiv 2504.20073), §4.2: groups whose returns differ most, no KL, clip-higher.
         """
