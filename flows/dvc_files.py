@@ -106,7 +106,7 @@ def require_listing(md5: str) -> str:
     """Checks the listing of a folder before DVC follows it; returns "", or why there is none.
 
     Looks in DVC's cache, or else in the default remote, and puts the remote's listing into the cache, where DVC takes
-    it from. DVC itself checks neither the hash of a listing nor the names in it, whatever `verify` says.
+    it from. DVC itself checks neither the hash of a listing nor the names in it, with and without `verify`.
 
     Raises ValueError if the listing does not fit its hash, or names a path outside its folder.
     """

@@ -65,12 +65,9 @@ def edges(dot: str) -> dict[str, set[str]]:
     """The nodes of a graph in the DOT language, each with its predecessors."""
     found: dict[str, set[str]] = {}
     for line in dot.splitlines():
-        match re.findall(r'"([^"]+)"', line):
-            case [node]:
-                found.setdefault(node, set())
-            case [before, after]:
-                found.setdefault(before, set())
-                found.setdefault(after, set()).add(before)
+        nodes = re.findall(r'"([^"]+)"', line)  # a node, or two of an edge
+        for node in nodes:
+            found.setdefault(node, set()).update(nodes[:-1] if node == nodes[-1] else ())
     return found
 
 

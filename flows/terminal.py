@@ -26,7 +26,7 @@ from rich.table import Column
 
 from agent_r1.harmless import harmless, harmless_lines, without_password
 
-TERMINAL = Console(stderr=True)  # one, so that lines go above what is live
+TERMINAL = Console(stderr=True)  # one, so that log lines go above live ones
 WIDTH = 120  # of tables that are printed elsewhere than on a terminal
 
 
