@@ -31,14 +31,7 @@ from agent_r1 import params
 from flows.dvc_files import DVC, collect_graph
 from flows.graph import StageFailed, StageUnavailable, out_of_date, stages, waiting
 from flows.pool import Pool
-from flows.processes import (
-    PIPELINE,
-    end_with_parent,
-    ended_after,
-    prefect_server,
-    process_group,
-    server_answers,
-)
+from flows.processes import PIPELINE, end_with_parent, ended_after, prefect_server, process_group, server_answers
 from flows.stage import ALONE, EXIT_CODE_FILE, PARENT_TASK_RUN, TERMINATED, UNAVAILABLE
 from flows.terminal import SideBySide, speak
 

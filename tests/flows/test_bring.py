@@ -91,7 +91,7 @@ def test_what_another_clone_made_is_up_to_date_here_once_it_is_committed(
     bring(described(*STAGES), hashes)  # what is in its place is not asked for
 
 
-@pytest.mark.parametrize("md5", [None, 5, "", "../../../../etc/passwd", f"{'0' * 32}.dir\n", "\x1b[2J", "x" * 2**20])
+@pytest.mark.parametrize("md5", [None, 5, "../../../../etc/passwd", f"{'0' * 32}.dir\n", "\x1b[2J" * 2**20])
 def test_what_is_no_hash_is_refused(hashes: Hashes, md5: object) -> None:
     before = content()
     with pytest.raises(ValueError, match=r"trained/a comes with no hash of DVC's but .*delete its flow run") as refused:

@@ -145,7 +145,7 @@ def test_an_interrupt_leaves_the_stage_to_the_pool(client: SyncPrefectClient) ->
     assert errands(client)[-1].state_name == "Scheduled"
 
 
-@pytest.mark.parametrize("outs", [{}, {"trained/a": 5}, {"trained/a": "\x1b[2J"}, {"../a": "0" * 32}])
+@pytest.mark.parametrize("outs", [{"../a": "0" * 32}, {"trained/a": "\x1b[2J"}])
 def test_an_answer_that_lies_is_refused_before_anything_is_written(
     client: SyncPrefectClient, outs: dict[str, Any]
 ) -> None:
