@@ -1,8 +1,9 @@
-"""A stage's process: plain without a server, tracked with one, and how it ends."""
+"""A stage's process: plain without a server, tracked with one; its threads, its memory, and how it ends."""
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import yaml
 from prefect import flow
 from prefect import task as prefect_task
 from prefect.client.orchestration import get_client
@@ -21,7 +23,9 @@ from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.context import TaskRunContext
 from prefect.states import Cancelled, Cancelling, Failed
 
+from agent_r1.params import SHIPPED
 from agent_r1.params.places import RunId
+from agent_r1.rollout import vllm_engine
 from flows.evaluate import EvaluationRequest
 from flows.stage import PARENT_TASK_RUN, clean_end, run_stage, shown_name, task
 
@@ -117,6 +121,34 @@ def test_an_end_has_a_code_and_says_why(
     assert ("Traceback" in errors) == (stage == "broken" or "AGENT_R1_TRACEBACK" in environment)
     if stage in ("unavailable", "missing", "unfit"):
         assert len(errors.splitlines()) == 1
+
+
+THREADS = """
+import json, sys
+from flows.stage import prepare_process
+
+early = sorted({"numpy", "torch", "faiss"} & set(sys.modules))
+prepare_process()
+import faiss, numpy, torch
+from threadpoolctl import threadpool_info
+blas = [each["num_threads"] for each in threadpool_info() if "numpy" in each["filepath"]]
+print(json.dumps([early, torch.get_num_threads(), faiss.omp_get_max_threads(), *blas]))
+"""
+
+
+def test_torch_faiss_and_numpy_follow_the_knob_whatever_the_environment_says(start: Any, tmp_path: Path) -> None:
+    content = yaml.safe_load(SHIPPED.read_text())
+    content["model"]["threads"] = 1
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(content))
+    said, _ = start(
+        "-c", THREADS, **{f"{library}_NUM_THREADS": "2" for library in ("OMP", "MKL", "OPENBLAS")}
+    ).communicate()
+    assert json.loads(said) == [[], 1, 1, 1], "nothing is imported before it is set, and all follow it"
+
+
+def test_the_engines_process_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert vllm_engine.engine_environment(1, tmp_path, {})["OMP_NUM_THREADS"] == "1"
 
 
 FAULTS = """
