@@ -63,20 +63,24 @@ def process_group(
 
 
 @contextmanager
-def ended_after(process: subprocess.Popen[str], seconds: float) -> Iterator[threading.Event]:
-    """Ends a process group that runs longer than `seconds` within the block; the event tells that it did."""
-    late = threading.Event()
+def ended_after(process: subprocess.Popen[str], seconds: float, over: threading.Event) -> Iterator[threading.Event]:
+    """Ends a process group once `over` is set, or after `seconds`, which the event tells."""
+    done, late, deadline = threading.Event(), threading.Event(), time.monotonic() + seconds
 
-    def end() -> None:
-        late.set()
-        end_group(process, GRACE_S)
+    def watch() -> None:
+        while not (done.wait(WATCH_S) or over.is_set() or late.is_set()):
+            if time.monotonic() > deadline:
+                late.set()
+        if not done.is_set():
+            end_group(process, GRACE_S)
 
-    timer = threading.Timer(seconds, end)
-    timer.start()
+    watching = threading.Thread(target=watch)
+    watching.start()
     try:
         yield late
     finally:
-        timer.cancel()
+        done.set()
+        watching.join()
 
 
 def end_group(process: subprocess.Popen[str], grace_s: float) -> None:

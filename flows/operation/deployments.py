@@ -20,10 +20,10 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed
 
 from agent_r1 import params, tracking
-from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_curve, read_scores
+from agent_r1.evaluation.comparison import interval_of, markdown_table, mean_cell, read_scores
 from agent_r1.evaluation.scores import BASE_TOOL_CALL, BOUNDS, in_words
 from agent_r1.evaluation.verdicts import Drift, drift, explain
-from agent_r1.files import write_text
+from agent_r1.files import read_metrics, write_text
 from agent_r1.harmless import in_markdown
 from agent_r1.params import Params, variant_of
 from agent_r1.params.places import Places, RunId
@@ -98,7 +98,7 @@ def show_training(folder: Path, places: Places) -> str:
 
 def scores(folder: Path) -> list[dict[str, float | None]]:
     """Reads a run's table of scores: a row per finished iteration."""
-    return [{name: line.get(name) for name in COLUMNS} for line in read_curve(folder / "metrics.jsonl")]
+    return [{name: line.get(name) for name in COLUMNS} for line in read_metrics(folder)]
 
 
 class Drifted(RuntimeError):

@@ -91,8 +91,8 @@ def room() -> str:
     """Compares the free disk, and the free memory of the training device, with the needs of `repro_runs`."""
     from transformers import AutoConfig
 
-    from agent_r1.devices.gpus import default_device
     from agent_r1.learn import memory
+    from agent_r1.pretrained import default_device
 
     settings, device, demands = params.load(), default_device(), list[memory.Demand]()
     if settings.places.warm_start.is_dir():  # before the warm start nothing is known of the model
@@ -117,7 +117,7 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
 
 def ranks() -> str:
     """Compares the ranks of params.yaml with this machine, and with the place that a launcher gave this process."""
-    from agent_r1.devices.group import require_meeting_place
+    from agent_r1.devices.meeting import require_meeting_place
     from flows.ranks import given_place, require_devices
 
     learner = params.load().learner
@@ -149,7 +149,7 @@ def engine() -> str:
 
 def engine_servers(urls: Sequence[str]) -> str:
     from agent_r1.rollout.server_engine import connect
-    from agent_r1.rollout.vllm_engine import SERVER_KEY
+    from agent_r1.rollout.wire import SERVER_KEY
 
     remedy = f"start it: agent-r1 serve_engine MODEL --port PORT; 401: its key is {SERVER_KEY}"
     for url in urls:

@@ -101,7 +101,7 @@ def _tracked(
     config = settings.run(run)
     tags = tracking.provenance(settings.prepare.dataset, run.sweep) | origin | {KIND_TAG: "training"}
     shown = tracking.run_params(run.name, settings.of(run), config)
-    about = tracking.differences(settings, run)
+    about = tracking.overrides(settings, run)
     with tracking.start(dataclasses.replace(run, seed=config.seed).label, shown, tags, about=about) as stands_for_it:
         return stands_for_it, origin
 

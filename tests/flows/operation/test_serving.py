@@ -42,8 +42,7 @@ import json, os, pathlib, time
 from agent_r1.params import load
 from agent_r1.records import Question
 from agent_r1.tables import write_rows
-from flows.accelerator import accelerator
-from flows.stage import run_stage
+from flows.stage import accelerator, run_stage
 
 def train(run, fresh):
     folder = pathlib.Path("outputs/train") / run.label
