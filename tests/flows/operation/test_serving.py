@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
@@ -131,14 +132,8 @@ class Served:
 
 
 def working_in(folder: Path) -> dict[int, str]:
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").resolve() == folder:
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ").strip()
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            continue
-    return {pid: line for pid, line in found.items() if line}
+    there = [each for each in psutil.process_iter(["cwd", "cmdline"]) if each.info["cwd"] == str(folder)]
+    return {each.pid: " ".join(each.info["cmdline"]) for each in there if each.info["cmdline"]}
 
 
 @pytest.fixture(scope="module")
