@@ -19,7 +19,7 @@ from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.http import client as client_module
 from agent_r1.params.stages import RemoteParams
 from agent_r1.records import CallStatus, Outcome, Passage
-from agent_r1.search.remote import Remote
+from agent_r1.search.remote import RemoteIndex
 from agent_r1.tools.search import search_tool
 from tests.answering import Heard, Said, answering
 
@@ -97,8 +97,8 @@ def serving(*answers: Answer) -> Iterator[Server]:
         yield Server(url, heard)
 
 
-def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2) -> Remote:
-    return Remote(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
+def client(url: str, *, index_hash: str = "abc", timeout_s: float = 5.0, retries: int = 2) -> RemoteIndex:
+    return RemoteIndex(RemoteParams(url=url, timeout_s=timeout_s, retries=retries, backoff_s=0.01), index_hash)
 
 
 def test_a_search_is_asked_and_answered() -> None:
