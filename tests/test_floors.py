@@ -22,6 +22,7 @@ GROUND = {
     "agent_r1.devices.gpus": set[str](),
     "agent_r1.files": set[str](),
     "agent_r1.facts": {"agent_r1.files"},
+    "agent_r1.pretrained": {"agent_r1.files", "agent_r1.params"},
     "agent_r1.harmless": set[str](),
     "agent_r1.own_code": {"agent_r1.files", "agent_r1.params"},
     "agent_r1.faults": set[str](),
