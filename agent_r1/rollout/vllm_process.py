@@ -333,6 +333,7 @@ def main(launch: wire.Launch, listening: socket.socket) -> None:
         failure = error  # the parent hears it as the answer to its first call
     worker = Worker(engine, launch.weights, adapters=bool(launch.adapter_rank), failure=failure)
     config = configured(create_app(worker), "", 0, Lasting)
+    config.backlog = Lasting.most  # a Unix socket refuses callers at once that find no place to wait
     config.ssl_certfile, config.ssl_keyfile = tls.get("certfile"), tls.get("keyfile")
 
     async def serve() -> None:
