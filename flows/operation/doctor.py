@@ -164,8 +164,8 @@ def engine() -> Finding:
 
 
 def _engine_servers(urls: Sequence[str]) -> Finding:
+    from agent_r1.rollout.engine_wire import SERVER_KEY
     from agent_r1.rollout.server_engine import connect
-    from agent_r1.rollout.wire import SERVER_KEY
 
     for url in urls:
         try:
