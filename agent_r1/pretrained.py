@@ -13,6 +13,11 @@ from agent_r1.files import load_pretrained
 from agent_r1.params.stages import DtypeName
 
 
+def default_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The precision of matrix products; `auto` is bfloat16 on CUDA and float32 elsewhere."""
     halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")

@@ -1,4 +1,4 @@
-"""The one HTTP client: answers are read whole, within limits of time and size, and faults that pass are tried again."""
+"""The HTTP client: reads answers within limits of time, size and shape, tries again, and says whose fault it is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from agent_r1.faults import WorldFault, WorldTimeout
 from agent_r1.harmless import harmless, without_password
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that lead nowhere else
@@ -64,17 +65,12 @@ class Answer(NamedTuple):
     body: bytes
 
     @property
-    def excerpt(self) -> str:
-        """The first words of the body."""
-        return harmless(self.body[:EXCERPT].decode(errors="replace"))
-
-    @property
     def reason(self) -> str:
-        """The message of an error in OpenAI's form, or else the first words."""
+        """The message of an error in OpenAI's form, or else the first words of the body."""
         try:
-            return harmless(self.parse(_Error).error.message)[: len(self.excerpt)]
+            return harmless(self.parse(_Error).error.message[:EXCERPT])
         except BadAnswerError:
-            return self.excerpt
+            return harmless(self.body[:EXCERPT].decode(errors="replace"))
 
     def parse(self, kind: type[Shape]) -> Shape:
         """The body in the shape of a model; see `parsed`."""
@@ -225,8 +221,30 @@ class Retries:
         return min(self._wait_s * 2.0 ** (number - 1), self._longest_wait_s)
 
 
-def read_key(variable: str) -> str:
-    """The key in an environment variable, "" where there is none; raises ValueError if no header can carry it."""
+@contextmanager
+def named_faults(who: str, form: str, remedy: Callable[[int], str]) -> Iterator[None]:
+    """Names a server in the faults of its requests, and says whose they are.
+
+    Raises WorldFault if there was no answer, or none in its `form`, and ValueError for a refusal, with the remedy for
+    its status, if any.
+    """
+    try:
+        yield
+    except (TimeoutError, ConnectionError) as fault:
+        kind = WorldTimeout if isinstance(fault, TimeoutError) else WorldFault
+        raise kind(f"{who} does not answer: {fault}") from None
+    except BadAnswerError as fault:
+        raise WorldFault(f"{who} answers in another form than {form}: {fault}") from None
+    except RefusalError as fault:
+        raise ValueError(f"{who} refused with {fault}{remedy(fault.answer.status)}") from None
+
+
+def read_key(variable: str, of: str = "") -> str:
+    """The key in an environment variable, whose name ends with the capitals of a server's; "" if there is none.
+
+    Raises ValueError if no header can carry it.
+    """
+    variable += of.upper().replace("-", "_")
     key = os.environ.get(variable, "")
     if not re.fullmatch("[!-~]*", key):
         raise ValueError(f"{variable} holds a blank, or a letter beyond ASCII; make one with `openssl rand -hex 32`")

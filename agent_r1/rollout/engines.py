@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from agent_r1.devices.gpus import default_device
 from agent_r1.params.places import adapter_in
 from agent_r1.params.stages import EngineParams, TransformersParams
-from agent_r1.pretrained import compute_dtype, load_model
+from agent_r1.pretrained import compute_dtype, default_device, load_model
 from agent_r1.rollout.sampling import Action, Actor, Engine, EngineError, Request
 from agent_r1.rollout.server_engine import ServerEngine
 from agent_r1.rollout.vllm_engine import VllmEngine

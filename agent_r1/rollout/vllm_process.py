@@ -103,7 +103,7 @@ def open_engine(launch: wire.Launch) -> tuple[Any, dict[str, str]]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from agent_r1.devices.gpus import default_device
+    from agent_r1.pretrained import default_device
 
     gc.freeze()  # vLLM itself looks for garbage several times as it starts
     gc.enable()

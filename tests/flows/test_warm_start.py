@@ -15,13 +15,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_r1.devices.ranks import Ranks
+from agent_r1.devices.sharing import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import load
 from agent_r1.training.supervised import Unfinished
-from flows.index import index
-from flows.prepare import prepare
+from flows.commands.graph import index, prepare
 from flows.warm_start import warm_start
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.learn.batching import Compute
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.losses import (
     LossTokens,
@@ -25,6 +24,7 @@ from agent_r1.learn.losses import (
     policy_metrics,
     token_losses,
 )
+from agent_r1.learn.scoring import Compute
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
@@ -36,8 +36,8 @@ def advantage_comparison(
     """The share of tokens with an advantage, and the agreement with other credits of the same trajectories.
 
     Returns:
-        `advantage/kept_share`: of the trajectories, those that are kept.
-        `advantage/nonzero_share`: of the tokens after the first prompt of all trajectories, kept or not.
+        `advantage/kept_share`: the share of kept trajectories.
+        `advantage/nonzero_share`: a share of the tokens after the first prompt of all trajectories, kept or not.
         `advantage/correlation`: Pearson's, at the action tokens of the trajectories that both keep; NaN without such
         tokens, or if one side is constant.
     """
