@@ -20,9 +20,9 @@ from starlette.testclient import TestClient
 from agent_r1.http.client import LOOPBACK, MAX_ANSWER_BYTES, Answer, Client
 from agent_r1.http.guard import Guard
 from agent_r1.params.stages import RemoteParams
+from agent_r1.rollout.engine_wire import SERVER_KEY
 from agent_r1.rollout.sampling import Actor, EngineError, Request
 from agent_r1.rollout.server_engine import VllmServer
-from agent_r1.rollout.wire import SERVER_KEY
 from agent_r1.search.remote import Health, RemoteIndex, SearchRequest
 from agent_r1.search.server import create_app
 from benchmarks.hostile.kind import Defect, Kind, Refused, require

@@ -149,8 +149,8 @@ def engine() -> str:
 
 
 def engine_servers(urls: Sequence[str]) -> str:
+    from agent_r1.rollout.engine_wire import SERVER_KEY
     from agent_r1.rollout.server_engine import connect
-    from agent_r1.rollout.wire import SERVER_KEY
 
     remedy = f"start it: agent-r1 serve_engine MODEL --port PORT; 401: its key is {SERVER_KEY}"
     for url in urls:
