@@ -13,22 +13,21 @@ from transformers import AutoConfig
 
 from agent_r1 import params, tracking
 from agent_r1.credit import own as own_rewards
-from agent_r1.devices.gpus import default_device
-from agent_r1.devices.group import follow
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256, write_text
 from agent_r1.learn import adapter, checkpoint, memory
 from agent_r1.learn.learner import learner_of
-from agent_r1.learn.model import compute_dtype, load_tokenizer
+from agent_r1.learn.model import load_tokenizer
 from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import RunId
 from agent_r1.params.train import TrainParams
+from agent_r1.pretrained import compute_dtype, default_device
 from agent_r1.records import Question
 from agent_r1.rollout.chat import Chat
 from agent_r1.search.index import open_index
 from agent_r1.tables import read_rows
-from agent_r1.tools import own
+from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import START, Identity
@@ -52,7 +51,7 @@ def train(run: RunId, fresh: bool = False) -> None:
     require_gold_titles(questions, config.credit)
     require_playable(questions, settings.env)
     # before anything is waited for
-    own.require(settings.env)
+    require_own(settings.env)
     own_rewards.load(config.credit.rewards)
     place = given_place(settings.learner)
     with ExitStack() as stack:
@@ -105,7 +104,7 @@ def _follow(run: RunId) -> None:
     config, places = settings.run(run), settings.places
     with following(settings.learner, partial(_alike, settings, config, places.training(run))) as (group, seed):
         if seed is not None:
-            follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group), group)
+            group.follow(learner_of(settings, config, places.warm_start, seed=seed, ranks=group))
 
 
 def _command(run: RunId) -> list[str]:

@@ -70,7 +70,7 @@ def test_a_log_and_an_excerpt_are_text() -> None:
     except RuntimeError:
         record = logging.LogRecord("agent_r1", logging.ERROR, "", 0, "it said %s", (EVIL,), sys.exc_info())
     assert not COMMANDS & set(HarmlessFormatter("%(message)s").format(record))
-    assert not COMMANDS & set(Answer(500, EVIL.encode()).excerpt)
+    assert not COMMANDS & set(Answer(500, EVIL.encode()).reason)
 
 
 def test_a_comparison_is_text() -> None:

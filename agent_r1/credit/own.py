@@ -1,6 +1,6 @@
 """Rewards of one's own: functions of a finished episode that `train.credit.rewards` names.
 
-They are asked once, when the episodes are collected; what they say is stored as a fact on the last step, and weighted
+They are asked once, when the episodes are collected. Their values are stored as facts on the last step, and weighted
 like any other part from there on, by a resumed run and a replay too.
 """
 
@@ -10,16 +10,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
+from agent_r1 import own_code
 from agent_r1.faults import WorldFault, require_few
-from agent_r1.files import sha256
 from agent_r1.params.credit import RewardFunction, RewardWeights
-from agent_r1.params.sections import nearest
 from agent_r1.records import Call, Decode, Outcome, Question, Source, StopReason, Trajectory
 
 Value = float | WorldFault
@@ -31,10 +27,10 @@ logger = logging.getLogger(__name__)
 class EpisodeStep:
     """One step, as text."""
 
-    action: str  # what the policy wrote, without the token that ends it
-    observation: str  # what came back and was read, "" where the episode ended
-    calls: Sequence[Call]  # what it asked for: tool, arguments as JSON, status; none for an answer
-    facts: Mapping[str, float]  # what the environment stated
+    action: str  # the policy's text, without the token that ends it
+    observation: str  # the text that the policy read afterwards, "" where the episode ended
+    calls: Sequence[Call]  # its calls: tool, arguments as JSON, status; none for an answer
+    facts: Mapping[str, float]  # as the environment stated them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +43,7 @@ class Episode:
     outcome: Outcome
 
 
-class Reward(NamedTuple):
+class OwnReward(NamedTuple):
     """A function by its name in params.yaml; it takes some episodes and gives as many values."""
 
     name: str
@@ -55,36 +51,21 @@ class Reward(NamedTuple):
     function: Callable[[list[Episode]], Sequence[Any]]
 
 
-def load(rewards: RewardWeights) -> list[Reward]:
+def load(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
     found = []
     for name, params in rewards.own.items():
-        module, function = _module(name, params), params.function.partition(":")[2]
-        call = vars(module).get(function)
-        if not callable(call):
-            functions = [each for each, value in vars(module).items() if callable(value)]
-            raise ValueError(
-                f"credit.rewards.{name}: {module.__name__} has no function {function!r}{nearest(function, functions)}"
-            )
-        found.append(Reward(name, params, call if params.batched else _one_by_one(call)))
+        call = own_code.load(f"credit.rewards.{name}", params.function)
+        found.append(OwnReward(name, params, call if params.batched else _one_by_one(call)))
     return found
 
 
 def sources(rewards: RewardWeights) -> dict[str, str]:
     """The sha256 of each function's source file, by the name of its reward; raises as `load`."""
-    files = {name: _module(name, params).__file__ for name, params in rewards.own.items()}
-    return {f"reward {name}": sha256(Path(file)) if file else "built in" for name, file in files.items()}
-
-
-def _module(name: str, params: RewardFunction) -> ModuleType:
-    module = params.function.partition(":")[0]
-    try:
-        return import_module(module)
-    except Exception as fault:
-        raise ValueError(
-            f"credit.rewards.{name}: module {module!r} cannot be imported ({type(fault).__name__}: {fault}); "
-            f"`python -c 'import {module}'` in the project's root has to find it"
-        ) from fault
+    return {
+        f"reward {name}": own_code.source_hash(f"credit.rewards.{name}", params.function)
+        for name, params in rewards.own.items()
+    }
 
 
 def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Sequence[Any]]:
@@ -92,7 +73,7 @@ def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Seq
 
 
 def state(
-    rewards: Sequence[Reward],
+    rewards: Sequence[OwnReward],
     trajectories: Sequence[Trajectory],
     questions: Mapping[str, Question],
     decode: Decode,
@@ -101,9 +82,9 @@ def state(
 ) -> list[Trajectory]:
     """The trajectories with the values of all rewards as facts on their last steps.
 
-    What meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED, as are those
-    that came so. A TooManyAborted says that they are more than the share; a ValueError names reward and trajectory
-    where a function raises anything else, or gives what is no finite number.
+    A function that meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED.
+    Raises TooManyAborted if more than the share are ABORTED, and ValueError, which names reward and trajectory, if a
+    function raises anything else or gives no finite number.
     """
     stated = list(trajectories)
     for reward in rewards:
@@ -118,7 +99,7 @@ def state(
 
 
 def _ask(
-    reward: Reward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
+    reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
 ) -> list[Value]:
     """The value of every trajectory, or the fault that its second attempt met too."""
     episodes = [view(each, questions[each.question_id], decode) for each in trajectories]
@@ -134,8 +115,8 @@ def _ask(
     return [values[place] for place in range(len(episodes))]
 
 
-def _values(reward: Reward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
-    """What one call gives, checked; a fault of the world that it raises is that of all its episodes."""
+def _values(reward: OwnReward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
+    """The checked values of one call; a fault of the world that it raises counts for all its episodes."""
     who = f"credit.rewards.{reward.name} ({reward.params.function}) of trajectory {', '.join(names[:3])}"
     try:
         values = list(reward.function(episodes))

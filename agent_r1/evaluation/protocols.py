@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.envs.base import Attempt
+from agent_r1.envs.game_env import GAMES
 from agent_r1.envs.kinds import KINDS, attempts_at, openings, played_by
 from agent_r1.envs.shared import Shared
 from agent_r1.envs.tool_env import closed_book_attempts, gold_passages_attempts, naive_rag_attempts
-from agent_r1.envs.turns import GAMES
 from agent_r1.evaluation.scores import CEILING, FLOOR, gold_passages
 from agent_r1.files import sha256
 from agent_r1.http.endpoint import Endpoint

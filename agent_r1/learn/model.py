@@ -15,7 +15,6 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModel,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -23,8 +22,8 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agent_r1.devices.gpus import default_device
 from agent_r1.files import load_pretrained
+from agent_r1.pretrained import default_device, load_model, settle
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
 KEEP_TO_CONTEXTS = {"full_attention", "sliding_attention"}  # layers whose attention takes the starts of contexts
@@ -35,7 +34,7 @@ def pack(model: PreTrainedModel) -> None:
     """Has a model read packed contexts from now on.
 
     Two short contexts test that it reads each as it does alone. A ValueError refuses a model that does not: its layers
-    mix tokens by other means than attention, or do not pass on where a context begins.
+    mix tokens by other means than attention, or do not pass on the start of a context.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
@@ -108,28 +107,20 @@ def attend(
         from torch.nn.attention.varlen import varlen_attn  # registers operators, which costs time
 
         # Rotary positions make float32 of queries and keys where the weights are; no product ever made values that.
-        rows = [each.squeeze(0).transpose(0, 1).to(value.dtype) for each in (query, key, value)]
-        attended = varlen_attn(
-            rows[0],
-            rows[1],
-            rows[2],
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(sliding_window - 1 if sliding_window else -1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
+        q, k, v = (each.squeeze(0).transpose(0, 1).to(value.dtype) for each in (query, key, value))
+        starts, longest, window = cu_seq_lens_q, max_length_q, (sliding_window - 1 if sliding_window else -1, 0)
+        shared = query.shape[1] != key.shape[1]
+        packed = varlen_attn(
+            q, k, v, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=shared
         )
-        return cast(Tensor, attended).unsqueeze(0), None
-
-    def alone(span: slice) -> Tensor:
-        window = _window(span.stop - span.start, sliding_window, query.device)
-        rows = query[:, :, span], key[:, :, span], value[:, :, span]
-        return sdpa_attention_forward(module, *rows, window, scaling=scaling, **others)[0]
-
-    spans = itertools.starmap(slice, itertools.pairwise(cu_seq_lens_q.tolist()))
-    return torch.cat([alone(span) for span in spans if span.start < span.stop], 1), None
+        return cast(Tensor, packed).unsqueeze(0), None
+    attended: list[Tensor] = []
+    for start, stop in itertools.pairwise(cu_seq_lens_q.tolist()):
+        if start < stop:
+            mask = _window(stop - start, sliding_window, query.device)
+            q, k, v = (each[:, :, start:stop] for each in (query, key, value))
+            attended.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **others)[0])
+    return torch.cat(attended, 1), None
 
 
 def _window(length: int, size: int | None, device: torch.device) -> Tensor | None:
@@ -141,15 +132,6 @@ def _window(length: int, size: int | None, device: torch.device) -> Tensor | Non
 
 
 AttentionInterface.register(PACKED, attend)
-
-
-DtypeName = Literal["auto", "float32", "bfloat16"]
-
-
-def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
-    """The precision of matrix products; `auto` is bfloat16 on CUDA and float32 elsewhere."""
-    halved = name == "bfloat16" or (name == "auto" and device.type == "cuda")
-    return torch.bfloat16 if halved else torch.float32
 
 
 def precision(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
@@ -172,23 +154,7 @@ def load_policy(
     `dtype` is that of the weights; `auto` leaves them as they are stored. A ValueError says that `path` holds no model,
     that some of its weights are missing, or that it cannot read contexts `packed`.
     """
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").exists():
-        raise ValueError(f"{path} holds no model (config.json is missing); save one there or correct model.path")
-    try:
-        loaded = load_pretrained(
-            AutoModelForCausalLM, path, dtype=dtype, attn_implementation="sdpa", output_loading_info=True
-        )
-    except OSError as error:
-        raise ValueError(f"no model can be loaded from {str(path)!r}; correct model.path: {error}") from error
-    model: PreTrainedModel
-    model, about = loaded
-    if missing := sorted(about["missing_keys"]):  # transformers gives them random values, tied ones aside
-        raise ValueError(
-            f"{str(path)!r} lacks the weights of {len(missing)} tensors of its {type(model).__name__}, {missing[0]} "
-            "for one; download or save the model again"
-        )
-    _settle(model, device or default_device())
+    model = load_model(path, dtype, device or default_device())
     if packed:
         pack(model)
     return model
@@ -216,7 +182,14 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         )
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
-    _require_vocabulary(path, tokenizer)
+    if not folder.is_dir() or (folder / "config.json").exists():  # else it is a tokenizer alone
+        rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
+        ids = max(tokenizer.get_vocab().values()) + 1
+        if rows < ids:
+            raise ValueError(
+                f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
+                "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
+            )
     return tokenizer
 
 
@@ -238,6 +211,26 @@ def recompute_activations(model: PreTrainedModel) -> None:
             setattr(layer, name, 0.0)
 
 
+class Float32Output(nn.Linear):
+    """An output layer that computes in float32, whatever the precision of its input and weights.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), where it made sampler and learner agree.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def compute_output_in_float32(model: PreTrainedModel) -> None:
+    """Replaces a model's output layer by a `Float32Output` of the same weights."""
+    layer = model.get_output_embeddings()
+    output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    output.weight, output.bias = layer.weight, layer.bias
+    model.set_output_embeddings(output)
+
+
 class Critic(nn.Module):
     """A backbone like the policy's, with weights of its own and a scalar head.
 
@@ -251,7 +244,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(self.backbone.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        _settle(self, device)
+        settle(self, device)
         if packed:
             pack(self.backbone)
 
@@ -265,16 +258,6 @@ class Critic(nn.Module):
         with torch.autocast(ids.device.type, enabled=False):
             values: Tensor = self.head(hidden[:, :-1].float()).squeeze(-1)
         return nn.functional.pad(values, (1, 0))[mask]
-
-
-def _settle(model: nn.Module, device: torch.device) -> None:
-    """Puts a freshly loaded model on its device, without dropout, which would make learner and sampler disagree.
-
-    Copies the weights out of the mapped file: its alignment changes the last bits, and the file may be replaced.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
-    model.to(device).eval()
 
 
 def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
