@@ -75,7 +75,7 @@ def run_params(variant: str, params: Params, train: TrainParams) -> dict[str, An
     """The parameters of a trained run: the columns to group by, then its whole configuration, flattened."""
     switches = train.credit.advantage_mask.model_dump()
     on = [name for name, value in switches.items() if value]
-    shown = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
+    shown: dict[str, Any] = {"seed": True, "checkpoint": True, "keep": True, "credit": SHOWN}
     return {
         "variant": variant,
         "algorithm": train.credit.estimator,
