@@ -19,8 +19,7 @@ from agent_r1.params import Params, fingerprint
 from agent_r1.params.places import NAMED_BY_DVC, RunId, project_root
 from agent_r1.params.sections import flatten
 from agent_r1.params.train import TrainParams
-from agent_r1.tracking.store import open_store
-from agent_r1.tracking.views import INTERVAL, NOTE, lay_view
+from agent_r1.tracking.store import INTERVAL, NOTE, lay_view, open_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -17,7 +17,7 @@ from agent_r1.params.places import Places
 from agent_r1.records import Question, words_of
 from agent_r1.tables import read_rows
 from agent_r1.tracking.registry import Version
-from agent_r1.tracking.views import address
+from agent_r1.tracking.store import address
 
 COLUMNS = ("iteration", "rollout/success", "reward/total", "rollout/valid_call_share", "rollout/tool_calls")
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import pytest
 
-from agent_r1.tracking import views
+from agent_r1.tracking import store
 from flows.operation.serving import require_free, require_server
 from flows.processes import api_on
 from tests.answering import answering
@@ -82,4 +82,4 @@ def test_where_a_browser_finds_mlflow(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert views.address(5001) == address
+    assert store.address(5001) == address
