@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig
 
@@ -31,13 +32,12 @@ from agent_r1.tools.toolbox import require_own
 from agent_r1.tracking.runs import CODE_TAG, KIND_TAG
 from agent_r1.training.folder import RunFolder
 from agent_r1.training.identity import START, Identity
-from agent_r1.training.loop import Training, iterate, leaves_work
+from agent_r1.training.loop import Training, Verb, iterate, leaves_work
 from agent_r1.training.questions import require_gold_titles
 from agent_r1.training.watch import reseeded
-from flows.accelerator import accelerator
 from flows.ranks import alike, code_of, following, follows, given_place, leading
-from flows.stage import run_stage, started_by_another, task
-from flows.terminal import verbs_shown
+from flows.stage import accelerator, run_stage, started_by_another, task
+from flows.terminal import counted
 
 
 def train(run: RunId, fresh: bool = False) -> None:
@@ -84,11 +84,17 @@ def train(run: RunId, fresh: bool = False) -> None:
 
 
 def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
-    with (
-        opened as training,
-        verbs_shown(label, training.folder.finished, training.config.iterations) as shown,
-    ):
-        iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
+    with opened as training, counted(label, training.config.iterations, training.folder.finished) as count:
+
+        def shown(verb: Verb) -> Verb:
+            @wraps(verb)
+            def call(iteration: int, *others: Any) -> Any:
+                count(f"{verb.__name__} {iteration}", iteration)
+                return verb(iteration, *others)
+
+            return task(call)
+
+        iterate(training, tracked, as_task=shown)
 
 
 def start(run: RunId, *, fresh: bool = False) -> None:

@@ -26,9 +26,8 @@ from agent_r1.tools.toolbox import require_own
 from agent_r1.training.identity import Identity
 from agent_r1.training.supervised import Unfinished
 from agent_r1.training.warm_start import train_on_demonstrations, train_with_leader
-from flows.accelerator import accelerator
 from flows.ranks import alike, code_of, following, follows, given_place, leading
-from flows.stage import run_stage
+from flows.stage import accelerator, run_stage
 
 logger = logging.getLogger(__name__)
 

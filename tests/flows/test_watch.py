@@ -23,8 +23,7 @@ from agent_r1.params.places import RunId
 from agent_r1.records import Trajectory
 from agent_r1.tables import read_rows
 from agent_r1.training.folder import RunFolder
-from flows.index import index
-from flows.prepare import prepare
+from flows.commands.graph import index, prepare
 from flows.train import train
 
 PLACES = load(Path(__file__).parents[2] / "params.yaml").places
