@@ -28,7 +28,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
-from agent_r1.tracking import views
+from agent_r1.tracking import store
 from flows.operation.deploy import SILENCE_S
 from flows.operation.serving import own_password, require_free, require_server
 from flows.processes import api_on
@@ -349,4 +349,4 @@ def test_where_a_browser_finds_mlflow(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert views.address(5001) == address
+    assert store.address(5001) == address
