@@ -21,10 +21,10 @@ from flows.commands.shared import (
     SeedOption,
     Sweep,
     Temperature,
+    acting,
     app,
     completed_runs,
     opened,
-    training_of,
 )
 from flows.stage import run_stage
 from flows.terminal import output
@@ -103,7 +103,7 @@ def chat(
     from agent_r1.http.endpoint import Endpoint
     from agent_r1.inspection.chat import Remote, Session
     from agent_r1.inspection.chat import chat as talk
-    from flows.policies import chosen
+    from flows.policies import policy_of
 
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -120,7 +120,7 @@ def chat(
         talk(Remote.opened(served, model), question)
         return
     settings = params.load()
-    policy = chosen(settings, training_of(run, seed, sweep), model)
+    policy = policy_of(settings, acting(run, seed, sweep, model))
     title = policy.title if run or model else f"{policy.title}, untrained (see --run),"
     talk(Session.opened(opened(settings, policy, temperature), draws or 0, title), question)
 

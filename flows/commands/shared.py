@@ -41,13 +41,15 @@ def completed_overlays(incomplete: str) -> list[str]:
     return [path.stem for path in sorted(Path("overlays").glob("*.yaml")) if path.stem.startswith(incomplete)]
 
 
-def training_of(run: str | None, seed: int | None, sweep: str | None) -> RunId | None:
-    """The training that the options mean; None if there is no --run."""
+def acting(run: str | None, seed: int | None, sweep: str | None, model: str | None) -> RunId | str:
+    """The word for the policy that the options name; "" if they name none."""
+    if run and model:
+        raise ValueError("--run and --model each name a policy; give one of them")
     if run:
         return RunId.named(run, seed, sweep or "")
     if seed is not None or sweep:
         raise ValueError("--seed and --sweep tell apart runs; give --run, or leave them out")
-    return None
+    return model or ""
 
 
 def opened(settings: Params, policy: Policy, temperature: float) -> AbstractContextManager[Agent]:

@@ -36,7 +36,7 @@ from agent_r1.tables import read_rows
 from flows.commands import app
 from flows.commands.look import chat
 from flows.operation.register import register
-from flows.policies import Policy, version_of
+from flows.policies import policy_of, version_of
 
 ROOT = Path(__file__).parents[2]
 Inside = Callable[[Path], AbstractContextManager[None]]
@@ -308,16 +308,16 @@ def test_a_missing_index(
 def test_who_answers(project: Path, ppo: Path, inside: Inside) -> None:
     with inside(project):
         settings = params.load()
-        policy = Policy.of_run(settings, RunId("ppo"))
+        policy = policy_of(settings, RunId("ppo"))
         assert (policy.title, policy.path) == (
             "ppo after 3 iterations",
             str(ppo.relative_to(ppo.parents[2]) / "checkpoint/policy"),
         )
-        assert policy.updates == Policy.named(policy.path).updates == 2
-        assert Policy.of_warm_start(settings).path == str(settings.places.warm_start)
-        assert Policy.named("owner/name").path == "owner/name"
+        assert policy.updates == policy_of(settings, policy.path).updates == 2
+        assert policy_of(settings, "").path == str(settings.places.warm_start)
+        assert policy_of(settings, "owner/name").path == "owner/name"
         register(RunId("ppo"))
         version = version_of("ppo", settings)
-        registered = Policy.named(version.reference)
+        registered = policy_of(settings, version.reference)
         assert (registered.title, registered.version) == (f"version {version.number}, ppo", version)
         assert (registered.path, registered.updates) == (policy.path, 2)

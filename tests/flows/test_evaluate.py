@@ -30,7 +30,7 @@ from flows.commands.look import chat
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.operation.export import NOT_SCORED, export, model_card
 from flows.operation.register import register
-from flows.policies import Policy, version_of
+from flows.policies import policy_of, version_of
 from flows.report import report
 from flows.train import inputs_of, train
 
@@ -46,9 +46,9 @@ pytestmark = pytest.mark.walk
 def evaluated(small_project: Path, ppo: Path, inside: Inside) -> Path:
     """The project with everything done that `dvc repro` does."""
     with inside(small_project):
-        evaluate(EvaluationRequest(run=RunId("ppo")))
+        evaluate(EvaluationRequest(RunId("ppo")))
         for baseline in NAMES[1:]:
-            evaluate(EvaluationRequest(baseline=baseline))
+            evaluate(EvaluationRequest(baseline))
         report()
     return small_project
 
@@ -71,19 +71,19 @@ def test_a_policy_leaves_the_project_whole_with_a_card(
 ) -> None:
     with inside(evaluated):
         settings = load()
-        policy = Policy.of_run(settings, RunId("ppo"))
+        policy = policy_of(settings, RunId("ppo"))
         export(settings, policy, tmp_path / "agent", "mit")
         with pytest.raises(ValueError, match="agent is there already; name another folder, nothing is replaced"):
             export(settings, policy, tmp_path / "agent", "mit")
-        bare = Policy.named(str(PLACES.warm_start))
+        bare = policy_of(settings, str(PLACES.warm_start))
         shutil.copytree(PLACES.warm_start, tmp_path / "unscored")
         (tmp_path / "unscored/other").write_text("makes other weights of it")
-        unscored = model_card(settings, Policy.named(str(tmp_path / "unscored")), "other")
+        unscored = model_card(settings, policy_of(settings, str(tmp_path / "unscored")), "other")
         assert "base_tool_call" in str(model_card(settings, bare, "other")), (
             "the warm start was evaluated as a baseline"
         )
         with pytest.raises(ValueError, match="owner/name is on the hub already"):
-            export(settings, Policy.named("owner/name"), tmp_path / "else", "mit")
+            export(settings, policy_of(settings, "owner/name"), tmp_path / "else", "mit")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "agent")
     learned = AutoModelForCausalLM.from_pretrained(policy_in(ppo))
     assert all(torch.equal(a, b) for a, b in zip(exported.parameters(), learned.parameters(), strict=True))
@@ -176,9 +176,9 @@ def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
         train(RunId("own"))
         register(RunId("own"))
         version = version_of("own", load())
-        evaluate(EvaluationRequest(run=RunId("own")))
-        evaluate(EvaluationRequest(model=version.reference, as_label="registered"))
-        evaluate(EvaluationRequest(baseline="base_tool_call"))
+        evaluate(EvaluationRequest(RunId("own")))
+        evaluate(EvaluationRequest(version.reference, as_label="registered"))
+        evaluate(EvaluationRequest("base_tool_call"))
         for name, steps in (("own", 2), ("registered", 2), ("base_tool_call", 4)):
             limits = content(Path(), name, "hashes.json")["limits"]
             assert (f"max_steps {steps}," in limits, "'calculator': {}" in limits) == (True, steps == 2)
@@ -271,6 +271,6 @@ def test_an_agent_that_is_not_there_is_named(
     write_params(tmp_path, {})
     with inside(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):
-            evaluate(EvaluationRequest(run=RunId("ppo")))
+            evaluate(EvaluationRequest(RunId("ppo")))
         with pytest.raises(FileNotFoundError, match="no model at outputs/warm_start; make it"):
-            evaluate(EvaluationRequest(baseline="naive_rag"))
+            evaluate(EvaluationRequest("naive_rag"))
