@@ -37,7 +37,7 @@ class Policy:
 
     @property
     def known_as(self) -> str | None:
-        """Its path in MLflow; None for runs and the warm start, which their parameters describe."""
+        """The path that MLflow shows; None for runs and the warm start, which their parameters describe."""
         if self.version:
             return self.version.reference
         return self.title if self.seed is None else None

@@ -1,6 +1,6 @@
 """The ranks of a stage that learns. The leader starts the others, or a launcher has started all.
 
-A rank that ends early ends the others, whatever the cause, and its exit code becomes the stage's.
+A rank that ends early ends the others, and its exit code becomes the stage's.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def start(stage: Callable[..., None], follow: Callable[[], None], **parameters: 
 def facts_of(stage: str, parameters: Sequence[Section], model: str, begun: Path | None = None) -> dict[str, str]:
     """The facts that all ranks of a stage must share, by name.
 
-    `model` is the hash of the model that it starts from. `begun` is the file that says what the leader began.
+    `model` is the hash of the model that it starts from, and `begun` the file that tells the run the leader began.
     """
     return {
         "parameters": fingerprint(*parameters),
@@ -172,7 +172,7 @@ def require_devices(params: LearnerParams) -> str:
 
 
 class Watch:
-    """Ends the leader when a rank is lost: like any fault, and by force if the leader is stuck."""
+    """Ends the leader when a rank is lost, as any fault does, and by force if it is stuck."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []  # started here, rank 1 first
@@ -209,9 +209,9 @@ class Watch:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Turns a fault of communication into the fault of the rank that was lost, if one was.
+        """Turns a fault of communication into that of the rank that was lost, if one was.
 
-        Such a fault may also be the cause of another: a checkpoint takes it for a fault of the disk.
+        It may be the cause of another fault: a checkpoint takes it for one of the disk.
         """
         try:
             yield
@@ -257,7 +257,7 @@ def _started(ranks: int, command: Sequence[str], watch: Watch) -> Iterator[tuple
         probe.listen()
         port, listening = probe.getsockname()[1], probe.detach()
     if sys.platform == "linux":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach what they send each other
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else any machine can reach their messages
     place = Place(rank=0, size=ranks, local_rank=0, address=HOST, port=port)
     try:
         for rank in range(1, ranks):

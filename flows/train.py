@@ -64,30 +64,26 @@ def train(run: RunId, fresh: bool = False) -> None:
         index = open_index(settings.search, places.passages, places.index)
         shared = stack.enter_context(Shared(settings.env, index))
         identity = Identity.of(settings, config, inputs_of(settings, config, questions, shared), code_of("train"))
-        folder = RunFolder(places.training(run), identity)
-        replace_old = started_by_another()
-        stack.enter_context(folder.opened(config.iterations, aside=places.aside, fresh=fresh, replace=replace_old))
+        folder = RunFolder(places.training(run), identity, config)
+        stack.enter_context(folder.opened(places.aside, fresh=fresh, replace=started_by_another()))
         tracked = stack.enter_context(_tracked(run, settings, config, folder, identity.inputs))
-        learns = leaves_work(folder, config)
+        learns = leaves_work(folder)
         if learns or place:  # the ranks of a launcher wait to be told that there is nothing to do
             seed = reseeded(config.seed, folder.rollbacks) if learns else None
             with leading(settings.learner, ("train", *run.words), partial(_facts, settings, run), seed) as group:
                 if learns:
                     model = places.warm_start
                     training = Training(
-                        settings, config, questions=questions, shared=shared, model=model, folder=folder, ranks=group
+                        settings, questions=questions, shared=shared, model=model, folder=folder, ranks=group
                     )
                     _learn(training, tracked, run.label)
-        folder.tidy(config.keep)
+        folder.tidy()
         checkpoint.complete(folder.checkpoint, _merging(settings))
         tracked.tag(CODE_TAG, folder.describe_code())
 
 
 def _learn(opened: Training, tracked: tracking.Run, label: str) -> None:
-    with (
-        opened as training,
-        verbs_shown(label, training.folder.finished, training.config.iterations) as shown,
-    ):
+    with opened as training, verbs_shown(label, training.folder.finished, training.config.iterations) as shown:
         iterate(training, tracked, as_task=lambda verb: task(shown(verb)))
 
 

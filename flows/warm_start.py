@@ -94,9 +94,7 @@ def _unfinished(settings: Params) -> Unfinished:
         "model": settings.model.model_dump(mode="json"),
     }
     identity = Identity(
-        parameters=flatten(sections),
-        inputs={"model": model_hash(model)} if model else {},
-        code=code_of("warm_start"),
+        parameters=flatten(sections), inputs={"model": model_hash(model)} if model else {}, code=code_of("warm_start")
     )
     return Unfinished(places.unfinished_warm_start, places.aside, settings.warm_start.checkpoint_every, identity)
 

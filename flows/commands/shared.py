@@ -67,8 +67,7 @@ def opened(settings: Params, policy: Policy, temperature: float) -> AbstractCont
 
 # Options that name a training: the fields of a `RunId`.
 OneRun = Annotated[
-    str,
-    Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one."),
+    str, Option("--run", autocompletion=completed_runs, help="A name under runs: in params.yaml, or a variant of one.")
 ]
 RunName = Annotated[
     str | None,
@@ -79,6 +78,7 @@ Sweep = Annotated[Literal["ablations"] | None, Option(help="Of this sweep of par
 
 # Options that name any other policy, and how it acts.
 Model = Annotated[
-    str | None, Option(help="In place of --run: models:/agent_r1@champion, or a folder or hub id with a chat template.")
+    str | None,
+    Option(help="In place of --run: ppo-seed3, models:/agent_r1@champion, or a folder or hub id with a chat template."),
 ]
 Temperature = Annotated[float, Option(min=0.0, max=100.0, help="0 is greedy; trainings sample at 1.")]

@@ -58,6 +58,7 @@ def choose(
     [
         ({"run": "ppo"}, "ppo", POLICIES[1], "tool_call"),
         ({"run": "ppo", "seed": 3}, "ppo-seed3", POLICIES[2], "tool_call"),
+        ({"model": "ppo-seed3"}, "ppo-seed3", POLICIES[2], "tool_call"),
         ({"run": "ppo", "seed": 3, "protocol": "naive_rag"}, "ppo-seed3-naive_rag", POLICIES[2], "naive_rag"),
         ({"run": "ppo", "dataset": "atlas"}, "ppo-atlas", POLICIES[1], "tool_call"),
         ({"run": "ppo", "dataset": "atlas", "as_label": "mine"}, "mine", POLICIES[1], "tool_call"),

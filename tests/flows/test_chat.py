@@ -11,8 +11,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,9 @@ from flows.commands import app
 from flows.commands.look import chat
 from flows.operation.register import register
 from flows.policies import policy_of, version_of
+from tests.fixtures import Inside, WriteParams
 
 ROOT = Path(__file__).parents[2]
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 FOOTER = re.compile(r"\d steps?, \d calls?, \d+ tokens, \d+\.\d s")
 CALL = '<think>The film first.</think><tool_call>{"name": "search", "arguments": {"query": "Low Tide"}}</tool_call>'
 
@@ -266,10 +265,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         ([], "there is no model at outputs/warm_start; make it (`dvc repro warm_start`), or name another model"),
         (["--model", "./nowhere"], "there is no folder ./nowhere; --model takes one, or a hub id such as owner/name"),
         (["--model", "."], ". has no config.json; save a model and its tokenizer into one folder"),
-        (
-            ["--model", "models:/agent_r1@champion"],
-            "the registry is empty; a training that finishes",
-        ),
+        (["--model", "models:/agent_r1@champion"], "the registry is empty; a training that finishes"),
         (["--seed", "1"], "--seed and --sweep tell apart runs; give --run"),
         (["--temperature", "-1"], "Invalid value for '--temperature'"),
         (["--temperature", "nan"], "Invalid value for '--temperature'"),

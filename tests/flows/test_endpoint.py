@@ -7,9 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -28,12 +26,9 @@ from flows.commands.look import chat
 from flows.evaluate import EvaluationRequest, evaluate
 from flows.report import report
 from tests.answering import Heard, Said, answering
+from tests.fixtures import PLACES, Inside, WriteParams
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
 PATIENCE_S = 300.0
-
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +31,8 @@ from flows.operation.register import register
 from flows.policies import policy_of, version_of
 from flows.report import report
 from flows.train import inputs_of, train
+from tests.fixtures import PLACES, Inside, WriteParams
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
 NAMES = ["ppo", "base_tool_call", "naive_rag"]
 ASKED = 12
 pytestmark = pytest.mark.walk
@@ -166,7 +162,7 @@ def test_an_edited_tool_of_ones_own_is_another_run_and_is_not_measured_alike(
 
 
 def test_a_run_with_an_env_of_its_own_is_trained_measured_and_asked_in_it(
-    evaluated: Path, tmp_path: Path, inside: Inside, write_params: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, tmp_path: Path, inside: Inside, write_params: WriteParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two steps and a calculator; its registered version too. The warm start has what params.yaml says."""
     own = {"env": {"max_steps": 2, "tools": {"calculator": {}}}, "iterations": 2}
@@ -265,9 +261,7 @@ def test_the_report_names_everyone(evaluated: Path) -> None:
         assert (evaluated / PLACES.report() / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_agent_that_is_not_there_is_named(
-    tmp_path: Path, inside: Inside, write_params: Callable[[Path, dict[str, Any]], None]
-) -> None:
+def test_an_agent_that_is_not_there_is_named(tmp_path: Path, inside: Inside, write_params: WriteParams) -> None:
     write_params(tmp_path, {})
     with inside(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint at outputs/train/ppo/checkpoint; train it first"):

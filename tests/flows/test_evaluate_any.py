@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,8 @@ from agent_r1.params.stages import PROTOCOLS
 from agent_r1.records import Prediction, Question, Source, Trajectory
 from agent_r1.tables import read_rows, write_rows
 from flows.evaluate import EvaluationRequest, evaluate
+from tests.fixtures import PLACES, Inside, WriteParams
 
-PLACES = load(Path(__file__).parents[2] / "params.yaml").places
-
-Inside = Callable[[Path], AbstractContextManager[None]]
-WriteParams = Callable[[Path, dict[str, Any]], None]
 ASKING = [each for each in PROTOCOLS if each not in SCRIPTED]  # questions that are answered
 CHANGES: dict[str, Any] = {
     "prepare": {

@@ -7,7 +7,6 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,12 @@ from agent_r1.training.loop import Training
 from agent_r1.training.watch import Verdict
 from flows.commands import look
 from flows.train import train
+from tests.fixtures import Inside, WriteParams
 
 ROOT = Path(__file__).parents[2]
 WARM_START = Path("outputs/warm_start")
-Inside = Callable[[Path], AbstractContextManager[None]]
 
-NO_MASKS = [
-    "credit.loss_mask=false",
-    "credit.advantage_mask={recursion: false, whitening: false, critic: false}",
-]
+NO_MASKS = ["credit.loss_mask=false", "credit.advantage_mask={recursion: false, whitening: false, critic: false}"]
 
 
 @pytest.fixture
@@ -263,7 +259,7 @@ def test_the_gradient_is_that_of_the_training(
     small_project: Path,
     tmp_path: Path,
     inside: Inside,
-    write_params: Callable[..., None],
+    write_params: WriteParams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where an iteration is one optimiser step: of the warm start, and of the checkpoint that the second began with."""
@@ -300,11 +296,7 @@ def test_the_gradient_is_that_of_the_training(
 
 
 def test_the_command_prints_tables(
-    small_project: Path,
-    ppo: Path,
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    small_project: Path, ppo: Path, inside: Inside, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changes = [*NO_MASKS, "credit.rewards.progress=0.5"]
     with inside(small_project):
