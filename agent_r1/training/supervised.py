@@ -35,6 +35,9 @@ from agent_r1.seeds import derive
 from agent_r1.training.identity import Identity, write_start
 
 OPTIMIZER = "optimizer"  # the prefix of its states' names
+BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,6 @@ class Unfinished:
     aside: Path
     every: int  # optimiser steps; 0 writes nothing
     identity: Identity
-
-    def on(self, **inputs: str) -> Self:
-        """Adds further inputs of the training, by their hashes."""
-        return replace(self, identity=replace(self.identity, inputs=self.identity.inputs | inputs))
 
     def take_up(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> int:
         """Loads the last state, and returns the steps after which it was written; 0 without one.
@@ -94,11 +93,6 @@ class Unfinished:
             raise ValueError(f"{self.folder} cannot be gone on from, remove it to begin anew: {fault}") from fault
         logger.info("%s: going on after %d steps", self.folder, found.iterations)
         return found.iterations
-
-
-logger = logging.getLogger(__name__)
-
-BATCHES_SORTED_TOGETHER = 16  # batches of like lengths waste little on padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +142,8 @@ def fit(
     ranks = compute.ranks
     optimiser = adamw(model, params.learning_rate, betas=(0.9, 0.95), weight_decay=0.01, offload=offload)
     if unfinished and ranks.leads:
-        unfinished = unfinished.on(lessons=lessons.digest)
+        inputs = unfinished.identity.inputs | {"lessons": lessons.digest}
+        unfinished = replace(unfinished, identity=replace(unfinished.identity, inputs=inputs))
     done = unfinished.take_up(model, optimiser, ranks) if unfinished else 0
     batches = islice(_batches([len(row) for row in lessons.token_ids], params), done, None)
     hidden = not (ranks.leads and sys.stderr.isatty())
