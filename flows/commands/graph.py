@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import Baseline, Protocol
-from flows.commands.shared import Model, OneRun, RunName, SeedOption, Sweep, acting, app, completed_overlays
+from flows.commands.options import Model, OneRun, RunName, SeedOption, Sweep, acting, app, completed_overlays
 from flows.stage import report_to_own_server, run_stage
 
 PANEL = "Run the graph"

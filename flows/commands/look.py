@@ -14,7 +14,7 @@ from typer import Argument, Option
 from agent_r1 import params
 from agent_r1.params import Params
 from agent_r1.params.places import RunId
-from flows.commands.shared import (
+from flows.commands.options import (
     Model,
     OneRun,
     RunName,

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, SeedOption, Sweep, acting, app
+from flows.commands.options import Model, RunName, SeedOption, Sweep, acting, app
 from flows.stage import report_to_own_server
 
 PANEL = "Operate"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from typer import Argument, Context, Option
 
 from agent_r1 import params
-from flows.commands.shared import Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
+from flows.commands.options import Model, RunName, SeedOption, Sweep, Temperature, acting, app, opened
 from flows.processes import HOST
 
 PANEL = "Serve"

@@ -247,7 +247,7 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What the command says before it ends with a fault."""
-    monkeypatch.setattr("flows.commands.shared.prepare_process", lambda: None)  # this process is the tests'
+    monkeypatch.setattr("flows.commands.options.prepare_process", lambda: None)  # this process is the tests'
     with pytest.raises((SystemExit, ValueError, OSError)) as ended:
         get_command(app).main(["chat", *arguments])
     return capsys.readouterr().err if isinstance(ended.value, SystemExit) else str(ended.value)

@@ -1,4 +1,4 @@
-"""The application, and the options that mean the same wherever they are taken."""
+"""The application, and the options that several commands take."""
 
 from __future__ import annotations
 
