@@ -1,4 +1,4 @@
-"""Facts: names with values or hashes that say whether two things are the same, and if not, in what they differ."""
+"""Facts: names with values or hashes that say whether two things are the same, and how they differ."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ SHOWN, SHORTENED = 40, 12  # characters of a value: the most that are shown, and
 
 
 def differences(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> list[str]:
-    """What differs, in words such as `train.credit.lam 0.99 -> 0.95`; a fact of one side alone is `none` on the other.
-
-    An empty list means that both are the same.
-    """
+    """The differences in words such as `train.credit.lam 0.99 -> 0.95`; `none` where one side lacks the fact."""
     return [f"{name} {_short(earlier.get(name))} -> {_short(later.get(name))}" for name in differing(earlier, later)]
 
 
@@ -38,15 +35,11 @@ def write(file: Path, groups: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def read(file: Path, known: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Reads groups of facts that `write` wrote; `known` are the groups that this version writes, all of them needed.
-
-    Raises ValueError if the file is damaged, or has other groups: the message names them.
-    """
+    """Reads groups of facts. Raises ValueError if the file is damaged, or its groups are not the `known` ones."""
     try:
         groups = {group: dict(facts) for group, facts in json.loads(file.read_text()).items()}
         if names := differing(dict.fromkeys(groups, True), dict.fromkeys(known, True)):
-            there = [f"{name} is {'unknown' if name in groups else 'missing'}" for name in names]
-            raise ValueError(", ".join(there))
+            raise ValueError(", ".join(f"{name} is {'unknown' if name in groups else 'missing'}" for name in names))
     except (ValueError, TypeError, AttributeError) as fault:
         raise ValueError(f"{file} is damaged, or of another version of the project: {fault}") from fault
     return groups

@@ -1,4 +1,4 @@
-"""Whose fault it is when an episode cannot go on: what the agent's own arguments caused is data, and never in here."""
+"""Faults of the world, which end an episode. The agent's own faults are data, and no exceptions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ class WorldFault(OSError):
 
     @property
     def words(self) -> str:
-        """What it says; its kind, where it says nothing."""
+        """Its message, or its kind where it has none."""
         return str(self) or type(self).__name__
 
 
 class TooManyAborted(WorldFault):
-    """So many episodes met a fault of the world that what is left would be another experiment; it may pass."""
+    """Too many episodes met a fault of the world: the rest would be another experiment. The fault may pass."""
 
 
 def require_few(aborted: int, episodes: int, share: float, how: str) -> None:
-    """Raises TooManyAborted if more than a share of the episodes was cut short; `how` says it in words."""
+    """Raises TooManyAborted if more than a share of the episodes was cut short; `how` adds words to the message."""
     if aborted > share * episodes:
         raise TooManyAborted(
             f"the world cut {aborted} of {episodes} episodes short, {how}; none of them is kept, run it again when "

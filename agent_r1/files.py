@@ -18,8 +18,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-REMINDER_S = 300.0  # between two calls that say for whom a lock is waited for
-LOOK_S = 0.05  # between two looks at one that is held
+REMINDER_S = 300.0  # between two calls of `when_held`
+LOOK_S = 0.05  # between two looks at a lock that is held
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what `replacing` left where its process was killed; nobody may be writing in the folder."""
+    """Removes the temporary files of `replacing` whose process was killed; nobody may be writing in the folder."""
     for path in folder.rglob(".*.tmp"):
         path.unlink()
 
@@ -54,8 +54,8 @@ def write_text(path: Path, text: str) -> None:
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """Gives a hidden path beside `folder`; on success it takes its place, on failure, an interrupt too, it is removed.
 
-    All that is in it is on disk before the swap, so that one whole folder exists at any moment. What a kill leaves is
-    cleared by `clear_leftovers`, or here the next time. One process at a time may replace a folder.
+    Its content is on disk before the swap, so one whole folder exists at any moment. `clear_leftovers`, or the next
+    call, clears up after a kill. One process at a time may replace a folder.
     """
     fresh = _beside(folder, "new")
     clear_leftovers(folder)
@@ -73,10 +73,7 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder, if there is one. It is renamed first, so that a kill leaves no part of it under its name.
-
-    What a kill leaves beside it is cleared by `clear_leftovers`, or here the next time.
-    """
+    """Removes a folder, if there is one. It is renamed first, so a kill leaves no part of it under its name."""
     clear_leftovers(folder)
     if folder.exists():
         folder.rename(_beside(folder, "gone"))
@@ -86,7 +83,7 @@ def remove_folder(folder: Path) -> None:
 def clear_leftovers(folder: Path) -> None:
     """Cleans up after a process that was killed in `replaced_folder` or `remove_folder`.
 
-    Brings the old folder back where no new one has taken its place yet: no rename alone can replace a folder.
+    Brings the old folder back where no new one has taken its place: no single rename can replace a folder.
     """
     old, gone = _beside(folder, "old"), _beside(folder, "gone")
     for left in (_beside(folder, "new"), gone):
@@ -114,12 +111,12 @@ def locked(path: Path, when_held: Callable[[], None] = lambda: None) -> Iterator
 
 @contextmanager
 def locked_some(paths: Sequence[Path], count: int, gate: Path, when_held: Callable[[], None]) -> Iterator[list[Path]]:
-    """Holds so many of some lock files, whichever are free first, and gives them in their order.
+    """Holds `count` of the lock files, the first free ones, and gives them in their order.
 
-    Whoever holds `gate`, a lock file too, takes them up one by one, and the others wait for the gate: no two wait for
-    what the other has, and one that wants many is not passed by those who want few. The kernel frees all of them when
-    the process ends, however it ends. Where something is held by others, `when_held` is called, which may raise, and
-    again every `REMINDER_S` of waiting. `count` is at most the number of `paths`.
+    The process that holds `gate`, a lock file too, takes them up one by one, and the others wait for the gate. So no
+    two processes wait for each other, and one that wants many is not passed by others that want few. The kernel frees
+    all of them when the process ends, however it ends. While others hold something, `when_held` is called at once and
+    every `REMINDER_S`; it may raise.
     """
     held: list[Path] = []
     with ExitStack() as holds:
@@ -146,16 +143,13 @@ def _hold_one(paths: Sequence[Path], holds: ExitStack, when_held: Callable[[], N
 
 
 def is_own(path: Path, kind: int, *, closed: int) -> bool:
-    """Whether this is a file of this kind and of this user, with none of the permissions that are to be closed.
-
-    A link is of another kind, wherever it leads.
-    """
+    """Whether a path is of a kind and of this user, without the `closed` permissions. A link is of another kind."""
     found = path.lstat()
     return stat.S_IFMT(found.st_mode) == kind and found.st_uid == os.getuid() and not found.st_mode & closed
 
 
 def sha256(path: Path) -> str:
-    """Of a file its bytes; of a folder the names and bytes of all files in it, whatever order the disk keeps them in.
+    """The hash of a file's bytes, or of the names and bytes of all files in a folder.
 
     Raises FileNotFoundError if there is no such file or folder.
     """
@@ -168,7 +162,7 @@ def sha256(path: Path) -> str:
 
 
 def model_hash(model: str) -> str:
-    """Of a Hugging Face folder its content, of a hub id the commit that is loaded under this name.
+    """The hash of a Hugging Face folder, or the commit that is loaded under a hub id.
 
     Raises OSError if there is no such folder or hub id, or the hub cannot be reached and none of it was loaded before.
     """
@@ -183,10 +177,10 @@ def model_hash(model: str) -> str:
 
 
 def load_pretrained(kind: Any, model: str | Path, **options: Any) -> Any:
-    """What a class of transformers makes of a Hugging Face folder or hub id, whose own code is never run.
+    """Loads an object of a class of transformers from a Hugging Face folder or hub id, whose own code is never run.
 
-    Raises ValueError if nothing can be loaded without it, and FileNotFoundError if a Path leads nowhere, which is never
-    taken for a hub id; other errors are those of `from_pretrained`.
+    Raises ValueError if it cannot be loaded without that code, and FileNotFoundError if a Path, which is no hub id,
+    leads nowhere. Else it raises as `from_pretrained`.
     """
     if isinstance(model, Path) and not model.is_dir():
         raise FileNotFoundError(f"there is no model at {model}; make it (`dvc repro warm_start`)")

@@ -1,4 +1,4 @@
-"""Text on its way to a terminal, a log or a report: nothing in it is a command, markup, a reordering or a secret."""
+"""Text for a terminal, a log or a report, in which nothing is a command, markup, a reordering or a secret."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import re
 import unicodedata
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]*@")
-_MARKUP = re.compile(r"[\\`|<\[]")  # what ends a cell, or begins HTML, code, a link or an image
+_MARKUP = re.compile(r"[\\`|<\[]")  # characters that end a cell, or begin HTML, code, a link or an image
 
 
 def harmless(text: str) -> str:
-    """Text in which nothing moves, colours or reorders what a terminal shows.
+    """Text that moves, colours and reorders nothing on a terminal.
 
-    Line breaks and other white space become a space, format characters go, and control characters, whatever their
-    sequence says, become U+FFFD.
+    Line breaks and other white space become a space, format characters go, and control characters become U+FFFD.
     """
     return text if text.isprintable() else "".join(char if char.isprintable() else _replacement(char) for char in text)
 
 
 def harmless_lines(text: str) -> str:
-    """As `harmless`, line by line."""
+    """Makes each line `harmless`, and keeps the line breaks."""
     return "\n".join(map(harmless, text.splitlines()))
 
 
 def in_markdown(text: str) -> str:
-    """As `harmless`, for the middle of a sentence or of a table's cell in Markdown, which shows it as it is."""
+    """Makes text `harmless` within a sentence or a table's cell of Markdown, which then shows it unchanged."""
     return _MARKUP.sub(r"\\\g<0>", harmless(text))
 
 
 def without_password(text: str) -> str:
-    """A text whose addresses name no user and no password before their host."""
+    """Removes user and password before the host of each address."""
     return _CREDENTIALS.sub("", text)
 
 

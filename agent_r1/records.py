@@ -15,6 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+Mask = NDArray[np.bool_]
+Floats32 = NDArray[np.float32]
+
 
 class Source(enum.IntEnum):
     """Where a token came from. `source == ACTION` is the action mask; it is never rebuilt from text."""
@@ -26,7 +29,7 @@ class Source(enum.IntEnum):
 
 
 class CallStatus(enum.StrEnum):
-    """What became of a call, or of all that an action asked for."""
+    """The fate of a call, or of all calls of an action."""
 
     OK = "ok"
     MALFORMED = "malformed"
@@ -34,7 +37,7 @@ class CallStatus(enum.StrEnum):
     BAD_ARGUMENTS = "bad_arguments"
     FAILED = "failed"
     TIMEOUT = "timeout"
-    NONE = "none"  # of an action that asked for nothing
+    NONE = "none"  # an action without calls
 
 
 class StopReason(enum.StrEnum):
@@ -67,9 +70,7 @@ class Question:
     split: str  # "train", "dev" or "test"
     text: str  # the question as a person would ask it
     env: str = QA  # the environment that it is attempted in
-    setup: str = (
-        ""  # what that one starts from, as JSON: a board, a name of params.yaml; "" where questions are answered
-    )
+    setup: str = ""  # the environment's start as JSON: a board, a name of params.yaml; "" under QA
     strata: dict[str, str]  # by which results are told apart, such as {"hops": "2", "kind": "bridge"}
     answers: list[str] = field(default_factory=list)  # accepted ones, the canonical one first; never empty under QA
     gold_titles: list[str] = field(default_factory=list)  # titles of the passages that hold the evidence
@@ -85,7 +86,7 @@ class Question:
 
 
 class Words(NamedTuple):
-    """How an environment calls success, and the lack of it."""
+    """An environment's words for success and for its lack."""
 
     right: str
     wrong: str
@@ -100,7 +101,7 @@ _WORDS = {
 
 
 def words_of(questions: Sequence[Question]) -> Words:
-    """Those of the questions' environment; plain ones where it has none of its own, or they have several."""
+    """The words of the questions' environment; plain ones where it has none, or the questions have several."""
     envs = {question.env for question in questions}
     return _WORDS.get(envs.pop() if len(envs) == 1 else "", Words("success", "no success"))
 
@@ -110,13 +111,13 @@ class Passage:
     """One searchable piece of text."""
 
     passage_id: str  # unique in its corpus
-    title: str  # what gold_titles refer to
+    title: str  # as in gold_titles
     text: str  # the body, without the title
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One thing that an action asked for; a malformed action is one too, whose tool nobody knows."""
+    """A call of an action. A malformed action makes one too, without a tool."""
 
     tool: str = ""  # name the policy called
     arguments: str = ""  # as JSON
@@ -125,14 +126,14 @@ class Call:
 
 
 def status_of(calls: Sequence[Call]) -> CallStatus:
-    """Of an action's calls: that of the first which did not succeed, OK where all did, NONE where there is none."""
+    """The status of the first call that did not succeed; OK where all did, NONE where there is none."""
     failed = (call.status for call in calls if call.status is not CallStatus.OK)
     return next(failed, CallStatus.OK if calls else CallStatus.NONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One MDP transition: the action's token span and what came of it."""
+    """One MDP transition: the action's token span, and its consequences."""
 
     action_start: int  # index of the action's first token in token_ids
     action_stop: int  # one past its last sampled token
@@ -146,7 +147,7 @@ class Step:
 
     @property
     def call_status(self) -> CallStatus:
-        """Of all its calls together; see `status_of`."""
+        """The status of all calls together; see `status_of`."""
         return status_of(self.calls)
 
 
@@ -163,7 +164,7 @@ class Trajectory:
     iteration: int
     token_ids: NDArray[np.int32]  # [L] exactly as sampled or appended
     source: NDArray[np.uint8]  # [L] values of Source
-    logprobs: NDArray[np.float32]  # [L] the sampler's, nats; 0 where source is not ACTION
+    logprobs: Floats32  # [L] the sampler's, nats; 0 where source is not ACTION
     context_starts: list[int]  # [C] index where each context begins, 0 first; append-only episodes have [0]
     steps: list[Step]  # [K]
     outcome: Outcome
@@ -196,12 +197,12 @@ class Trajectory:
 
     @property
     def contexts(self) -> list[slice]:
-        """[C] the tokens of each context: what the policy reads as one sequence, from position 0."""
+        """[C] the tokens of each context, which the policy reads as one sequence, from position 0."""
         return [slice(*bounds) for bounds in pairwise([*self.context_starts, len(self.token_ids)])]
 
     @property
     def aborted(self) -> bool:
-        """Whether a fault of the world cut it short: it says nothing of the policy."""
+        """Whether a fault of the world cut it short."""
         return self.outcome is Outcome.ABORTED
 
     @property
@@ -212,31 +213,28 @@ class Trajectory:
 
     @property
     def success(self) -> float:
-        """1.0 or 0.0: what the environment stated as `success` on the last step, or, of an answered question, as `em`.
-
-        Without either 0.0.
-        """
+        """1.0 or 0.0: `success` as the environment stated it on the last step, else `em`, else 0.0."""
         stated = self.steps[-1].rewards if self.steps else {}
         return stated.get("success", stated.get("em", 0.0))
 
     @property
-    def action_mask(self) -> NDArray[np.bool_]:
+    def action_mask(self) -> Mask:
         """[L] true where the policy sampled the token."""
         return np.equal(self.source, Source.ACTION)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credit:
-    """What credit assignment made of one trajectory's rewards."""
+    """The outcome of credit assignment for one trajectory."""
 
     trajectory_id: str
     return_: float  # undiscounted sum of the step rewards
-    advantages: NDArray[np.float32]  # [L] exactly 0 where the advantage mask drops the token
-    values: NDArray[np.float32]  # [L] the critic's, before the update; 0 without a critic
-    value_targets: NDArray[np.float32]  # [L] what the critic is trained towards
-    reference_logprobs: NDArray[np.float32]  # [L] the reference's of action tokens, nats; 0 elsewhere or without one
-    loss_mask: NDArray[np.bool_]  # [L] tokens the policy loss runs over
-    critic_mask: NDArray[np.bool_]  # [L] tokens the value loss runs over
+    advantages: Floats32  # [L] exactly 0 where the advantage mask drops the token
+    values: Floats32  # [L] the critic's, before the update; 0 without a critic
+    value_targets: Floats32  # [L] the critic's targets
+    reference_logprobs: Floats32  # [L] the reference's of action tokens, nats; 0 elsewhere or without one
+    loss_mask: Mask  # [L] tokens the policy loss runs over
+    critic_mask: Mask  # [L] tokens the value loss runs over
     kept: bool  # false: filtered out, no part of the update in any way; its masks are empty
 
     def __post_init__(self) -> None:
@@ -250,10 +248,10 @@ class Credit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """What the learner says of a trajectory whose sampling proved that the sampler runs the learner's weights."""
+    """The learner's scores of a trajectory that proved that the sampler runs the learner's weights."""
 
     trajectory_id: str
-    learner_logprobs: NDArray[np.float32]  # [L] of every token, nats; 0 at a context's first, which nothing predicts
+    learner_logprobs: Floats32  # [L] of every token, nats; 0 at a context's first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,8 +263,8 @@ class Prediction:
     policy_version: int
     question_id: str
     answer: str
-    success: float  # 1.0 or 0.0, what the environment calls right; of an answered question its exact match
-    facts: dict[str, float]  # what else is known of how it went; of an answered question its scores
+    success: float  # 1.0 or 0.0, as the environment judges; of an answered question its exact match
+    facts: dict[str, float]  # further facts of the episode; of an answered question its scores
     steps: int
     tool_calls: int  # malformed ones too, and moves
     tokens_read: int  # of prompt, observations and the template around them, each counted once

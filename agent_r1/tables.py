@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ from agent_r1.records import (
     Trajectory,
 )
 
-Row = TypeVar("Row", Question, Passage, Trajectory, Proof, Credit, Prediction)
+Record = TypeVar("Record", Question, Passage, Trajectory, Proof, Credit, Prediction)
 
 ROW_GROUP = 1 << 14  # rows that `row_writer` writes at a time
 # How tables are written. Pages have checksums; statistics, which have none, would hide rows from a filter.
@@ -67,7 +68,7 @@ SCHEMAS: dict[type, pa.Schema] = {
 }
 
 
-def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
+def write_rows(path: Path, rows: Sequence[Record], kind: type[Record]) -> None:
     """Writes the rows as one Parquet file, whole or not at all.
 
     Raises OSError if the disk is full or not writable; an older file at `path` is untouched.
@@ -78,19 +79,19 @@ def write_rows(path: Path, rows: Sequence[Row], kind: type[Row]) -> None:
 
 
 @contextmanager
-def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
-    """Gives a function that takes the rows of one Parquet file one by one; the file is written whole or not at all.
+def row_writer(path: Path, kind: type[Record]) -> Iterator[Callable[[Record], None]]:
+    """Gives a function that takes the rows of one Parquet file one by one, and holds at most ROW_GROUP of them.
 
-    No more than a row group, ROW_GROUP rows, is held in memory.
+    The file is written whole or not at all.
     """
     with replacing(path) as temporary, pq.ParquetWriter(temporary, SCHEMAS[kind], **_WRITTEN) as file:
-        waiting: list[Row] = []
+        waiting: list[Record] = []
 
         def flush() -> None:
             file.write_table(_table(waiting, kind))
             waiting.clear()
 
-        def add(row: Row) -> None:
+        def add(row: Record) -> None:
             waiting.append(row)
             if len(waiting) == ROW_GROUP:
                 flush()
@@ -100,22 +101,22 @@ def row_writer(path: Path, kind: type[Row]) -> Iterator[Callable[[Row], None]]:
             flush()
 
 
-def read_rows(path: Path, kind: type[Row], where: pc.Expression | None = None) -> list[Row]:
-    """Reads the rows of one Parquet file: all of them, or those for which `where` holds.
+def read_rows(path: Path, kind: type[Record], where: pc.Expression | None = None) -> list[Record]:
+    """Reads the rows of one Parquet file: all of them, or only the rows for which `where` holds.
 
-    Raises FileNotFoundError if there is no such file, ValueError if it is not as it was written, and ValueError, which
-    names the field, if its schema is not the record's.
+    Raises FileNotFoundError if there is no such file, and ValueError if it is not as it was written, or if a field,
+    which is named, is not the record's.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; run the stage that writes it (`dvc repro` knows which)")
     with _whole(path):
         table = pq.read_table(path, filters=where, page_checksum_verification=True)
         check_schema(path, table.schema, SCHEMAS[kind])
-    build = _BUILDERS.get(kind, kind)
+    build = _builder(kind)
     hints = get_type_hints(kind)
     columns = {name: _column(table.column(name), is_array=hints[name] in _ARRAYS) for name in table.column_names}
     try:
-        return [build(**{name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
+        return [build({name: column[i] for name, column in columns.items()}) for i in range(table.num_rows)]
     except ValueError as fault:
         raise ValueError(f"{path} holds a row that cannot be: {fault}") from fault
 
@@ -138,7 +139,7 @@ def _whole(path: Path) -> Iterator[None]:
         ) from fault
 
 
-def _table(rows: Sequence[Row], kind: type[Row]) -> pa.Table:
+def _table(rows: Sequence[Record], kind: type[Record]) -> pa.Table:
     schema = SCHEMAS[kind]
     columns = [pa.array([_plain(getattr(row, field.name)) for row in rows], type=field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
@@ -160,7 +161,7 @@ def check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrow takes numpy arrays, numbers and strings as they are; steps become dictionaries, dictionaries pairs."""
+    """A value as Arrow takes it: steps become dictionaries, and dictionaries pairs."""
     if isinstance(value, list) and value and isinstance(value[0], Step):
         return [{**dataclasses.asdict(step), "rewards": list(step.rewards.items())} for step in value]
     return list(value.items()) if isinstance(value, dict) else value
@@ -174,26 +175,14 @@ def _column(column: pa.ChunkedArray[Any], *, is_array: bool) -> list[Any]:
     return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
 
-def _trajectory(**fields: Any) -> Trajectory:
-    return Trajectory(**{**fields, "steps": [*map(_step, fields["steps"])], "outcome": Outcome(fields["outcome"])})
-
-
-def _step(fields: dict[str, Any]) -> Step:
-    calls = [Call(**{**call, "status": CallStatus(call["status"])}) for call in fields["calls"]]
-    stop = StopReason(fields["stop_reason"])
-    return Step(**{**fields, "stop_reason": stop, "calls": calls, "rewards": dict(fields["rewards"])})
-
-
-def _question(**fields: Any) -> Question:
-    return Question(**{**fields, "strata": dict(fields["strata"])})
-
-
-def _prediction(**fields: Any) -> Prediction:
-    return Prediction(**{**fields, "facts": dict(fields["facts"])})
-
-
-_BUILDERS: dict[type, Callable[..., Any]] = {
-    Trajectory: _trajectory,
-    Question: _question,
-    Prediction: _prediction,
-}
+def _builder(hint: Any) -> Callable[[Any], Any]:
+    """The function that makes a value of a type from Arrow's: a record, a list of them, a dictionary or an enum."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        parts = {name: _builder(each) for name, each in get_type_hints(hint).items()}
+        return lambda fields: hint(**{name: build(fields[name]) for name, build in parts.items()})
+    if get_origin(hint) is list and dataclasses.is_dataclass(get_args(hint)[0]):
+        build = _builder(get_args(hint)[0])
+        return lambda rows: [build(row) for row in rows]
+    if get_origin(hint) is dict:
+        return dict
+    return hint if isinstance(hint, type) and issubclass(hint, enum.Enum) else lambda value: value

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.learn import checkpoint
 from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, join_credit
 from agent_r1.learn.learner import Learner, Options

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.learn.batching import deal, minibatches
+from agent_r1.learn.scoring import deal, minibatches
 from agent_r1.params import load
 from agent_r1.params.places import RunId
 from agent_r1.records import Trajectory

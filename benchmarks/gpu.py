@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.files import sha256
-from agent_r1.learn import checkpoint, memory, output
+from agent_r1.learn import checkpoint, memory, scoring
 from agent_r1.learn.learner import Learner, Options
+from agent_r1.learn.memory import measure, release
 from agent_r1.learn.model import compute_dtype, load_policy, precision
-from agent_r1.learn.peak import measure, release
 from agent_r1.params import SHIPPED, Params, load
 from agent_r1.params.sections import override, validated
 from agent_r1.records import Trajectory
@@ -108,7 +108,7 @@ def measure_output(shape: str, chunk: int, block: int, tokens: int) -> Row:
     seen = model.model(input_ids=chosen[None, :8])
 
     def learn() -> None:
-        whole = output.Output(model, seen, states.clone().requires_grad_(), chosen)
+        whole = scoring.Output(model, seen, states.clone().requires_grad_(), chosen)
         parts = whole.cut()
         for part in parts:
             with precision(device, compute_dtype("auto", device)):
@@ -116,8 +116,8 @@ def measure_output(shape: str, chunk: int, block: int, tokens: int) -> Row:
             (logprobs.sum() / tokens).backward()
         model.zero_grad(set_to_none=False)
 
-    kept = output.room
-    output.room = lambda kind: (chunk, block)
+    kept = scoring.room
+    scoring.room = lambda kind: (chunk, block)
     try:
         learn()
         emptied(device)
@@ -125,7 +125,7 @@ def measure_output(shape: str, chunk: int, block: int, tokens: int) -> Row:
         seconds = sorted(seconds_of(learn, device) for _ in range(3))[1]
         return {"tokens/s": tokens / seconds, "GiB": peak_gib(device) - before}
     finally:
-        output.room = kept
+        scoring.room = kept
 
 
 def measure_learner(shape: str, trains: str, *, work: Work, rate: float, folder: Path) -> Row:

@@ -21,8 +21,8 @@ from pathlib import Path
 import yaml
 
 from agent_r1.devices.gpus import visible_gpus
-from agent_r1.devices.group import Group, Life, Place, host, joined, meet, require_alike
-from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.devices.meeting import Life, Place, host, joined, meet, require_alike
+from agent_r1.devices.sharing import ALONE, Group, Ranks
 from agent_r1.files import sha256
 from agent_r1.params import fingerprint
 from agent_r1.params.sections import Section

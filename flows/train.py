@@ -12,8 +12,7 @@ from transformers import AutoConfig
 
 from agent_r1 import params, tracking
 from agent_r1.credit import own as own_rewards
-from agent_r1.devices.gpus import default_device
-from agent_r1.devices.group import follow
+from agent_r1.devices.sharing import default_device
 from agent_r1.envs.kinds import attempts_at, openings, require_playable
 from agent_r1.envs.shared import Shared
 from agent_r1.files import load_pretrained, model_hash, sha256, write_text
@@ -97,7 +96,7 @@ def _follow(run: RunId) -> None:
     config, model = settings.run(run), settings.places.warm_start
     with following(settings.learner, partial(_facts, settings, run)) as (group, seed):
         if seed is not None:
-            follow(learner_of(settings, config, model, seed=seed, ranks=group), group)
+            group.follow(learner_of(settings, config, model, seed=seed, ranks=group))
 
 
 def _facts(settings: Params, run: RunId) -> dict[str, str]:

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1 import params
-from agent_r1.devices.gpus import default_device
-from agent_r1.devices.ranks import Ranks
+from agent_r1.devices.sharing import Ranks, default_device
 from agent_r1.files import load_pretrained, locked, model_hash, remove_folder, replaced_folder
 from agent_r1.learn import memory
 from agent_r1.learn.adapter import save_merged

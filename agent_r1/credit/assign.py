@@ -1,50 +1,46 @@
-"""Credit assignment: what an iteration's rewards say about every token."""
+"""Credit assignment: which trajectories of an iteration are trained on, and what its rewards say about every token.
+
+Legend for shapes: B = trajectories of an iteration, G = its groups, L = tokens of a trajectory.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent_r1.credit.batch import Floats, Mask, collate, groups_of, select_tokens
-from agent_r1.credit.collapse import repetition_metrics
+from agent_r1.credit.batch import Floats, collate, group_statistics, groups_of, select_tokens
 from agent_r1.credit.estimators import estimate
-from agent_r1.credit.filters import differing, left_out, select
 from agent_r1.credit.metrics import (
     advantage_metrics,
-    left_out_metrics,
     reference_metrics,
+    repetition_metrics,
     returns_of,
     reward_metrics,
     rollout_metrics,
     value_metrics,
 )
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.params.credit import CreditParams
-from agent_r1.records import Credit, Trajectory
+from agent_r1.params.credit import CreditParams, FilterParams, LeftOutParams
+from agent_r1.records import CallStatus, Credit, Floats32, Mask, Trajectory
 
-TokenFloats = NDArray[np.float32]  # [L] as the models give them
+EQUAL = 1e-9  # a std of returns that differ by rounding alone is below; a sum of weights depends on its order
+ROUNDING = 1e-9  # relative, of sums and products of shares
+
+Indices = NDArray[np.intp]
 
 logger = logging.getLogger(__name__)
 
 
-class Scored(NamedTuple):
-    """The models' numbers for every trajectory, None without such a model."""
-
-    values: Sequence[TokenFloats] | None  # the critic's
-    reference: Sequence[TokenFloats] | None  # logprobs of the frozen reference
-
-
 def assign(
     trajectories: Sequence[Trajectory],
-    values: Sequence[TokenFloats] | None,
+    values: Sequence[Floats32] | None,
     params: CreditParams,
     *,
-    reference: Sequence[TokenFloats] | None = None,
+    reference: Sequence[Floats32] | None = None,
     questions: int | None = None,
     max_tokens: int | None = None,
 ) -> tuple[list[Credit], dict[str, float]]:
@@ -62,7 +58,7 @@ def assign(
         reference: the frozen reference's logprob [L] of every action token, or None without one. With
             `kl_reward` the penalty joins the rewards that the estimator sees, hence the returns of group estimators;
             `Credit.return_`, the filter and the reward metrics stay with those of the episode.
-        questions: how many groups the filter's share of groups is of; all there are unless a refill has added some.
+        questions: the number that the filter's share of groups is of; all groups unless a refill has added some.
         max_tokens: the world's limit of a context, which `rewards.overlong` needs.
 
     Raises ValueError if there is nothing to credit, a reward, value or logprob is not finite, the values do not suit
@@ -71,17 +67,9 @@ def assign(
     lived = _lived(trajectories)
     if not lived:
         raise ValueError(f"the world cut all {len(trajectories)} episodes short; lower env.aborted_share")
-
-    def of_the_living(rows: Sequence[TokenFloats] | None) -> list[TokenFloats] | None:
-        return None if rows is None else [rows[index] for index in lived]
-
-    credited, metrics = _assign(
-        [trajectories[index] for index in lived],
-        Scored(of_the_living(values), of_the_living(reference)),
-        params,
-        questions,
-        max_tokens,
-    )
+    values, reference = (None if rows is None else [rows[index] for index in lived] for rows in (values, reference))
+    living = [trajectories[index] for index in lived]
+    credited, metrics = _assign(living, values, reference, params, questions, max_tokens)
     found = dict(zip(lived, credited, strict=True))
     credits_ = [found.get(index) or _uncredited(each) for index, each in enumerate(trajectories)]
     return credits_, metrics | {"outcome/aborted": 1 - len(lived) / len(trajectories)}
@@ -94,49 +82,97 @@ def _lived(trajectories: Sequence[Trajectory]) -> list[int]:
 
 def _assign(
     trajectories: Sequence[Trajectory],
-    scored: Scored,
+    values: Sequence[Floats32] | None,
+    reference: Sequence[Floats32] | None,
     params: CreditParams,
     questions: int | None,
     max_tokens: int | None,
 ) -> tuple[list[Credit], dict[str, float]]:
-    """`assign` without aborted trajectories."""
-    _check(trajectories, scored.values)
-    reference = scored.reference
-    if reference is None and params.kl_reward:
-        raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
+    """`assign` without aborted trajectories. The estimator sees the kept ones alone."""
+    _check(trajectories, values, reference, params)
     totals, parts = zip(*(step_rewards(trajectory, params, max_tokens) for trajectory in trajectories), strict=True)
-    groups = groups_of(trajectories)
-    kept, share, threshold = select(returns_of(totals), groups, params.filter, questions)
-    if not kept.any():
-        logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
+    returns, groups = returns_of(totals), groups_of(trajectories)
+    kept, share, threshold = select(returns, groups, params.filter, questions)
     kl = None if reference is None else [kl_rewards(*pair) for pair in zip(trajectories, reference, strict=True)]
-    credits_ = _credits(trajectories, totals, scored, kl, kept, params)
-    if kept.any() and not any(credit.loss_mask.any() for credit in credits_):
+    credits_ = [_uncredited(*pair) for pair in zip(trajectories, returns.tolist(), strict=True)]
+    out = left_out(trajectories, params.left_out)
+    if rows := np.flatnonzero(kept).tolist():
+        estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
+    else:
+        logger.warning("the returns of no group differ: filter %s leaves nothing to train on", params.filter.kind)
+    for row, i in enumerate(rows):
+        bare, source = credits_[i], trajectories[i].source
+        tokens = row, slice(len(source))
+        credits_[i] = replace(
+            bare,
+            advantages=estimated.advantages[tokens].astype(np.float32),
+            values=values[i] if values else bare.values,
+            value_targets=estimated.value_targets[tokens].astype(np.float32),
+            reference_logprobs=_at_actions(trajectories[i], reference[i]) if reference else bare.reference_logprobs,
+            loss_mask=select_tokens(source, params.loss_mask) & ~out[i],
+            critic_mask=estimated.critic_mask[tokens],
+            kept=True,
+        )
+    if rows and not any(credit.loss_mask.any() for credit in credits_):
         logger.warning("left_out leaves the policy loss no trajectory")
     filtered = {"filter/kept_share": share, "filter/std_threshold": threshold}
-    metrics = {
+    return credits_, {
         **rollout_metrics(trajectories),
         **repetition_metrics(trajectories),
-        **reward_metrics(totals, parts, groups),
+        **reward_metrics(returns, parts, groups),
         **({} if params.filter.kind == "none" else filtered),
-        **left_out_metrics(trajectories, params),
+        **({"filter/left_out_share": float(out.mean())} if any(params.left_out.model_dump().values()) else {}),
         **advantage_metrics(trajectories, credits_),
         **value_metrics(credits_),
         **({} if kl is None else reference_metrics(trajectories, kl)),
     }
-    return credits_, metrics
 
 
-def groups_to_refill(
-    trajectories: Sequence[Trajectory], questions: int, params: CreditParams, max_tokens: int | None = None
-) -> int:
-    """How many groups an iteration lacks of `questions` whose returns differ: what a refill is to bring."""
-    lived = [trajectories[index] for index in _lived(trajectories)]
-    returns = returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
-    return questions - differing(returns, groups_of(lived))
+def _at_actions(trajectory: Trajectory, logprobs: Floats32) -> Floats32:
+    return np.where(trajectory.action_mask, logprobs, np.float32(0))
 
 
-def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
+def _uncredited(trajectory: Trajectory, return_: float = 0.0) -> Credit:
+    """The credit of a trajectory that is no part of the update."""
+    zeros = np.zeros(len(trajectory.token_ids), np.float32)
+    return Credit(
+        trajectory_id=trajectory.trajectory_id,
+        return_=return_,
+        advantages=zeros,
+        values=zeros,
+        value_targets=zeros,
+        reference_logprobs=zeros,
+        loss_mask=zeros > 0,
+        critic_mask=zeros > 0,
+        kept=False,
+    )
+
+
+def _check(
+    trajectories: Sequence[Trajectory],
+    values: Sequence[Floats32] | None,
+    reference: Sequence[Floats32] | None,
+    params: CreditParams,
+) -> None:
+    """Refuses an iteration that cannot be credited, as `assign` says."""
+    if not any(trajectory.action_mask.any() for trajectory in trajectories):
+        raise ValueError(
+            f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
+            "budget, raise env.max_tokens"
+        )
+    for trajectory, row in [] if values is None else zip(trajectories, values, strict=True):
+        if len(row) != len(trajectory.token_ids):
+            raise ValueError(f"trajectory {trajectory.trajectory_id!r}: {len(row)} values of the critic")
+        if not np.isfinite(row).all():
+            raise ValueError(
+                f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
+                "lower train.update.critic.learning_rate"
+            )
+    if reference is None and params.kl_reward:
+        raise ValueError(f"kl_reward {params.kl_reward} needs a reference's logprobs; give them, or set it to 0")
+
+
+def kl_rewards(trajectory: Trajectory, reference: Floats32) -> Floats:
     """[L] reference logprob - sampler's logprob at action tokens, 0 elsewhere; nats, before the coefficient.
 
     Its expectation under the policy is -KL(policy || reference): the estimate k1, the only one of the usual three
@@ -155,67 +191,85 @@ def kl_rewards(trajectory: Trajectory, reference: TokenFloats) -> Floats:
     return rewards
 
 
-def _check(trajectories: Sequence[Trajectory], values: Sequence[TokenFloats] | None) -> None:
-    if not any(trajectory.action_mask.any() for trajectory in trajectories):
-        raise ValueError(
-            f"none of the {len(trajectories)} trajectories holds a sampled token; if their prompts fill the whole "
-            "budget, raise env.max_tokens"
-        )
-    for trajectory, row in [] if values is None else zip(trajectories, values, strict=True):
-        if len(row) != len(trajectory.token_ids):
-            raise ValueError(f"trajectory {trajectory.trajectory_id!r}: {len(row)} values of the critic")
-        if not np.isfinite(row).all():
-            raise ValueError(
-                f"trajectory {trajectory.trajectory_id!r}: the critic's values are not finite; "
-                "lower train.update.critic.learning_rate"
-            )
+def groups_to_refill(
+    trajectories: Sequence[Trajectory], questions: int, params: CreditParams, max_tokens: int | None = None
+) -> int:
+    """The number of groups that a refill is to bring: `questions` less the groups whose returns differ."""
+    lived = [trajectories[index] for index in _lived(trajectories)]
+    returns = returns_of([step_rewards(trajectory, params, max_tokens)[0] for trajectory in lived])
+    return questions - differing(returns, groups_of(lived))
 
 
-def _credits(
-    trajectories: Sequence[Trajectory],
-    totals: Sequence[Floats],
-    scored: Scored,
-    kl: Sequence[Floats] | None,
-    kept: Mask,
-    params: CreditParams,
-) -> list[Credit]:
-    """The credit of every trajectory; the estimator sees the kept ones alone."""
-    values, reference = scored
-    pairs = zip(trajectories, totals, strict=True)
-    credits_ = [_uncredited(trajectory, float(total.sum())) for trajectory, total in pairs]
-    rows = np.flatnonzero(kept).tolist()
-    if not rows:
-        return credits_
-    estimated = estimate(collate(trajectories, totals, values, kl, rows, params), params)
-    out = left_out(trajectories, params.left_out)
-    for row, i in enumerate(rows):
-        bare, length = credits_[i], len(trajectories[i].token_ids)
-        mask = select_tokens(trajectories[i].source, params.loss_mask) & ~out[i]
-        acting = trajectories[i].action_mask
-        credits_[i] = replace(
-            bare,
-            advantages=estimated.advantages[row, :length].astype(np.float32),
-            values=values[i] if values else bare.values,
-            value_targets=estimated.value_targets[row, :length].astype(np.float32),
-            reference_logprobs=np.where(acting, reference[i], np.float32(0)) if reference else bare.reference_logprobs,
-            loss_mask=mask,
-            critic_mask=estimated.critic_mask[row, :length],
-            kept=True,
-        )
-    return credits_
+def select(
+    returns: Floats, groups: NDArray[np.int64], params: FilterParams, questions: int | None = None
+) -> tuple[Mask, float, float]:
+    """[B] which trajectories are kept; the share of groups that are; the smallest in-group std kept, 0 where none is.
+
+    The filter of StarPO-S: groups are kept whole by the sample std of their raw returns [B], 0 in a group of one. Where
+    all attempts at a question earn the same, a return says nothing; where they differ, the policy has yet to learn. A
+    share of groups is of so many `questions`: of all there are unless a refill has added some.
+
+    Source: RAGEN (arXiv 2504.20073), §4.2.
+    """
+    stds, group = _group_stds(returns, groups)
+    kept = FILTERS[params.kind](stds, params.share, questions or len(stds))
+    return kept[group], float(kept.mean()), float(stds[kept].min()) if kept.any() else 0.0
 
 
-def _uncredited(trajectory: Trajectory, return_: float = 0.0) -> Credit:
-    """The credit of a trajectory that is no part of the update."""
-    zeros = np.zeros(len(trajectory.token_ids), np.float32)
-    return Credit(
-        trajectory_id=trajectory.trajectory_id,
-        return_=return_,
-        advantages=zeros,
-        values=zeros,
-        value_targets=zeros,
-        reference_logprobs=zeros,
-        loss_mask=zeros > 0,
-        critic_mask=zeros > 0,
-        kept=False,
-    )
+def differing(returns: Floats, groups: NDArray[np.int64]) -> int:
+    """The number of groups whose returns [B] are not all equal."""
+    return int((_group_stds(returns, groups)[0] > EQUAL).sum())
+
+
+def left_out(trajectories: Sequence[Trajectory], params: LeftOutParams) -> Mask:
+    """[B] the trajectories that no policy loss runs over; statistics and critic keep them.
+
+    Source: truncated ones: overlong filtering, DAPO (arXiv 2503.14476), §3.4; those with a void step, whose action is
+    neither a well-formed call nor an answer: SimpleTIR (arXiv 2509.02479).
+    """
+
+    def is_out(trajectory: Trajectory) -> bool:
+        void = any(step.call_status is CallStatus.MALFORMED for step in trajectory.steps)
+        return (params.truncated and trajectory.truncated) or (params.void_step and void)
+
+    return np.array([is_out(each) for each in trajectories], np.bool_)
+
+
+def _group_stds(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Indices]:
+    """[G] the sample std of each group's returns [B], and [B] which of them is the trajectory's."""
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    return group_statistics(returns, groups)[1][first], group
+
+
+def keep_all(stds: Floats, share: float, questions: int) -> Mask:
+    """[G] no filter: groups without differences are kept too."""
+    return np.ones(len(stds), np.bool_)
+
+
+def top_p(stds: Floats, share: float, questions: int) -> Mask:
+    """[G] as few groups as cover `share` of the stds' sum, those of largest std first; none of std 0.
+
+    The share is taken of the stds themselves ("linear"), not of their softmax.
+    """
+    ranked, back = _rank(stds)
+    covered_before = ranked.cumsum() - ranked
+    kept: Mask = (covered_before < (share - ROUNDING) * ranked.sum()) & (ranked > EQUAL)
+    return kept[back]
+
+
+def top_fraction(stds: Floats, share: float, questions: int) -> Mask:
+    """[G] the `share` of `questions` groups (rounded down, at least one) with the largest std; none of std 0."""
+    ranked, back = _rank(stds)
+    most = max(int(share * questions + ROUNDING), 1)
+    kept: Mask = (np.arange(len(stds)) < most) & (ranked > EQUAL)
+    return kept[back]
+
+
+FILTERS: dict[str, Callable[[Floats, float, int], Mask]]
+FILTERS = {"none": keep_all, "top_p": top_p, "top_fraction": top_fraction}
+
+
+def _rank(stds: Floats) -> tuple[Floats, Indices]:
+    """[G] the stds from the largest, among equals the earlier group first, and [G] each group's place among them."""
+    order = np.argsort(-stds, kind="stable")
+    return stds[order], np.argsort(order)

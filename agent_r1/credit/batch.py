@@ -1,4 +1,4 @@
-"""From trajectories and step rewards to an estimator's batch.
+"""An estimator's batch of trajectories and step rewards, and the arithmetic of advantages.
 
 Legend for shapes: B = trajectories, L = tokens of the longest, K = steps of one, S = steps of all, one trajectory after
 the other. `source` [L] holds values of `Source`.
@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent_r1.params.credit import CreditParams
-from agent_r1.records import Source, Trajectory
+from agent_r1.records import Mask, Source, Trajectory
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 NO_STEP = -1
 
 
@@ -47,8 +46,8 @@ def collate(
 ) -> Batch:
     """Puts the trajectories with the indices `rows` side by side, with the masks that `params` chooses.
 
-    Each comes with the rewards [K] of its steps, with the critic's values [L] where there is a critic, and with its
-    `kl_rewards` [L] where there is a reference: `params.kl_reward` times these joins the rewards.
+    Each comes with the rewards [K] of its steps, the critic's values [L] if there is a critic, and its `kl_rewards` [L]
+    if there is a reference: `params.kl_reward` times these joins the rewards.
     """
     switches, chosen = params.advantage_mask, [trajectories[row] for row in rows]
 
@@ -74,17 +73,17 @@ def action_tokens(source: NDArray[np.uint8]) -> Mask:
 
 
 def after_prompt(source: NDArray[np.uint8]) -> Mask:
-    """[L] true from the first sampled token on, at actions, observations and template text alike, never at a prompt.
+    """[L] true from the first sampled token on, at actions, observations and template text, never at a prompt.
 
-    Template text that precedes the first action (a role header) belongs to the first prompt. Where a later context
-    opens with history that is rendered again, that opening is a prompt too: what it repeats counted before.
+    Template text that precedes the first action (a role header) belongs to the first prompt. The opening of a later
+    context is a prompt too: it renders history again, which counted before.
     """
     mask: Mask = np.logical_or.accumulate(action_tokens(source)) & np.not_equal(source, Source.PROMPT)
     return mask
 
 
 def select_tokens(source: NDArray[np.uint8], on: bool) -> Mask:
-    """[L] the tokens of a mask whose switch is on, the action tokens, or off, every token after the first prompt.
+    """[L] the action tokens where a mask's switch is on; every token after the first prompt where it is off.
 
     The switches are `loss_mask` (tokens of the policy loss) and those of `advantage_mask`: `recursion` (time steps of
     the advantages), `whitening` (tokens of its statistics) and `critic` (tokens of the value loss).
@@ -100,7 +99,7 @@ def groups_of(trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
 
 
 def token_rewards(trajectory: Trajectory, step_rewards: Floats) -> Floats:
-    """[L] every step's reward [K] at its last action token, whatever comes after it (law 4)."""
+    """[L] every step's reward [K] at its last action token (law 4)."""
     rewards = np.zeros(len(trajectory.token_ids))
     last_tokens = [step.action_stop - 1 for step in trajectory.steps]
     if not trajectory.action_mask[last_tokens].all():
@@ -172,7 +171,7 @@ def whitened(advantages: Floats, batch: Batch, floor: float) -> Floats:
 def whiten(advantages: Floats, over: Mask, floor: float) -> Floats:
     """[B, L] all shifted and scaled by the same numbers, so that the tokens of `over` have mean 0, population std 1.
 
-    A std below `floor` counts as the floor, so that what hardly differs is not scaled up to what differs.
+    A std below `floor` counts as the floor, so that small differences are not scaled up.
     """
     counted = advantages[over]
     mean, std = float(counted.mean()), float(counted.std())
@@ -190,13 +189,18 @@ def group_statistics(returns: Floats, groups: NDArray[np.int64]) -> tuple[Floats
 
 
 class StepSpans(NamedTuple):
-    """Where the steps of a batch are; S = its steps, one trajectory after the other, N = its action tokens."""
+    """The steps of a batch; S = its steps, one trajectory after the other, N = its action tokens."""
 
     acting: Mask  # [B, L] the action tokens
     first: Mask  # [B, L] the first token of every step
     starts: NDArray[np.intp]  # [S] which of the N action tokens begins the step
     tokens: Counts  # [S] tokens of each step
     per_trajectory: Counts  # [B] steps of each trajectory
+
+    def sums(self, rewards: Floats) -> Floats:
+        """[S] a step's reward is the sum of its tokens' rewards [B, L]."""
+        summed: Floats = np.add.reduceat(rewards_at(rewards, self.acting), self.starts)
+        return summed
 
 
 def step_spans(steps: NDArray[np.int32]) -> StepSpans:
@@ -209,21 +213,15 @@ def step_spans(steps: NDArray[np.int32]) -> StepSpans:
     return StepSpans(acting, first, starts, tokens, first.sum(axis=1))
 
 
-def step_rewards(rewards: Floats, spans: StepSpans) -> Floats:
-    """[S] a step's reward is the sum of its tokens' rewards."""
-    summed: Floats = np.add.reduceat(rewards_at(rewards, spans.acting), spans.starts)
-    return summed
-
-
 def step_advantages(rewards: Floats, values: Floats, spans: StepSpans, params: CreditParams) -> Floats:
     """[S] the advantages of steps with values [S]."""
-    received, steps = step_rewards(rewards, spans), spans.per_trajectory
-    return generalized_advantages(received, values, steps, gamma=params.step_gamma, lam=params.step_lam)
+    steps = spans.per_trajectory
+    return generalized_advantages(spans.sums(rewards), values, steps, gamma=params.step_gamma, lam=params.step_lam)
 
 
 def step_returns(rewards: Floats, spans: StepSpans, params: CreditParams) -> Floats:
-    """[S] what a step and those after it earn, discounted per step."""
-    return discounted_sums(step_rewards(rewards, spans), spans.per_trajectory, params.step_gamma)
+    """[S] the returns to go of steps, discounted per step."""
+    return discounted_sums(spans.sums(rewards), spans.per_trajectory, params.step_gamma)
 
 
 def on_steps(advantages: Floats, spans: StepSpans) -> Floats:
@@ -239,7 +237,7 @@ def token_advantages(rewards: Floats, values: Floats, time_steps: Mask, params: 
 
 
 def rewards_at(rewards: Floats, time_steps: Mask) -> Floats:
-    """[N] of rewards [B, L] those at the time steps, where all of them must be."""
+    """[N] the rewards [B, L] at the time steps. Raises RuntimeError for one elsewhere."""
     if rewards[~time_steps].any():
         raise RuntimeError("a reward outside of the time steps would be lost")
     return rewards[time_steps]

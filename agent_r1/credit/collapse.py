@@ -2,77 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import gt, itemgetter, lt
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from agent_r1.answers import normalize
 from agent_r1.params.train import MonitorParams
-from agent_r1.records import Trajectory
 
-NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
 DISTANCE = "distance"  # an iteration's mean return, from the best return of the history
 ROUNDING = 1e-9  # a share of the first distance that is none
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd and without structure: the golden ratio of 2^64
 
-Metrics = Mapping[str, float]  # of one iteration
-
-
-def repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Repetition of answers and of thoughts, both in [0, 1]; nothing where all trajectories are of one question."""
-    if len({trajectory.group for trajectory in trajectories}) < 2:
-        return {}
-    return {
-        "rollout/answer_repetition": answer_repetition(trajectories),
-        "rollout/thought_repetition": thought_repetition(trajectories),
-    }
-
-
-def answer_repetition(trajectories: Sequence[Trajectory]) -> float:
-    """The share of the most frequent answer, normalised for comparison; every question weighs the same.
-
-    An episode without an answer repeats nothing.
-    """
-    sizes = Counter(trajectory.group for trajectory in trajectories)
-    shares: defaultdict[str, float] = defaultdict(float)
-    for trajectory in trajectories:
-        shares[normalize(trajectory.answer)] += 1 / sizes[trajectory.group]
-    shares.pop("", None)
-    return max(shares.values(), default=0.0) / len(sizes)
-
-
-def thought_repetition(trajectories: Sequence[Trajectory], length: int = NGRAM) -> float:
-    """The chance that an n-gram of one trajectory also occurs in a trajectory of another question.
-
-    Over the distinct n-grams, `length` token ids in a row within one action, of every trajectory: the mean share of
-    the trajectories of other questions that hold the n-gram. 0 where no action is that long.
-    """
-    rows = [np.unique(_ngrams(trajectory, length)) for trajectory in trajectories]
-    groups = np.array([trajectory.group for trajectory in trajectories])
-    owners = np.repeat(groups, [len(row) for row in rows])  # [N] the question of each n-gram, N over all trajectories
-    if not len(owners):
-        return 0.0
-    _, ngrams = np.unique(np.concatenate(rows), return_inverse=True)
-    _, pairs = np.unique(ngrams * (groups.max() + 1) + owners, return_inverse=True)
-    elsewhere = np.bincount(ngrams)[ngrams] - np.bincount(pairs)[pairs]
-    others = len(groups) - np.bincount(groups)[owners]
-    return float((elsewhere / others).mean())
-
-
-def _ngrams(trajectory: Trajectory, length: int) -> NDArray[np.uint64]:
-    """A 64-bit fingerprint of every n-gram of the actions: the value of a polynomial in its token ids."""
-    ids = trajectory.token_ids.astype(np.uint64)
-    spans = [np.arange(step.action_start, step.action_stop - length + 1) for step in trajectory.steps]
-    starts = np.concatenate([np.zeros(0, np.intp), *spans])
-    prints = np.zeros(len(starts), np.uint64)
-    for offset in range(length):
-        prints = prints * MULTIPLIER + ids[starts + offset]
-    return prints
+Iteration = Mapping[str, float]  # its metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +21,8 @@ class Sign:
 
     metric: str
     side: Literal["above", "below"]  # of its limit that is the bad one
-    standard: Callable[..., Metrics]  # (the first iterations, key=) -> the one to be held against
-    limit: Callable[[str, Metrics, Metrics, float], float]  # of standard, the one judged, threshold
+    standard: Callable[..., Iteration]  # (the first iterations, key=) -> the one to be held against
+    limit: Callable[[str, Iteration, Iteration, float], float]  # of standard, the one judged, threshold
     among_all: bool = False  # the standard is one of all iterations before, not of the first alone
 
 
@@ -94,7 +34,7 @@ class Alarm:
     metric: str
     value: float  # in the last iteration
     standard: float  # the metric in the iteration that it is held against
-    limit: float  # what the threshold makes of the standard: the value at which the sign begins
+    limit: float  # the value at which the sign begins, from standard and threshold
 
     def __str__(self) -> str:
         side = "above" if self.value > self.limit else "below"
@@ -102,13 +42,13 @@ class Alarm:
 
 
 def alarms(
-    history: Sequence[Metrics], monitor: MonitorParams, *, samples: int, streak: int | None = None
+    history: Sequence[Iteration], monitor: MonitorParams, *, samples: int, streak: int | None = None
 ) -> list[Alarm]:
-    """The signs that each of the last `streak` iterations shows, `monitor.patience` where none is given.
+    """The signs that each of the last `streak` iterations shows, by default `monitor.patience` of them.
 
     A sign is judged where the last iteration has its metric (a critic's warm-up has no gradient of the policy), over
     the iterations that have it, as soon as there is one before the last `streak`. With one of the `samples` per
-    question no group has a std, and that of the whole batch stands for it.
+    question no group has a std, and the std of the whole batch stands for it.
     """
     best = max(each["reward/max"] for each in history)
     past = [{**each, DISTANCE: best - each["reward/total"]} for each in history]
@@ -123,14 +63,14 @@ def alarms(
     return [alarm for alarm in found if alarm]
 
 
-def is_clean(history: Sequence[Metrics], monitor: MonitorParams, *, samples: int) -> bool:
+def is_clean(history: Sequence[Iteration], monitor: MonitorParams, *, samples: int) -> bool:
     """Whether no sign has even begun: none is shown by the last iteration, or by any last few up to `patience`."""
     streaks = range(1, monitor.patience + 1)
     return not any(alarms(history, monitor, samples=samples, streak=streak) for streak in streaks)
 
 
 def _alarm(
-    name: str, sign: Sign, past: Sequence[Metrics], threshold: float, *, first: int, streak: int
+    name: str, sign: Sign, past: Sequence[Iteration], threshold: float, *, first: int, streak: int
 ) -> Alarm | None:
     judged = [each for each in past if sign.metric in each]
     before, last = judged[:-streak], judged[-streak:]
@@ -139,32 +79,30 @@ def _alarm(
     standard = sign.standard(before if sign.among_all else before[:first], key=itemgetter(sign.metric))
     values = [each[sign.metric] for each in last]
     limits = [sign.limit(sign.metric, standard, each, threshold) for each in last]
-    beyond = (
-        value > limit if sign.side == "above" else value < limit for value, limit in zip(values, limits, strict=True)
-    )
-    if not all(beyond):
+    beyond = gt if sign.side == "above" else lt
+    if not all(map(beyond, values, limits)):
         return None
     return Alarm(sign=name, metric=sign.metric, value=values[-1], standard=standard[sign.metric], limit=limits[-1])
 
 
-def _lower_median(among: Sequence[Metrics], *, key: Callable[[Metrics], float]) -> Metrics:
+def _lower_median(among: Sequence[Iteration], *, key: Callable[[Iteration], float]) -> Iteration:
     return sorted(among, key=key)[(len(among) - 1) // 2]
 
 
-def _multiple(metric: str, standard: Metrics, _: Metrics, threshold: float) -> float:
+def _multiple(metric: str, standard: Iteration, _: Iteration, threshold: float) -> float:
     return threshold * standard[metric]
 
 
-def _part_of_the_way_to_one(metric: str, standard: Metrics, _: Metrics, threshold: float) -> float:
+def _part_of_the_way_to_one(metric: str, standard: Iteration, _: Iteration, threshold: float) -> float:
     return standard[metric] + threshold * (1 - standard[metric])
 
 
-def _multiple_unless_solved(metric: str, standard: Metrics, judged: Metrics, threshold: float) -> float:
+def _multiple_unless_solved(metric: str, standard: Iteration, judged: Iteration, threshold: float) -> float:
     """`_multiple`, lowered in proportion as the mean return comes closer to the best return.
 
     A policy that solves its questions has ever more equal returns too. Where a return is either 0 or b, the std is a
     concave function of the distance d between b and the mean, and 0 at d = 0: on the way from d_0 to b it stays above
-    d / d_0 times what it was, so that success alone is never below a threshold of at most 1.
+    d / d_0 times its first value, so that success alone is never below a threshold of at most 1.
     """
     if judged[DISTANCE] >= standard[DISTANCE]:
         return threshold * standard[metric]
@@ -172,11 +110,11 @@ def _multiple_unless_solved(metric: str, standard: Metrics, judged: Metrics, thr
     return threshold * standard[metric] * (share if share > ROUNDING else 0.0)
 
 
-# The healthiest of the first iterations is the standard, so that a run that collapses at once is held against what it
-# was; entropy can err on both sides, so the median of them is. It is judged by the surprisal of all that was sampled:
-# what has no gradient, groups of equal returns above all, goes through no other pass, and its share changes as a run
-# learns. Of an iteration it errs by a tenth, against thresholds of a tenth and of four times. Gradient norms grow in
-# healthy runs: a spike stands out from all that came before.
+# The standard is the healthiest of the first iterations, so that a run that collapses at once is noticed; for entropy,
+# which can err on both sides, it is their median. Entropy is judged by the surprisal of all sampled tokens: groups of
+# equal returns have no gradient and go through no other pass, and their share changes as a run learns. In one iteration
+# it errs by a tenth, against thresholds of a tenth and of four times. Gradient norms grow in healthy runs: a spike
+# stands out from all iterations before it.
 SIGNS = {
     "reward_std_fall": Sign("reward/std_in_groups", "below", max, _multiple_unless_solved),
     "entropy_fall": Sign("rollout/surprisal", "below", _lower_median, _multiple),

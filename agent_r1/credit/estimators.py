@@ -17,7 +17,6 @@ from agent_r1.credit.batch import (
     Batch,
     Counts,
     Floats,
-    Mask,
     StepSpans,
     broadcast,
     discounted_sums,
@@ -33,6 +32,7 @@ from agent_r1.credit.batch import (
     whitened,
 )
 from agent_r1.params.credit import CreditParams
+from agent_r1.records import Mask
 
 GROUP_EPSILON = 1e-6  # DESIGN §6
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What an estimator makes of a batch."""
+    """The advantages and the critic's targets of a batch."""
 
     advantages: Floats  # [B, L] exactly 0 outside the time steps
     value_targets: Floats  # [B, L] exactly 0 outside the critic mask
@@ -152,11 +152,11 @@ def rloo(batch: Batch, params: CreditParams) -> Estimate:
 
 
 def step_return(batch: Batch, params: CreditParams) -> Estimate:
-    """The step's return to go minus its mean over those of the group that have a step of this index.
+    """The step's return to go minus its mean over the group's trajectories that have a step of this index.
 
-    The return to go is discounted by `step_gamma` per step, so a step is not credited with what was earned before it.
-    The mean stands for the value of having come so far; who has taken this many steps does not depend on the action of
-    this one, as a baseline must not. A step that no other trajectory of the group has gets 0.
+    The return to go is discounted by `step_gamma` per step, so a step is not credited with earlier rewards.
+    The mean stands for the value of having come so far, and does not depend on this step's action, as a baseline must
+    not. A step that no other trajectory of the group has gets 0.
 
     Source: returns to go of turns as advantages: GTPO (arXiv 2511.14846); a baseline per time step: Greensmith et al.
     2004 (JMLR 5); no std: Dr. GRPO (arXiv 2503.20783), §3.2.
@@ -172,8 +172,8 @@ def gigpo(batch: Batch, params: CreditParams) -> Estimate:
     """The episode against its group, plus `gigpo.weight` times the step against the group's steps in the same state.
 
     The first compares returns, as `dr_grpo` does, the second returns to go (`step_gamma` per step). With `gigpo.std`
-    each is divided by the sample std of those that it is compared with, as in `grpo`. A step whose state occurs once in
-    its group has the first alone. Equal states are equal contexts, token for token: the first step's always are.
+    each is divided by the sample std of its comparison, as in `grpo`. A step whose state occurs once in its group has
+    the first alone. Equal states are equal contexts, token for token: the first step's always are.
 
     Source: GiGPO, Feng et al. 2025 (arXiv 2505.10978), Eq. 3 to 8, with F_norm = 1 or std.
     """
@@ -191,8 +191,8 @@ def gigpo(batch: Batch, params: CreditParams) -> Estimate:
 def reinforce_pp(batch: Batch, params: CreditParams) -> Estimate:
     """The discounted return to go (`gamma`) at every time step, then whitening over the batch.
 
-    Tokens that are no time steps neither discount the return nor end it: an action receives what later steps earn,
-    whatever observations stand in between.
+    Tokens that are no time steps neither discount the return nor end it: an action receives the rewards of later steps
+    across observations.
 
     Source: REINFORCE++, Hu et al. 2025 (arXiv 2501.03262).
     """
@@ -227,7 +227,7 @@ ESTIMATORS: dict[str, Callable[[Batch, CreditParams], Estimate]] = {
 
 
 def estimate(batch: Batch, params: CreditParams) -> Estimate:
-    """Runs the estimator that `params` names; a ValueError refuses values that it would not look at, or their lack."""
+    """Runs the estimator that `params` names. A ValueError refuses values that it would not read, or their lack."""
     if not params.needs_critic and batch.values is not None:
         raise ValueError(f"estimator {params.estimator} uses no values; give none, or set estimator: gae")
     return ESTIMATORS[params.estimator](batch, params)

@@ -1,20 +1,21 @@
-"""What is measured of an iteration's trajectories, rewards and credit."""
+"""The metrics of an iteration's trajectories, rewards and credit."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_r1.answers import normalize
 from agent_r1.credit.batch import Floats, group_statistics
-from agent_r1.credit.filters import left_out
-from agent_r1.params.credit import CreditParams
 from agent_r1.params.update import LARGEST_K3_DIFFERENCE
 from agent_r1.records import CallStatus, Credit, Outcome, StopReason, Trajectory
 
-OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # of what credit sees
+NGRAM = 4  # tokens; short enough for a bare answer, long enough that two questions rarely share one by chance
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd and without structure: the golden ratio of 2^64
+OUTCOMES = tuple(each for each in Outcome if each is not Outcome.ABORTED)  # credit sees no aborted episode
 
 
 def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) -> dict[str, float]:
@@ -30,13 +31,6 @@ def reference_metrics(trajectories: Sequence[Trajectory], kl: Sequence[Floats]) 
 def returns_of(totals: Sequence[Floats]) -> Floats:
     """[B] the undiscounted sums of step rewards [K]."""
     return np.array([total.sum() for total in totals])
-
-
-def left_out_metrics(trajectories: Sequence[Trajectory], params: CreditParams) -> dict[str, float]:
-    """The share of trajectories that the policy loss leaves out; nothing where it may leave out none."""
-    if not any(params.left_out.model_dump().values()):
-        return {}
-    return {"filter/left_out_share": float(left_out(trajectories, params.left_out).mean())}
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -62,11 +56,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def reward_metrics(
-    totals: Sequence[Floats], parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]
-) -> dict[str, float]:
+def reward_metrics(returns: Floats, parts: Sequence[dict[str, Floats]], groups: NDArray[np.int64]) -> dict[str, float]:
     """Every part unweighted; of the returns the mean, the highest, the sample std, and its mean over groups."""
-    returns = returns_of(totals)
     _, stds, sizes = group_statistics(returns, groups)
     _, [std, *_], _ = group_statistics(returns, np.zeros_like(groups))
     return {
@@ -104,6 +95,58 @@ def value_metrics(credits_: Sequence[Credit]) -> dict[str, float]:
     variance = targets.var()
     explained = 1 - (targets - values).var() / variance if variance else 0.0
     return {"value/explained_variance": float(explained)}
+
+
+def repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Repetition of answers and of thoughts, both in [0, 1]; nothing where all trajectories are of one question."""
+    if len({trajectory.group for trajectory in trajectories}) < 2:
+        return {}
+    return {
+        "rollout/answer_repetition": answer_repetition(trajectories),
+        "rollout/thought_repetition": thought_repetition(trajectories),
+    }
+
+
+def answer_repetition(trajectories: Sequence[Trajectory]) -> float:
+    """The share of the most frequent answer, normalised for comparison; every question weighs the same.
+
+    An episode without an answer repeats nothing.
+    """
+    sizes = Counter(trajectory.group for trajectory in trajectories)
+    shares: defaultdict[str, float] = defaultdict(float)
+    for trajectory in trajectories:
+        shares[normalize(trajectory.answer)] += 1 / sizes[trajectory.group]
+    shares.pop("", None)
+    return max(shares.values(), default=0.0) / len(sizes)
+
+
+def thought_repetition(trajectories: Sequence[Trajectory], length: int = NGRAM) -> float:
+    """The chance that an n-gram of one trajectory also occurs in a trajectory of another question.
+
+    Over the distinct n-grams, `length` token ids in a row within one action, of every trajectory: the mean share of
+    the trajectories of other questions that hold the n-gram. 0 where no action is that long.
+    """
+    rows = [np.unique(_ngrams(trajectory, length)) for trajectory in trajectories]
+    groups = np.array([trajectory.group for trajectory in trajectories])
+    owners = np.repeat(groups, [len(row) for row in rows])  # [N] the question of each n-gram, N over all trajectories
+    if not len(owners):
+        return 0.0
+    _, ngrams = np.unique(np.concatenate(rows), return_inverse=True)
+    _, pairs = np.unique(ngrams * (groups.max() + 1) + owners, return_inverse=True)
+    elsewhere = np.bincount(ngrams)[ngrams] - np.bincount(pairs)[pairs]
+    others = len(groups) - np.bincount(groups)[owners]
+    return float((elsewhere / others).mean())
+
+
+def _ngrams(trajectory: Trajectory, length: int) -> NDArray[np.uint64]:
+    """A 64-bit fingerprint of every n-gram of the actions: the value of a polynomial in its token ids."""
+    ids = trajectory.token_ids.astype(np.uint64)
+    spans = [np.arange(step.action_start, step.action_stop - length + 1) for step in trajectory.steps]
+    starts = np.concatenate([np.zeros(0, np.intp), *spans])
+    prints = np.zeros(len(starts), np.uint64)
+    for offset in range(length):
+        prints = prints * MULTIPLIER + ids[starts + offset]
+    return prints
 
 
 def _mean(values: Sequence[float] | Floats) -> float:

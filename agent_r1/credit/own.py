@@ -1,6 +1,6 @@
 """Rewards of one's own: functions of a finished episode that `train.credit.rewards` names.
 
-They are asked once, when the episodes are collected; what they say is stored as a fact on the last step, and weighted
+They are asked once, when the episodes are collected. Their values are stored as facts on the last step, and weighted
 like any other part from there on, by a resumed run and a replay too.
 """
 
@@ -22,7 +22,7 @@ from agent_r1.params.credit import RewardFunction, RewardWeights
 from agent_r1.params.sections import nearest
 from agent_r1.records import Call, Outcome, Question, Source, StopReason, Trajectory
 
-Decode = Callable[[Sequence[int]], str]
+Decoder = Callable[[Sequence[int]], str]
 Value = float | WorldFault
 
 logger = logging.getLogger(__name__)
@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 class EpisodeStep:
     """One step, as text."""
 
-    action: str  # what the policy wrote, without the token that ends it
-    observation: str  # what came back and was read, "" where the episode ended
-    calls: Sequence[Call]  # what it asked for: tool, arguments as JSON, status; none for an answer
-    facts: Mapping[str, float]  # what the environment stated
+    action: str  # the policy's text, without the token that ends it
+    observation: str  # the text that the policy read afterwards, "" where the episode ended
+    calls: Sequence[Call]  # its calls: tool, arguments as JSON, status; none for an answer
+    facts: Mapping[str, float]  # as the environment stated them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Episode:
     outcome: Outcome
 
 
-class Reward(NamedTuple):
+class OwnReward(NamedTuple):
     """A function by its name in params.yaml; it takes some episodes and gives as many values."""
 
     name: str
@@ -56,7 +56,7 @@ class Reward(NamedTuple):
     function: Callable[[list[Episode]], Sequence[Any]]
 
 
-def load(rewards: RewardWeights) -> list[Reward]:
+def load(rewards: RewardWeights) -> list[OwnReward]:
     """The functions that the weights name; a ValueError says which module or function is not there."""
     found = []
     for name, params in rewards.own.items():
@@ -67,7 +67,7 @@ def load(rewards: RewardWeights) -> list[Reward]:
             raise ValueError(
                 f"credit.rewards.{name}: {module.__name__} has no function {function!r}{nearest(function, functions)}"
             )
-        found.append(Reward(name, params, call if params.batched else _one_by_one(call)))
+        found.append(OwnReward(name, params, call if params.batched else _one_by_one(call)))
     return found
 
 
@@ -93,18 +93,18 @@ def _one_by_one(call: Callable[[Episode], Any]) -> Callable[[list[Episode]], Seq
 
 
 def state(
-    rewards: Sequence[Reward],
+    rewards: Sequence[OwnReward],
     trajectories: Sequence[Trajectory],
     questions: Mapping[str, Question],
-    decode: Decode,
+    decode: Decoder,
     *,
     aborted_share: float,
 ) -> list[Trajectory]:
     """The trajectories with the values of all rewards as facts on their last steps.
 
-    What meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED, as are those
-    that came so. A TooManyAborted says that they are more than the share; a ValueError names reward and trajectory
-    where a function raises anything else, or gives what is no finite number.
+    A function that meets a fault of the world is asked once more; if it meets one again the trajectory is ABORTED.
+    Raises TooManyAborted if more than the share are ABORTED, and ValueError, which names reward and trajectory, if a
+    function raises anything else or gives no finite number.
     """
     stated = list(trajectories)
     for reward in rewards:
@@ -119,7 +119,7 @@ def state(
 
 
 def _ask(
-    reward: Reward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decode
+    reward: OwnReward, trajectories: Sequence[Trajectory], questions: Mapping[str, Question], decode: Decoder
 ) -> list[Value]:
     """The value of every trajectory, or the fault that its second attempt met too."""
     episodes = [view(each, questions[each.question_id], decode) for each in trajectories]
@@ -135,8 +135,8 @@ def _ask(
     return [values[place] for place in range(len(episodes))]
 
 
-def _values(reward: Reward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
-    """What one call gives, checked; a fault of the world that it raises is that of all its episodes."""
+def _values(reward: OwnReward, names: Sequence[str], episodes: list[Episode]) -> list[Value]:
+    """The checked values of one call; a fault of the world that it raises counts for all its episodes."""
     who = f"credit.rewards.{reward.name} ({reward.params.function}) of trajectory {', '.join(names[:3])}"
     try:
         values = list(reward.function(episodes))
@@ -162,7 +162,7 @@ def _with_fact(trajectory: Trajectory, name: str, value: Value) -> Trajectory:
     return replace(trajectory, steps=[*before, replace(last, rewards={**last.rewards, name: value})])
 
 
-def view(trajectory: Trajectory, question: Question, decode: Decode) -> Episode:
+def view(trajectory: Trajectory, question: Question, decode: Decoder) -> Episode:
     """The typed view of a trajectory of at least one step."""
     ends = [*(step.action_start for step in trajectory.steps[1:]), len(trajectory.token_ids)]
     steps = []

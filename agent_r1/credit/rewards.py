@@ -1,9 +1,9 @@
 """Rewards: numbers on steps, made of named parts.
 
-The environment states facts on a step: of a question `em`, `f1` and `grounded` where it is answered, and `progress` on
-a search; of a world that asks for no answer `env`, its own reward, and `success` on the last; `think` everywhere. Every
-other part follows from the record. Each part is an array [K], K = steps of the trajectory, before its weight. What a
-policy that is paid for one part alone would do is in the tests.
+The environment states facts on a step: `em`, `f1` and `grounded` where a question is answered, `progress` on a search;
+`env`, its own reward, and `success` on the last step in a world that asks for no answer; `think` everywhere. Each other
+part follows from the record. Each part is an array [K], K = steps of the trajectory, before its weight. The tests show
+how a policy would hack each part if it were paid for nothing else.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ def step_rewards(
 ) -> tuple[Floats, dict[str, Floats]]:
     """[K] the reward of every step, the weighted sum of its parts, and name -> [K] each part unweighted.
 
-    An episode that the world cut short earns nothing, and loses nothing. `max_tokens` is the limit of a context;
-    without it only `overlong` cannot be weighted. A ValueError names that, a reward that is not finite, or a fact that
-    a weighted part is made of and that is not stated.
+    An episode that the world cut short earns and loses nothing. `max_tokens` is the limit of a context, which only
+    `overlong` needs. A ValueError names its lack, a reward that is not finite, or a missing fact of a weighted part.
     """
     if params.rewards.overlong and max_tokens is None:
         raise ValueError(f"rewards.overlong {params.rewards.overlong} needs env.max_tokens; give it, or set that to 0")
@@ -43,7 +42,7 @@ def step_rewards(
 
 
 def parts_of(params: CreditParams, max_tokens: int | None) -> dict[str, Part]:
-    """The named parts, with what those read that look at more than the trajectory."""
+    """The named parts, bound to the limits that they read."""
     bound = {"overlong": partial(overlong, max_tokens=max_tokens, buffer=params.overlong_buffer)}
     return PARTS | bound | {name: partial(_stated, fact=name) for name in params.rewards.own}
 
@@ -53,7 +52,7 @@ def _stated(trajectory: Trajectory, fact: str) -> Floats:
 
 
 def _is_world(trajectory: Trajectory) -> bool:
-    """Whether it was played in a world, which states what it gives itself and asks for no answer."""
+    """Whether it was played in a world, which states its own reward and asks for no answer."""
     return any("env" in step.rewards for step in trajectory.steps)
 
 
@@ -80,7 +79,7 @@ def agent_r1(trajectory: Trajectory) -> Floats:
 
 
 def success(trajectory: Trajectory) -> Floats:
-    """On the last step: 1 where the episode ended in what its environment calls right."""
+    """On the last step: 1 where the episode ended in success."""
     return _on_last_step(trajectory, trajectory.success)
 
 
@@ -91,21 +90,16 @@ def think(trajectory: Trajectory) -> Floats:
 
 def valid_call(trajectory: Trajectory) -> Floats:
     """1 for every call that succeeded."""
-    succeeded = [[call.status is CallStatus.OK for call in step.calls] for step in trajectory.steps]
-    return np.array([sum(each) for each in succeeded], np.float64)
+    return np.array([sum(call.status is CallStatus.OK for call in step.calls) for step in trajectory.steps], np.float64)
 
 
 def failed_call(trajectory: Trajectory) -> Floats:
-    """-1 for every call that did not succeed, whatever the reason."""
-    failed = [[call.status is not CallStatus.OK for call in step.calls] for step in trajectory.steps]
-    return np.array([-sum(each) for each in failed], np.float64)
+    """-1 for every call that did not succeed."""
+    return valid_call(trajectory) - [len(step.calls) for step in trajectory.steps]
 
 
 def repeat_call(trajectory: Trajectory) -> Floats:
-    """-1 for every call of the same tool with the same arguments as an earlier one.
-
-    A call whose arguments could not be read repeats nothing: that is for `failed_call`.
-    """
+    """-1 for every call of the same tool with the same arguments as an earlier one. Unread arguments repeat nothing."""
     made: set[tuple[str, str]] = set()
     rewards = np.zeros(len(trajectory.steps))
     for number, step in enumerate(trajectory.steps):
@@ -147,7 +141,7 @@ PARTS: dict[str, Part] = {
     "agent_r1": agent_r1,
     "env": partial(_stated, fact="env"),  # the environment's own reward
     "success": success,
-    "em": partial(_stated, fact="em"),  # of the answer, whatever the format of the calls before
+    "em": partial(_stated, fact="em"),  # of the answer, for any format of the calls before
     "f1": partial(_stated, fact="f1"),  # the answer's word overlap with the nearest gold answer, in [0, 1]
     "grounded": partial(_stated, fact="grounded"),  # 1 where the answer, right or wrong, occurs in an observation
     "think": think,

@@ -1,4 +1,4 @@
-"""The devices that this process may use."""
+"""The GPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,3 @@ def visible_gpus() -> list[str]:
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     found = torch.cuda.device_count()
     return named.split(",")[:found] if named else [str(index) for index in range(found)]
-
-
-def default_device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from agent_r1.credit.batch import after_prompt, token_rewards
 from agent_r1.credit.rewards import step_rewards
-from agent_r1.learn.batching import Compute
 from agent_r1.learn.gradients import join_credit, policy_pass
 from agent_r1.learn.losses import (
     LossTokens,
@@ -25,6 +24,7 @@ from agent_r1.learn.losses import (
     policy_metrics,
     token_losses,
 )
+from agent_r1.learn.scoring import Compute
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory

@@ -19,12 +19,12 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from agent_r1.credit.assign import assign
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.inspection.gradients import PolicyGradient, advantage_comparison, policy_gradient, value_errors
 from agent_r1.inspection.stored import PolicyOnDisk, StoredRun
-from agent_r1.learn.batching import Reference, compute_of, frozen
-from agent_r1.learn.learner import Learner, reference_of
+from agent_r1.learn.learner import Learner, Reference, frozen, reference_of
 from agent_r1.learn.losses import Metrics
+from agent_r1.learn.scoring import compute_of
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.places import RunId, adapter_in

@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agent_r1.devices.gpus import default_device
-from agent_r1.devices.ranks import gathered, is_sharded, parts, whole
+from agent_r1.devices.sharing import default_device, gathered, is_sharded, parts, whole
 from agent_r1.files import load_pretrained, model_hash
 from agent_r1.learn.model import compute_dtype, load_policy
 from agent_r1.params import Params
@@ -88,12 +87,11 @@ def attach(model: nn.Module, params: LoraParams, *, seed: int) -> None:
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
     """The weights of an equivalent model without adapters, rounded to their own type.
 
-    Merged weights are on the CPU, because a GPU may have no room for them. The model's own weights stay as they are:
+    Merged weights are on the CPU: a GPU may have no room for them. The model's own weights stay as they are, because
     adding an update and subtracting it again would change their last bits.
     """
-    state = {
-        name.replace(".base_layer.", "."): weight for name, weight in model.state_dict().items() if ".lora_" not in name
-    }
+    own = model.state_dict().items()
+    state = {name.replace(".base_layer.", "."): weight for name, weight in own if ".lora_" not in name}
     for name, layer in _adapted(model).items():
         weight = state[f"{name}.weight"]
         update = whole(layer.get_delta_weight(ADAPTER).detach())
@@ -117,15 +115,6 @@ def detached(model: nn.Module) -> Iterator[None]:
 def trained_state(model: nn.Module) -> dict[str, Tensor]:
     """The weights that train, by name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def load_trained_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Loads the `trained_state` of a model of the same shape that started from the same weights.
-
-    Raises ValueError if other weights train in it.
-    """
-    require_same_weights(state, trained_state(model))
-    model.load_state_dict(parts(state, model), strict=False)
 
 
 def require_same_weights(stored: Iterable[str], own: Iterable[str]) -> None:
@@ -173,7 +162,8 @@ def load_adapter(model: nn.Module, params: LoraParams, folder: Path, beneath: st
         raise ValueError(f"{folder} holds adapters of {stored.params}, and model.lora is {params}; set it back")
     _require_fit(stored, folder, _shapes_of(model), beneath)
     weights = load_file(adapter_in(folder) / WEIGHTS)
-    load_trained_state(model, {name: weights[_peft_name(name)] for name in trained_state(model)})
+    trained = {name: weights[_peft_name(name)] for name in trained_state(model)}
+    model.load_state_dict(parts(trained, model), strict=False)
 
 
 def read_stored(folder: Path) -> Stored | None:
@@ -198,8 +188,7 @@ def read_stored(folder: Path) -> Stored | None:
 def require_fit(stored: Stored, folder: Path, model: str | Path) -> None:
     """Checks the adapters in a policy's folder against the model that they shall run beside.
 
-    Raises ValueError if they were trained beside another one, or a tensor is missing, unknown, or of another type or
-    shape than the model's layers need.
+    Raises ValueError if they were trained beside another model, or if a tensor does not fit the model's layers.
     """
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(load_pretrained(AutoConfig, model), trust_remote_code=False)

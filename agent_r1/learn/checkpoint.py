@@ -1,7 +1,7 @@
 """Checkpoints: everything that a killed training run needs to go on with the same bits.
 
 A checkpoint is a folder: `policy/`, an ordinary Hugging Face folder; `learner/`, the critic, both optimisers and the
-random states, written by `agent_r1.devices.ranks`; `progress.json`; and `SHA256SUMS`, the hashes of all files for
+random states, written by `agent_r1.devices.sharing`; `progress.json`; and `SHA256SUMS`, the hashes of all files for
 `sha256sum -c`. Adapters that train are in `policy/adapter/`, and merged weights may be missing until the training ends.
 One learner at a time may write it. `learner/` may be removed when nothing is left to train.
 """
@@ -54,7 +54,7 @@ def save(folder: Path, learner: Learner, record: Progress) -> None:
 
 
 def save_policy(folder: Path, learner: Learner) -> None:
-    """Writes the policy alone, whole or not at all; raises as `save`."""
+    """Writes the policy alone, whole or not at all. Raises as `save`."""
     with written(folder) as fresh:
         learner.save_policy(fresh)
 
@@ -113,7 +113,7 @@ def set_aside_policy(policy: Path, record: Progress, aside: Path) -> None:
 def amend(folder: Path, record: Progress, policy_of: Path | None = None) -> None:
     """Gives the checkpoint another record, and the policy of the checkpoint `policy_of` if one is named.
 
-    Raises ValueError if that policy is not as it was written. Other files keep their stored hashes and are not read.
+    Raises ValueError if that policy is damaged. Other files keep their stored hashes and are not read.
     """
     if policy_of:
         require_whole(policy_of, POLICY)

@@ -13,12 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agent_r1.learn import losses
-from agent_r1.learn.batching import Compute, Floats32, Mask, MicroBatch, micro_batches, score_logprobs
 from agent_r1.learn.losses import LossTokens, Metrics
 from agent_r1.learn.model import Critic, precision
-from agent_r1.learn.output import output_of
+from agent_r1.learn.scoring import Compute, MicroBatch, micro_batches, output_of, score_logprobs
 from agent_r1.params.update import CriticParams, UpdateParams
-from agent_r1.records import Credit, Trajectory
+from agent_r1.records import Credit, Floats32, Mask, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +67,13 @@ def join_credit(
 
 
 def asked_of_learner(trajectory: Trajectory, credit: Credit, params: UpdateParams) -> Mask:
-    """[L] the loss tokens that need the learner's logprob before the update.
-
-    These are the tokens that were not sampled; with an importance cap, all.
-    """
+    """[L] the loss tokens that need the learner's logprob before the update: not sampled ones, or all with a cap."""
     by_learner = np.ones_like(credit.loss_mask) if params.importance_cap else ~trajectory.action_mask
     return credit.kept & credit.loss_mask & by_learner
 
 
 def credited(trajectory: Trajectory, credit: Credit, own: Floats32, params: UpdateParams) -> CreditedTrajectory:
-    """Joins the two. `own` [L] holds the learner's logprobs before the update, where `asked_of_learner` is true."""
+    """Joins a trajectory with its credit. `own` [L] are the learner's logprobs before the update, where asked."""
     if trajectory.trajectory_id != credit.trajectory_id:
         raise ValueError(f"trajectory {trajectory.trajectory_id!r} came with the credit of {credit.trajectory_id!r}")
     samplers = np.where(trajectory.action_mask, trajectory.logprobs, own)
@@ -120,7 +116,7 @@ def policy_pass(
 
     To `learn`, call backward on each part's loss before asking for the next part. The backbone gets its gradients after
     the last part of a micro-batch. Tokens that share a ratio are in one part; `whole` makes one part of each
-    micro-batch.
+    micro-batch. Raises FloatingPointError if a loss is not finite.
     """
     trajectories, masks = [row.trajectory for row in rows], [row.credit.loss_mask for row in rows]
     backbone, culprits = compute.ranks.backbone(policy), set[str]()
@@ -193,10 +189,7 @@ def add_policy_gradient(
     *,
     learn: bool,
 ) -> LossTokens:
-    """Computes the tokens of a loss that is divided by `divisor`, and accumulates the policy's gradient to `learn`.
-
-    Raises FloatingPointError if a loss is not finite.
-    """
+    """The tokens of a loss, which `divisor` divides; accumulates its gradient to `learn`. Raises as `policy_pass`."""
     seen: list[LossTokens] = []
     for tokens, terms in policy_pass(policy, rows, params, compute, learn=learn):
         if learn:
@@ -213,10 +206,7 @@ def mismatch(
     params: UpdateParams,
     compute: Compute,
 ) -> Metrics:
-    """Measures the mismatch of sampler and learner over all action tokens of a step.
-
-    The tokens `seen` by its loss are known; the others take a pass of their own.
-    """
+    """The mismatch of sampler and learner over all action tokens of a step. Tokens not `seen` take a further pass."""
     trajectories = [row.trajectory for row in rows]
     unseen = [row.trajectory.action_mask & ~(row.credit.loss_mask & row.has_gradient(params)) for row in rows]
     own = score_logprobs(policy, trajectories, unseen, compute)
@@ -229,10 +219,7 @@ def mismatch(
 def add_critic_gradient(
     critic: Critic, rows: Sequence[CreditedTrajectory], tokens: int, params: CriticParams, compute: Compute
 ) -> float:
-    """Accumulates the critic's gradient of a loss over `tokens` tokens; returns the loss.
-
-    Raises FloatingPointError if it is not finite.
-    """
+    """Accumulates the critic's gradient of a loss over `tokens` tokens; returns the loss. Raises as `policy_pass`."""
     found, culprits = list[float](), set[str]()
     trajectories, masks = [row.trajectory for row in rows], [row.credit.critic_mask for row in rows]
     for batch in micro_batches(trajectories, masks, compute):

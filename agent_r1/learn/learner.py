@@ -15,17 +15,23 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import ALONE, Ranks, led, parts, whole
+from agent_r1.devices.sharing import ALONE, Ranks, led, parts, whole
 from agent_r1.files import model_hash
-from agent_r1.learn import adapter, batching, gradients, losses, optimizers
-from agent_r1.learn.batching import Compute, Floats32, Reference
+from agent_r1.learn import adapter, gradients, losses, optimizers, scoring
 from agent_r1.learn.gradients import CreditedTrajectory
-from agent_r1.learn.model import Critic, load_policy, load_tokenizer, recompute_activations
+from agent_r1.learn.model import (
+    Critic,
+    compute_output_in_float32,
+    load_policy,
+    load_tokenizer,
+    recompute_activations,
+)
+from agent_r1.learn.scoring import Compute, score_logprobs
 from agent_r1.params import Params
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.train import TrainParams
 from agent_r1.params.update import CriticParams, UpdateParams
-from agent_r1.records import Credit, Trajectory
+from agent_r1.records import Credit, Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 
 logger = logging.getLogger(__name__)
@@ -68,7 +74,7 @@ class Models:
         """
         self.params, self.seed, self.ranks, self.merges = params, seed, options.ranks, options.merges
         self.policy_version = 0  # updates that changed the policy's weights, since `path`
-        self.compute = batching.compute_of(model, params, options.device or self.ranks.device, self.ranks)
+        self.compute = scoring.compute_of(model, params, options.device or self.ranks.device, self.ranks)
         self.adapter = model.adapter  # of policy and critic; the weights beneath do not train
         self.beneath = model_hash(str(path)) if self.adapter else ""  # the model that adapters are trained beside
         self.tokenizer = load_tokenizer(path)
@@ -90,19 +96,19 @@ class Models:
         if self.critic is None:
             return [np.zeros(len(each.token_ids), np.float32) for each in trajectories]
         everywhere = [np.ones(len(each.token_ids), np.bool_) for each in trajectories]
-        return batching.score(self.critic, trajectories, everywhere, self.compute)
+        return scoring.score(self.critic, trajectories, everywhere, self.compute)
 
     @led
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The policy's logprob [L] of every token in nats, 0 at a context's first, which nothing predicts."""
         predicted = [~np.isin(np.arange(len(each.token_ids)), each.context_starts) for each in trajectories]
-        return batching.score_logprobs(self.policy, trajectories, predicted, self.compute)
+        return score_logprobs(self.policy, trajectories, predicted, self.compute)
 
     @led
     def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats32]:
         """The starting policy's logprobs [L] of the sampled tokens in nats, 0 elsewhere.
 
-        Raises ValueError for a learner without a reference.
+        Raises ValueError if this learner has no reference.
         """
         if self.reference is None:
             raise ValueError("this learner has no reference; build it with one")
@@ -172,16 +178,14 @@ class Learner(Models):
 
         During the critic's warm-up it trains alone. `explained_variance`, the critic's share of the value targets'
         variance, can end the warm-up, and the first policy update ends it for good. Trajectories that are not kept are
-        left out of the minibatches. Kept ones without a gradient cost nothing, but count in the losses' denominators.
-        `rate` scales the configured learning rates.
+        in no minibatch. Kept ones without a gradient cost nothing, but count in the losses' denominators. `rate` scales
+        the configured learning rates.
 
-        The metrics are means over the optimiser steps that had a gradient. Only the mismatch of sampler and learner is
-        the first step's, before any weight changes, over all its action tokens. A FloatingPointError reports a loss or
-        gradient that is not finite; its step changes no weight. A ValueError asks for the reference that a `kl_loss`
-        needs.
+        The metrics are means over the optimiser steps that had a gradient; the mismatch of sampler and learner is that
+        of the first step, before any weight changes, over all its action tokens. A FloatingPointError reports a loss or
+        gradient that is not finite; its step changes no weight. A ValueError asks for the reference of a `kl_loss`.
         """
-        rows = gradients.join_credit(self.policy, trajectories, credits, self.params, self.compute)
-        rows = [row for row in rows if row.credit.kept]
+        rows = [row for row in self.credited(trajectories, credits) if row.credit.kept]
         optimizers.set_rate(self.policy_optimizer, self.params.learning_rate * rate)
         if self.critic_optimizer:
             optimizers.set_rate(self.critic_optimizer, self.params.critic.learning_rate * rate)
@@ -202,18 +206,21 @@ class Learner(Models):
             "update/tokens": float(self.params.epochs * tokens),
         }
 
+    def credited(self, trajectories: Sequence[Trajectory], credits: Sequence[Credit]) -> list[CreditedTrajectory]:
+        """The trajectories with their credits, as `policy_step` and `critic_step` take them."""
+        return gradients.join_credit(self.policy, trajectories, credits, self.params, self.compute)
+
     def _minibatches(
         self, rows: Sequence[CreditedTrajectory], params: UpdateParams | CriticParams, iteration: int
     ) -> Iterator[list[CreditedTrajectory]]:
         """The rows of each optimiser step."""
-        for chosen in batching.minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
+        for chosen in scoring.minibatches(len(rows), params, seed=self.seed, iteration=iteration) if rows else ():
             yield [rows[index] for index in chosen]
 
     def policy_step(self, rows: Sequence[CreditedTrajectory], *, learn: bool, first: bool) -> losses.Metrics:
         """Takes one optimiser step of the policy, or only measures it; no metrics where no loss has a gradient.
 
-        The `first` step also measures the mismatch of sampler and learner. A FloatingPointError reports a loss or
-        gradient that is not finite; then no weight is changed.
+        The `first` step also measures the mismatch of sampler and learner. Raises FloatingPointError as `update`.
         """
         teaching = [row for row in rows if row.loss_tokens and row.has_gradient(self.params)]
         if not teaching:
@@ -229,7 +236,7 @@ class Learner(Models):
         return metrics
 
     def critic_step(self, rows: Sequence[CreditedTrajectory]) -> losses.Metrics:
-        """Takes one optimiser step of the critic; no metrics where there is none to train. Raises as `policy_step`."""
+        """Takes one optimiser step of the critic; no metrics where there is none to train. Raises as `update`."""
         tokens = sum(int(row.credit.critic_mask.sum()) for row in rows)
         if self.critic is None or self.critic_optimizer is None or not tokens:
             return {}
@@ -249,6 +256,34 @@ class Learner(Models):
         return norm
 
 
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A policy that is never trained. Its adapters are left out."""
+
+    policy: PreTrainedModel
+    compute: Compute
+
+    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
+        """The logprobs of the masked tokens; see `score_logprobs`."""
+        with adapter.detached(self.policy):
+            return score_logprobs(self.policy, trajectories, masks, self.compute)
+
+
+def _load_policy(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrainedModel:
+    """The policy at `path` with weights in `dtype`, ready to compute, but not yet sharded. Raises as `load_policy`."""
+    policy = load_policy(path, dtype, compute.ranks.loads_on(compute.device), packed=compute.packed)
+    if compute.float32_output:
+        compute_output_in_float32(policy)
+    return policy
+
+
+def frozen(path: str | Path, compute: Compute) -> Reference:
+    """The policy at `path` as a reference, in the compute dtype. Raises as `load_policy`."""
+    policy = _load_policy(path, compute.dtype, compute).requires_grad_(False)
+    compute.ranks.share_out(policy)
+    return Reference(policy, compute)
+
+
 def _load_models(
     path: str | Path, model: ModelParams, compute: Compute, *, with_critic: bool, seed: int
 ) -> tuple[PreTrainedModel, Critic | None]:
@@ -258,7 +293,7 @@ def _load_models(
             "model.float32_output: true has no effect: every layer computes in float32 on %s", compute.device
         )
     stored = compute.dtype if model.adapter else torch.float32
-    policy = batching.load_for(path, stored, compute)
+    policy = _load_policy(path, stored, compute)
     loads_on = compute.ranks.loads_on(compute.device)
     critic = Critic(path, stored, loads_on, packed=compute.packed) if with_critic else None
     backbones = {"policy": policy} | ({"critic": critic.backbone} if critic else {})
@@ -274,7 +309,7 @@ def _load_models(
 
 def reference_of(learner: Models, path: str | Path) -> Reference:
     """The start of a learner: its own policy without the adapters, or the model at its `path`."""
-    return Reference(learner.policy, learner.compute) if learner.adapter else batching.frozen(path, learner.compute)
+    return Reference(learner.policy, learner.compute) if learner.adapter else frozen(path, learner.compute)
 
 
 def learner_of(settings: Params, config: TrainParams, path: str | Path, *, seed: int, ranks: Ranks = ALONE) -> Learner:

@@ -50,8 +50,8 @@ def concatenate(pieces: Sequence[LossTokens]) -> LossTokens:
 def token_losses(tokens: LossTokens, params: UpdateParams) -> Tensor:
     """[N] the loss of every token: the objective of `params.loss` plus KL to the reference minus entropy bonus.
 
-    KL (by k3) and entropy are 0 at tokens that were not sampled, whatever the loss mask. With an importance cap the
-    objective is weighted for the mismatch of sampler and learner.
+    KL (by k3) and entropy are 0 at tokens that were not sampled. With an importance cap the objective is weighted for
+    the mismatch of sampler and learner.
     """
     ratio = ratios(tokens, params)
     if params.loss == "clip":
@@ -111,7 +111,7 @@ def policy_metrics(tokens: LossTokens, params: UpdateParams, divisor: int, acted
 
 
 def mismatch_metrics(learners: Tensor, samplers: Tensor) -> Metrics:
-    """Measures the mismatch of learner and sampler at sampled tokens, from the logprobs [N] of both, in nats.
+    """The mismatch of learner and sampler at sampled tokens, from the logprobs [N] of both, in nats.
 
     With the importance weights w = learner's / sampler's probability, the effective sample size (sum w)^2 / sum w^2 is
     a share of N, and the mean of w^2 less 1 estimates the divergence chi^2(learner || sampler).

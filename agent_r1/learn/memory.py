@@ -1,27 +1,36 @@
-"""Estimates the memory that a training run needs, from the model's configuration alone, and checks whether it fits.
+"""The memory that a training run takes: estimated from the model's configuration before it starts, measured in it.
 
-On a GPU `agent_r1.learn.peak` measures it later. Units are bytes unless a name says GiB.
+Units are bytes unless a name says GiB.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import psutil
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device, led
 from agent_r1.learn.adapter import attach
 from agent_r1.learn.model import compute_dtype
-from agent_r1.learn.output import room
+from agent_r1.learn.optimizers import undone
+from agent_r1.learn.scoring import room
 from agent_r1.params import Params
+from agent_r1.params.env import EnvParams
 from agent_r1.params.places import RunId
 from agent_r1.params.stages import LoraParams
+from agent_r1.records import Credit, Outcome, Source, Trajectory
+
+if TYPE_CHECKING:  # an estimate depends on no learner
+    from agent_r1.learn.gradients import CreditedTrajectory
+    from agent_r1.learn.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -80,13 +89,12 @@ def demand_of(config: PretrainedConfig, settings: Params, meant: RunId, device: 
 def check(config: PretrainedConfig, settings: Params, runs: Sequence[RunId]) -> None:
     """Logs how much memory the most demanding run needs on this machine's device. A ValueError refuses too much."""
     device = default_device()
-    if device.type == "cpu":
-        for name, asked in (
-            ("learner.optimizer_offload", settings.learner.optimizer_offload),
-            ("engine.vllm.sleep", settings.engine.vllm.sleep),
-        ):
-            if asked:
-                logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
+    asked = {
+        "learner.optimizer_offload": settings.learner.optimizer_offload,
+        "engine.vllm.sleep": settings.engine.vllm.sleep,
+    }
+    for name in [name for name, on in asked.items() if on and device.type == "cpu"]:
+        logger.warning("%s: true has no effect on a CPU, whose memory is all that there is", name)
     demands = [demand_of(config, settings, run, device) for run in runs]
     parts = max(map(estimate, demands), key=lambda parts: sum(parts.values()))
     parts, available = on_machine(parts, settings.learner.processes, device), available_gib(device)
@@ -129,9 +137,9 @@ def estimate(demand: Demand) -> dict[str, float]:
     """GiB by purpose, at the peak of an update.
 
     Weights that train are float32, with a gradient and two Adam states of the same size. Weights beneath adapters and
-    of the reference are in the compute dtype. Policy and critic are updated one after the other, so activations count
-    once. A rank counts its shard and the weights that it gathers: one layer, and all outside of the layers. A sampler
-    that sleeps counts only with its excess over gradients, activations and logits.
+    of the reference are in the compute dtype. Policy and critic take turns, so activations count once. A rank counts
+    its shard and the weights that it gathers: one layer, and all outside of the layers. A sleeping sampler counts only
+    with its excess over gradients, activations and logits.
     """
     count, shape = count_parameters(demand.model, demand.adapter), demand.model.get_text_config()
     frozen, states = demand.dtype.itemsize, 0 if demand.optimizer_offload else ADAM_STATES
@@ -238,3 +246,84 @@ def _mlp_size(config: PretrainedConfig) -> int:
     """The width of the MLP, under the architecture's name for it; without one, four times the hidden size."""
     names = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
     return next((int(size) for name in names if (size := getattr(config, name, None))), 4 * config.hidden_size)
+
+
+@led
+def measure(learner: Learner, env: EnvParams) -> float:
+    """Runs updates of the largest micro-batches that the limits allow, undoes them, and returns the peak in GiB.
+
+    Call it with the sampler and the reference loaded. It takes two optimiser steps of two micro-batches each: in the
+    second, gradients and optimiser states are there while a micro-batch is computed, as in training. Weights,
+    gradients, optimiser and random states are restored bit for bit. The peak is the most memory that torch has reserved
+    on CUDA, or that this process has ever used on a CPU. Raises ValueError, with remedies, if the device has too little
+    memory.
+    """
+    device, refusal = learner.compute.device, ""
+    with undone(list(learner.optimizers.values()), device):
+        try:
+            rows = _largest_step(learner, env)
+            for _ in range(2):
+                learner.policy_step(rows, learn=True, first=True)
+                learner.critic_step(rows)
+        except torch.OutOfMemoryError as error:  # raised below, once this error has released the activations
+            refusal = str(error)
+        peak, free = _peak_gib(device), available_gib(device)
+    tokens = len(rows) // 2 * len(rows[0].trajectory.token_ids)
+    if refusal:
+        raise ValueError(
+            f"an update of micro-batches of {tokens} tokens does not fit into the memory of {device}, of which "
+            f"{free:.1f} GiB were free beside it: {refusal}\n{REMEDIES}"
+        )
+    logger.info("memory at the peak, measured: %.2f GiB for micro-batches of %d tokens, %.2f free", peak, tokens, free)
+    return peak
+
+
+@led
+def release(learner: Learner) -> None:
+    """Returns PyTorch's free memory to a GPU, for a sampler that shares it."""
+    if learner.compute.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _largest_step(learner: Learner, env: EnvParams) -> list[CreditedTrajectory]:
+    """An optimiser step of two micro-batches of the largest size, whose loss runs over all tokens but the first."""
+    budget = learner.params.max_tokens_per_microbatch
+    contexts = -(-budget // env.max_tokens)  # the fewest and longest; one beyond the budget is a micro-batch
+    length = budget // contexts if contexts > 1 else env.max_tokens
+    mask = np.arange(length) > 0
+    ones, zeros = mask.astype(np.float32), np.zeros(length, np.float32)
+    trajectory = Trajectory(
+        trajectory_id="",
+        question_id="",
+        group=0,
+        sample=0,
+        seed=0,
+        policy_version=0,
+        iteration=0,
+        token_ids=np.zeros(length, np.int32),
+        source=np.where(mask, Source.ACTION, Source.PROMPT).astype(np.uint8),
+        logprobs=-ones,
+        context_starts=[0],
+        steps=[],
+        outcome=Outcome.TURN_LIMIT,
+        answer="",
+    )
+    credit = Credit(
+        trajectory_id="",
+        return_=1.0,
+        advantages=ones,
+        values=zeros,
+        value_targets=ones,
+        reference_logprobs=-ones,
+        loss_mask=mask,
+        critic_mask=mask if learner.critic else zeros > 0,
+        kept=True,
+    )
+    count = 2 * contexts
+    return learner.credited([trajectory] * count, [credit] * count)
+
+
+def _peak_gib(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agent_r1.devices.gpus import default_device
+from agent_r1.devices.sharing import default_device
 from agent_r1.files import load_pretrained
 
 PACKED = "agent_r1_packed"  # the name under which transformers knows the attention
@@ -35,7 +35,7 @@ def pack(model: PreTrainedModel) -> None:
     """Has a model read packed contexts from now on.
 
     Two short contexts test that it reads each as it does alone. A ValueError refuses a model that does not: its layers
-    mix tokens by other means than attention, or do not pass on where a context begins.
+    mix tokens by other means than attention, or do not pass on the start of a context.
     """
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     ids = torch.arange(24, device=model.device).reshape(2, 12) % model.config.get_text_config().vocab_size
@@ -108,28 +108,20 @@ def attend(
         from torch.nn.attention.varlen import varlen_attn  # registers operators, which costs time
 
         # Rotary positions make float32 of queries and keys where the weights are; no product ever made values that.
-        rows = [each.squeeze(0).transpose(0, 1).to(value.dtype) for each in (query, key, value)]
-        attended = varlen_attn(
-            rows[0],
-            rows[1],
-            rows[2],
-            cu_seq_lens_q,
-            cu_seq_lens_q,
-            max_length_q,
-            max_length_q,
-            scale=scaling,
-            window_size=(sliding_window - 1 if sliding_window else -1, 0),
-            enable_gqa=query.shape[1] != key.shape[1],
+        q, k, v = (each.squeeze(0).transpose(0, 1).to(value.dtype) for each in (query, key, value))
+        starts, longest, window = cu_seq_lens_q, max_length_q, (sliding_window - 1 if sliding_window else -1, 0)
+        shared = query.shape[1] != key.shape[1]
+        packed = varlen_attn(
+            q, k, v, starts, starts, longest, longest, scale=scaling, window_size=window, enable_gqa=shared
         )
-        return cast(Tensor, attended).unsqueeze(0), None
-
-    def alone(span: slice) -> Tensor:
-        window = _window(span.stop - span.start, sliding_window, query.device)
-        rows = query[:, :, span], key[:, :, span], value[:, :, span]
-        return sdpa_attention_forward(module, *rows, window, scaling=scaling, **others)[0]
-
-    spans = itertools.starmap(slice, itertools.pairwise(cu_seq_lens_q.tolist()))
-    return torch.cat([alone(span) for span in spans if span.start < span.stop], 1), None
+        return cast(Tensor, packed).unsqueeze(0), None
+    attended: list[Tensor] = []
+    for start, stop in itertools.pairwise(cu_seq_lens_q.tolist()):
+        if start < stop:
+            mask = _window(stop - start, sliding_window, query.device)
+            q, k, v = (each[:, :, start:stop] for each in (query, key, value))
+            attended.append(sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **others)[0])
+    return torch.cat(attended, 1), None
 
 
 def _window(length: int, size: int | None, device: torch.device) -> Tensor | None:
@@ -141,7 +133,6 @@ def _window(length: int, size: int | None, device: torch.device) -> Tensor | Non
 
 
 AttentionInterface.register(PACKED, attend)
-
 
 DtypeName = Literal["auto", "float32", "bfloat16"]
 
@@ -216,7 +207,14 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         )
     if tokenizer.chat_template is None:
         raise ValueError(f"the tokenizer of {str(path)!r} has no chat template; choose an instruction-tuned model")
-    _require_vocabulary(path, tokenizer)
+    if not folder.is_dir() or (folder / "config.json").exists():  # else it is a tokenizer alone
+        rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
+        ids = max(tokenizer.get_vocab().values()) + 1
+        if rows < ids:
+            raise ValueError(
+                f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
+                "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
+            )
     return tokenizer
 
 
@@ -236,6 +234,26 @@ def recompute_activations(model: PreTrainedModel) -> None:
         layer.training = True
         for name in [name for name, value in vars(layer).items() if "drop" in name and isinstance(value, float)]:
             setattr(layer, name, 0.0)
+
+
+class Float32Output(nn.Linear):
+    """An output layer that computes in float32, whatever the precision of its input and weights.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), where it made sampler and learner agree.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(input.device.type, enabled=False):
+            return F.linear(input.float(), self.weight.float(), bias)
+
+
+def compute_output_in_float32(model: PreTrainedModel) -> None:
+    """Replaces a model's output layer by a `Float32Output` of the same weights."""
+    layer = model.get_output_embeddings()
+    output = Float32Output(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+    output.weight, output.bias = layer.weight, layer.bias
+    model.set_output_embeddings(output)
 
 
 class Critic(nn.Module):
@@ -275,15 +293,3 @@ def _settle(model: nn.Module, device: torch.device) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     model.to(device).eval()
-
-
-def _require_vocabulary(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    if Path(path).is_dir() and not (Path(path) / "config.json").exists():
-        return  # a tokenizer alone
-    rows = load_pretrained(AutoConfig, path).get_text_config().vocab_size
-    ids = max(tokenizer.get_vocab().values()) + 1
-    if rows < ids:
-        raise ValueError(
-            f"the model of {str(path)!r} has a vocabulary of {rows} tokens and its tokenizer has {ids}; use the "
-            "tokenizer that belongs to the model, or resize the model's embeddings and save it again"
-        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw as take_steps
 
-from agent_r1.devices.ranks import load_tensors, save_tensors, tensor_names
+from agent_r1.devices.sharing import load_tensors, save_tensors, tensor_names
 from agent_r1.learn.adapter import require_same_weights, trained_state
 
-State = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
+AdamState = dict[int, dict[str, Tensor]]  # by the number of a weight that trains
 
 CRITIC = "critic."  # prefix of the names of its weights
 VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random.python"
@@ -23,8 +24,7 @@ VERSION, TORCH_RANDOM, PYTHON_RANDOM = "policy_version", "random.torch", "random
 class OffloadedAdamW(AdamW):
     """AdamW with its states in the machine's memory, where the cores take the steps, one weight after the other.
 
-    The device then holds weights and gradients alone. Nothing but the states of a weight is kept, so weights may be
-    replaced between two steps.
+    The device then holds weights and gradients alone. Weights may be replaced between two steps.
     """
 
     @torch.no_grad()
@@ -38,16 +38,8 @@ class OffloadedAdamW(AdamW):
                     continue
                 here, gradient, weight.grad = weight.to("cpu", copy=True), weight.grad.to("cpu"), None
                 kept = self.state[weight] = self.state[weight] or _blank(weight, self)
-                take_steps(
-                    [here],
-                    [gradient],
-                    [kept["exp_avg"]],
-                    [kept["exp_avg_sq"]],
-                    [],
-                    [kept["step"]],
-                    fused=True,
-                    **options,
-                )
+                moments = [kept["exp_avg"]], [kept["exp_avg_sq"]]
+                take_steps([here], [gradient], *moments, [], [kept["step"]], fused=True, **options)
                 weight.copy_(here)
 
 
@@ -66,18 +58,52 @@ def set_rate(optimizer: Optimizer, learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
-def blank_state(optimizer: Optimizer) -> State:
+def blank_state(optimizer: Optimizer) -> AdamState:
     """The state that AdamW keeps from its first step on, all zero."""
     return {index: _blank(weight, optimizer) for index, weight in enumerate(weights(optimizer))}
 
 
-def take_state(optimizer: Optimizer, state: State) -> None:
+def take_state(optimizer: Optimizer, state: AdamState) -> None:
     """Replaces an optimiser's state by that of another one of the same weights."""
     own = weights(optimizer)
     optimizer.state.clear()
     for index, kept in state.items():
         device = _place(own[index], optimizer)
         optimizer.state[own[index]] = {name: entry.to(device) for name, entry in kept.items()}
+
+
+@contextmanager
+def undone(optimizers: Sequence[Optimizer], device: torch.device) -> Iterator[None]:
+    """Undoes the optimiser steps of a block. Weights and optimiser states are meanwhile kept on the CPU.
+
+    On CUDA the block starts with a new peak of memory, and the allocator's unused memory is freed after it.
+    """
+    trained = [weight for each in optimizers for weight in weights(each)]
+    before = [weight.detach().to("cpu", copy=True) for weight in trained]
+    gradients = [weight.grad for weight in trained]
+    states = [_copied(each.state_dict()["state"]) for each in optimizers]
+    for weight in trained:
+        weight.grad = None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        for weight, old, gradient in zip(trained, before, gradients, strict=True):
+            weight.data.copy_(old)
+            weight.grad = gradient
+        for optimizer, state in zip(optimizers, states, strict=True):
+            take_state(optimizer, state)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _copied(state: AdamState) -> AdamState:
+    """A copy of a state on the CPU."""
+    return {
+        index: {name: entry.to("cpu", copy=True) for name, entry in entries.items()} for index, entries in state.items()
+    }
 
 
 def weights(optimizer: Optimizer) -> list[Tensor]:
@@ -97,7 +123,7 @@ def _place(weight: Tensor, optimizer: Optimizer) -> torch.device:
     return torch.device("cpu") if isinstance(optimizer, OffloadedAdamW) else weight.device
 
 
-def flat(states: Mapping[str, State]) -> dict[str, Tensor]:
+def flat(states: Mapping[str, AdamState]) -> dict[str, Tensor]:
     """The states of optimisers by their names in a checkpoint, such as `policy_optimizer.0.exp_avg`."""
     return {
         f"{name}.{index}.{entry}": tensor

@@ -123,7 +123,7 @@ READS: dict[str, frozenset[str]] = {  # what each reads of `credit` that others 
 
 
 class FilterParams(Section):
-    """Which groups are trained on; see `agent_r1.credit.filters`."""
+    """Which groups are trained on; see `agent_r1.credit.assign.select`."""
 
     kind: Literal["none", "top_p", "top_fraction"]
     share: Annotated[float, Field(gt=0, le=1)]
@@ -143,7 +143,7 @@ class FilterParams(Section):
 
 
 class LeftOutParams(Section):
-    """Which episodes the policy loss leaves out, while statistics and critic keep them; see `credit.filters`."""
+    """Which episodes the policy loss leaves out, while statistics and critic keep them; see `assign.left_out`."""
 
     truncated: bool
     void_step: bool

@@ -18,7 +18,7 @@ from agent_r1.envs.kinds import attempts_at
 from agent_r1.envs.shared import Shared
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.losses import Metrics
-from agent_r1.learn.peak import release
+from agent_r1.learn.memory import release
 from agent_r1.params import Params
 from agent_r1.params.credit import CreditParams
 from agent_r1.params.train import TrainParams

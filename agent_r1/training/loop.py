@@ -11,12 +11,12 @@ from typing import Self
 
 from agent_r1.credit.assign import assign
 from agent_r1.credit.metrics import value_metrics
-from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
 from agent_r1.learn.learner import learner_of
 from agent_r1.learn.losses import Metrics
-from agent_r1.learn.peak import measure
+from agent_r1.learn.memory import measure
 from agent_r1.params import Params
 from agent_r1.params.train import TrainParams
 from agent_r1.records import Credit, Question, Trajectory, words_of

@@ -21,14 +21,13 @@ from torch import nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import ALONE, Ranks, load_tensors, save_tensors
+from agent_r1.devices.sharing import ALONE, Ranks, load_tensors, save_tensors
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
-from agent_r1.learn.batching import Compute, pad
 from agent_r1.learn.checkpoint import LEARNER, Progress
 from agent_r1.learn.model import is_packed, precision
 from agent_r1.learn.optimizers import adamw, blank_state, flat, set_rate, take_state
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.scoring import Compute, pad, token_logprobs
 from agent_r1.params.stages import WarmStartParams
 from agent_r1.records import Source, Trajectory
 from agent_r1.seeds import derive

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agent_r1.data.demonstrations import Demonstration, with_tools, without_tools
 from agent_r1.data.questions import make_plans
-from agent_r1.devices.ranks import ALONE, Ranks
+from agent_r1.devices.sharing import ALONE, Ranks
 from agent_r1.envs import tool_env
 from agent_r1.envs.base import Attempt
 from agent_r1.envs.kinds import KINDS, attempts_at, played_by

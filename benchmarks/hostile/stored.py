@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1.devices.ranks import load_tensors, save_tensors
+from agent_r1.devices.sharing import load_tensors, save_tensors
 from agent_r1.files import sha256
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress

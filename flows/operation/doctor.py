@@ -101,7 +101,7 @@ def room() -> Finding:
     """Compares the free disk, and the free memory of the training device, with the needs of `repro_runs`."""
     from transformers import AutoConfig
 
-    from agent_r1.devices.gpus import default_device
+    from agent_r1.devices.sharing import default_device
     from agent_r1.learn import memory
 
     settings = params.load()
@@ -129,7 +129,7 @@ def compare_room(disk_gib: float, checkpoints_gib: list[float], free_gib: float,
 
 def ranks() -> Finding:
     """Compares the ranks of params.yaml with this machine, and with the place that a launcher gave this process."""
-    from agent_r1.devices.group import require_meeting_place
+    from agent_r1.devices.meeting import require_meeting_place
     from flows.ranks import given_place, require_devices
 
     learner = params.load().learner

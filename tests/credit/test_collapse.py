@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.collapse import SIGNS, Alarm, Metrics, alarms, is_clean
+from agent_r1.credit.collapse import SIGNS, Alarm, Iteration, alarms, is_clean
 from agent_r1.params import load
 from agent_r1.params.train import MonitorParams
 
@@ -56,16 +56,16 @@ def monitor(patience: int = 1, first_iterations: int = 3, **thresholds: float) -
     )
 
 
-def history(metric: str, *values: float) -> list[Metrics]:
+def history(metric: str, *values: float) -> list[Iteration]:
     """Iterations that are calm but for one metric."""
     return [{**CALM, metric: value} for value in values]
 
 
-def seen(rows: Sequence[Metrics], params: MonitorParams, samples: int = 4) -> list[str]:
+def seen(rows: Sequence[Iteration], params: MonitorParams, samples: int = 4) -> list[str]:
     return [alarm.sign for alarm in alarms(rows, params, samples=samples)]
 
 
-def without(row: Metrics, metric: str) -> Metrics:
+def without(row: Iteration, metric: str) -> Iteration:
     return {name: value for name, value in row.items() if name != metric}
 
 
@@ -156,7 +156,7 @@ def test_with_one_sample_the_std_of_the_batch_is_judged() -> None:
     assert seen(history("reward/std", 0.5, 0.1), monitor(reward_std_fall=0.4), samples=4) == []
 
 
-def outcome(mean: float, std: float) -> Metrics:
+def outcome(mean: float, std: float) -> Iteration:
     return {**CALM, "reward/total": mean, "reward/std": std}
 
 
@@ -222,7 +222,7 @@ HEALTHY: dict[str, Sequence[float]] = {
 }
 
 
-def healthy_rows() -> list[Metrics]:
+def healthy_rows() -> list[Iteration]:
     rows = [dict(zip(HEALTHY, values, strict=True)) for values in zip(*HEALTHY.values(), strict=True)]
     return [{"reward/max": 1.0, **{name: value for name, value in row.items() if value == value}} for row in rows]
 

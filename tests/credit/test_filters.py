@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.credit.filters import differing, select, top_fraction, top_p
+from agent_r1.credit.assign import differing, select, top_fraction, top_p
 from agent_r1.params.credit import FilterParams
 
 SIZE = 4  # trajectories of a group

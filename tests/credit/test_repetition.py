@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_r1.credit.collapse import answer_repetition, repetition_metrics, thought_repetition
+from agent_r1.credit.metrics import answer_repetition, repetition_metrics, thought_repetition
 from agent_r1.records import Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from agent_r1.devices.ranks import Ranks
+from agent_r1.devices.sharing import Ranks
 from agent_r1.learn import memory
 from agent_r1.learn.model import load_tokenizer
 from agent_r1.training.supervised import Unfinished

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agent_r1.devices.group import Place, follow, joined, meet
-from agent_r1.devices.ranks import ALONE, Ranks, led, whole
+from agent_r1.devices.meeting import Place, joined, meet
+from agent_r1.devices.sharing import ALONE, Ranks, led, whole
 from agent_r1.learn import checkpoint
 from agent_r1.learn.checkpoint import Progress
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.learn.peak import measure
+from agent_r1.learn.memory import measure
 from agent_r1.params.env import EnvParams
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import UpdateParams
@@ -131,7 +131,7 @@ def _be(place: Place, cases: Mapping[str, Case], folder: Path) -> None:
                     found[name] = learned(case, group)
                     group.dismiss()
                 else:
-                    follow(learner_of(case, group), group)
+                    group.follow(learner_of(case, group))
             except FloatingPointError as fault:
                 found[name] = Found(fault=str(fault))
     torch.save(found, folder / f"{place.rank}.pt")

@@ -15,22 +15,22 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from agent_r1.devices.ranks import tensor_names
+from agent_r1.devices.sharing import tensor_names
 from agent_r1.files import model_hash
 from agent_r1.learn.adapter import (
     attach,
     detached,
     load_adapter,
-    load_trained_state,
     merge,
     merged_state,
     read_stored,
     require_fit,
+    require_same_weights,
     trained_state,
 )
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
 
@@ -172,7 +172,7 @@ def test_adapters_are_saved_without_the_weights_beneath(make_learner: Make, tmp_
 def test_the_state_of_other_adapters_is_refused(make_learner: Make) -> None:
     wide, narrow = make_learner(adapter=LORA), make_learner(adapter=LORA.model_copy(update={"targets": ["q_proj"]}))
     with pytest.raises(ValueError, match=r"trains other weights, .*lora_A"):
-        load_trained_state(narrow.policy, trained_state(wide.policy))
+        require_same_weights(trained_state(wide.policy), trained_state(narrow.policy))
 
 
 def test_weights_beneath_adapters_are_kept_and_saved_in_the_compute_dtype(make_learner: Make, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.learn.batching import Compute, micro_batches, minibatches, pack_by_length, pad
+from agent_r1.learn.scoring import Compute, micro_batches, minibatches, pack_by_length, pad
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Trajectory
 

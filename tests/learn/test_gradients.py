@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.inspection.gradients import PolicyGradient, cosine, policy_gradient
-from agent_r1.learn.batching import Compute
 from agent_r1.learn.learner import Learner
+from agent_r1.learn.scoring import Compute
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
 

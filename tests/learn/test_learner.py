@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent_r1.learn import output
+from agent_r1.learn import scoring
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import load_policy
 from agent_r1.params.stages import LoraParams
@@ -188,7 +188,7 @@ def test_chunks_of_the_output_layer_change_nothing_but_rounding(
     credits = [make_credit(each) for each in trajectories]
     whole = make_learner(**terms)
     expected = gradients_of(monkeypatch, whole, trajectories, credits)
-    monkeypatch.setattr(output, "CHUNK", 2 * whole.policy.config.vocab_size)
+    monkeypatch.setattr(scoring, "CHUNK", 2 * whole.policy.config.vocab_size)
     assert_close(expected, gradients_of(monkeypatch, make_learner(**terms), trajectories, credits))
 
 

@@ -36,11 +36,11 @@ from agent_r1.learn.memory import (
     count_parameters,
     demand_of,
     estimate,
+    measure,
     require_fit,
     table,
 )
 from agent_r1.learn.model import DtypeName, load_policy, precision
-from agent_r1.learn.peak import measure
 from agent_r1.params import Params, load
 from agent_r1.params.places import RunId
 from agent_r1.params.sections import override

@@ -22,7 +22,7 @@ from agent_r1.learn.model import (
     load_tokenizer,
     recompute_activations,
 )
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.scoring import token_logprobs
 
 CPU = torch.device("cpu")
 

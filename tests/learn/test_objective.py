@@ -19,7 +19,7 @@ from agent_r1.learn.losses import (
     token_losses,
     token_weight,
 )
-from agent_r1.learn.output import Scores
+from agent_r1.learn.scoring import TokenScores
 from agent_r1.params.update import UpdateParams
 
 LN2 = math.log(2)
@@ -193,7 +193,7 @@ AGGREGATIONS = {"token_mean": 0, "sequence_mean": 0, "constant_length": 7}
 
 def predicted(logits: Tensor) -> dict[str, Tensor]:
     """What logits [N, V] say: the entries of `LossTokens` that carry the gradient."""
-    logprobs, entropy = Scores.apply(logits.clone(), torch.as_tensor(CHOSEN), True)
+    logprobs, entropy = TokenScores.apply(logits.clone(), torch.as_tensor(CHOSEN), True)
     return {"logprobs": logprobs, "entropy": entropy}
 
 

@@ -21,10 +21,10 @@ from transformers import (
     Qwen2Config,
 )
 
-from agent_r1.learn import output
+from agent_r1.learn import scoring
 from agent_r1.learn.losses import clipped_policy_loss
 from agent_r1.learn.model import load_policy
-from agent_r1.learn.output import Scores, output_of, token_logprobs
+from agent_r1.learn.scoring import TokenScores, output_of, token_logprobs
 from agent_r1.params.update import UpdateParams
 from tests.learn.learning import gradients
 
@@ -55,7 +55,7 @@ def model_of(config: PreTrainedConfig) -> PreTrainedModel:
 
 @pytest.fixture
 def chunks_of_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "CHUNK", 2 * WORDS)
+    monkeypatch.setattr(scoring, "CHUNK", 2 * WORDS)
 
 
 def test_selected_logprobs_equal_those_of_the_full_forward(tiny_model: Path) -> None:
@@ -105,7 +105,7 @@ def test_chunks_change_nothing_but_rounding(
         return torch.cat(seen)
 
     expected, all_at_once = scores(), gradients(model)
-    monkeypatch.setattr(output, "CHUNK", 2 * WORDS)
+    monkeypatch.setattr(scoring, "CHUNK", 2 * WORDS)
     assert len(output_of(model, IDS, MASK).cut()) == 2
     assert torch.allclose(scores(), expected, atol=1e-5)
     largest, found = max(float(gradient.abs().max()) for gradient in all_at_once.values()), gradients(model)
@@ -153,7 +153,7 @@ def test_masked_tokens_have_exactly_no_gradient(update_params: UpdateParams) -> 
     logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
     ids = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(1))
     advantages = torch.where(MASK, 1.0, torch.nan)
-    logprobs, _ = Scores.apply(logits[:, :-1][MASK[:, 1:]], ids[MASK], False)
+    logprobs, _ = TokenScores.apply(logits[:, :-1][MASK[:, 1:]], ids[MASK], False)
     ratio = torch.exp(logprobs - logprobs.detach())
     clipped_policy_loss(ratio, advantages[MASK], update_params).sum().backward()
     assert logits.grad is not None
@@ -188,13 +188,13 @@ def test_a_model_that_reads_other_states_is_refused(monkeypatch: pytest.MonkeyPa
 def test_entropy_by_hand() -> None:
     # Uniform over 4: ln 4; a certain token: 0
     logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [100.0, 0.0, 0.0, 0.0]])
-    _, entropy = Scores.apply(logits, torch.tensor([0, 0]), True)
+    _, entropy = TokenScores.apply(logits, torch.tensor([0, 0]), True)
     assert entropy.tolist() == pytest.approx([math.log(4), 0.0], abs=1e-6)
 
 
 @pytest.fixture(params=[1, 14, 1000])
 def rows_at_a_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "BLOCK", request.param)
+    monkeypatch.setattr(scoring, "BLOCK", request.param)
 
 
 @pytest.mark.parametrize(("kind", "chunks", "block"), [("cpu", 3, 2**20), ("cuda", 1, 2**24)])
@@ -205,8 +205,8 @@ def test_a_gpu_holds_more_logits_at_a_time(kind: str, chunks: int, block: int) -
     )
     with FakeTensorMode():
         tokens = torch.empty(500, 8, device=kind)
-        assert output.Output(model, None, tokens, tokens)._chunks == chunks
-    assert output.room(kind)[1] == block
+        assert scoring.Output(model, None, tokens, tokens)._chunks == chunks
+    assert scoring.room(kind)[1] == block
 
 
 def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:
@@ -215,7 +215,7 @@ def test_blocks_of_rows_change_no_bit(rows_at_a_time: None) -> None:
     chosen, given = torch.randint(7, (5,), generator=draws), torch.randn(5, generator=draws)
     own = -F.cross_entropy(logits, chosen, reduction="none")
     [expected] = torch.autograd.grad(own, logits, given)
-    logprobs, _ = Scores.apply(logits, chosen, False)
+    logprobs, _ = TokenScores.apply(logits, chosen, False)
     [found] = torch.autograd.grad(logprobs, logits, given)
     assert torch.equal(logprobs, own)
     assert torch.equal(found, expected)
@@ -225,12 +225,12 @@ def test_gradients_agree_with_finite_differences(rows_at_a_time: None) -> None:
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 7, generator=draws, dtype=torch.float64).requires_grad_()
     chosen = torch.randint(7, (5,), generator=draws)
-    assert torch.autograd.gradcheck(lambda logits: Scores.apply(logits.clone(), chosen, True), [logits])
+    assert torch.autograd.gradcheck(lambda logits: TokenScores.apply(logits.clone(), chosen, True), [logits])
 
 
 def test_whoever_needs_the_logits_that_became_logprobs_is_refused() -> None:
     logits = torch.randn(5, 7).requires_grad_()
     needed = logits.exp()  # whose gradient is of itself
-    logprobs, _ = Scores.apply(needed, torch.zeros(5, dtype=torch.long), False)
+    logprobs, _ = TokenScores.apply(needed, torch.zeros(5, dtype=torch.long), False)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logprobs.sum().backward()

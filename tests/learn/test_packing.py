@@ -25,11 +25,10 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from agent_r1.learn.batching import deal, pack_by_length, pack_tightly
 from agent_r1.learn.gradients import add_critic_gradient, add_policy_gradient, join_credit
 from agent_r1.learn.learner import Learner
 from agent_r1.learn.model import attend, load_policy, pack, recompute_activations, see
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.scoring import deal, pack_by_length, pack_tightly, token_logprobs
 from agent_r1.records import Credit, Trajectory
 from tests.learn.learning import gradients
 

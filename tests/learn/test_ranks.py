@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from agent_r1.learn import checkpoint
-from agent_r1.learn.batching import deal, pack_by_length
+from agent_r1.learn.scoring import deal, pack_by_length
 from agent_r1.params import load
 from agent_r1.params.sections import override
 from agent_r1.params.stages import LoraParams, ModelParams

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.learn.batching import Reference
-from agent_r1.learn.learner import reference_of
+from agent_r1.learn.learner import Reference, reference_of
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import Trajectory
 

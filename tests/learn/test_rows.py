@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agent_r1.learn.batching import Compute, micro_batches
 from agent_r1.learn.gradients import (
     CreditedTrajectory,
     asked_of_learner,
@@ -24,7 +23,7 @@ from agent_r1.learn.gradients import (
     span_lengths,
 )
 from agent_r1.learn.losses import normaliser, token_losses
-from agent_r1.learn.output import Scores
+from agent_r1.learn.scoring import Compute, TokenScores, micro_batches
 from agent_r1.params.update import UpdateParams
 from agent_r1.records import Credit, Trajectory
 
@@ -55,7 +54,7 @@ def step_loss(rows: Sequence[CreditedTrajectory], table: Tensor, params: UpdateP
     sums = [torch.zeros((), dtype=torch.float64)]
     for batch in micro_batches([row.trajectory for row in rows], masks, compute(max_tokens)):
         logits = table[batch.ids[:, :-1]][batch.mask[:, 1:]]
-        tokens = loss_tokens(batch, rows, *Scores.apply(logits, batch.ids[batch.mask], True), params)
+        tokens = loss_tokens(batch, rows, *TokenScores.apply(logits, batch.ids[batch.mask], True), params)
         sums.append((token_losses(tokens, params) * tokens.weights).sum())
     return torch.stack(sums).sum() / normaliser([row.loss_tokens for row in rows], params)
 
@@ -105,7 +104,7 @@ def test_the_gradient_at_masked_tokens_is_exactly_zero(
     [batch] = micro_batches(episodes, [each.action_mask for each in episodes], compute(100))
     logits = torch.randn(2, 7, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     logits.requires_grad_()
-    tokens = loss_tokens(batch, rows, *Scores.apply(logits[batch.mask], batch.ids[batch.mask], True), params)
+    tokens = loss_tokens(batch, rows, *TokenScores.apply(logits[batch.mask], batch.ids[batch.mask], True), params)
     ((token_losses(tokens, params) * tokens.weights).sum() / normaliser([4, 2], params)).backward()
     assert logits.grad is not None
     assert (logits.grad.abs().sum(-1) > 0).equal(batch.mask)

@@ -27,7 +27,7 @@ from agent_r1.envs.shared import Shared
 from agent_r1.learn import checkpoint
 from agent_r1.learn.adapter import trained_state
 from agent_r1.learn.learner import Learner, Options
-from agent_r1.learn.output import token_logprobs
+from agent_r1.learn.scoring import token_logprobs
 from agent_r1.params import load
 from agent_r1.params.stages import LoraParams
 from agent_r1.records import StopReason

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from agent_r1.devices import group
-from agent_r1.devices.group import Life, Place, host, meet, require_alike
-from agent_r1.devices.ranks import Ranks
+from agent_r1.devices import meeting
+from agent_r1.devices.meeting import Life, Place, host, meet, require_alike
+from agent_r1.devices.sharing import Ranks
 
 GIVEN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 PATIENCE_S = 60.0
@@ -95,17 +95,15 @@ class Two(Ranks):
 def test_ranks_must_have_the_same() -> None:
     mine = {"model": "1a", "torch": "2.13.0"}
     require_alike(Two(mine), mine)
-    with pytest.raises(
-        ValueError, match=r"not have the same torch: that of rank 0 is 2.13.0, and that of rank 1 is 2.9"
-    ):
+    with pytest.raises(ValueError, match=r"rank 1 differs from rank 0: torch 2.13.0 -> 2.9; give every machine"):
         require_alike(Two({"model": "1a", "torch": "2.9"}), mine)
-    with pytest.raises(ValueError, match="that of rank 1 is nothing"):
+    with pytest.raises(ValueError, match="model 1a -> none"):
         require_alike(Two({"torch": "2.13.0"}), mine)
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(group, "BEAT_S", 0.01)
+    monkeypatch.setattr(meeting, "BEAT_S", 0.01)
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 

@@ -1,35 +1,42 @@
-"""Micro-batches of trajectories and the scores that models give them. Everything here is deterministic.
+"""The scores that models give to the tokens of trajectories, a micro-batch at a time. Everything here is deterministic.
 
-Legend for shapes: R = trajectories of a micro-batch, B = their contexts, each a row of its own, T = the longest
-context, N = selected tokens of all trajectories.
+The output layer runs on selected tokens alone, and not on all of them at once. Legend for shapes: R = trajectories of a
+micro-batch, B = their contexts, each a row of its own, T = the longest context, N = selected tokens of all
+trajectories, n = tokens of a chunk, V = the vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import ALONE, Ranks
-from agent_r1.learn import adapter
-from agent_r1.learn.model import compute_dtype, load_policy, precision
-from agent_r1.learn.output import compute_output_in_float32, token_logprobs
+from agent_r1.devices.sharing import ALONE, Ranks
+from agent_r1.learn.model import compute_dtype, precision, see
 from agent_r1.params.stages import ModelParams
 from agent_r1.params.update import CriticParams, UpdateParams
-from agent_r1.records import Trajectory
+from agent_r1.records import Floats32, Mask, Trajectory
 from agent_r1.seeds import derive
 
-Mask = NDArray[np.bool_]
-Floats32 = NDArray[np.float32]
+CHUNK = 2**25  # logits that exist at a time on a CPU: 128 MiB
+BLOCK = 2**20  # logits that become logprobs at a time on a CPU, so few that they stay in its cache
+ON_CUDA = 4, 16  # times as many chunks and blocks: a GPU waits for the launches of smaller ones
+
+
+def room(kind: str) -> tuple[int, int]:
+    """The logits that exist at a time on a kind of device, and those that become logprobs at a time."""
+    chunks, blocks = ON_CUDA if kind == "cuda" else (1, 1)
+    return CHUNK * chunks, BLOCK * blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,28 +230,138 @@ def score_logprobs(
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """A policy that is never trained. Its adapters are left out."""
+class Output:
+    """The output layer of a model on selected tokens, whose contexts its backbone has read.
 
-    policy: PreTrainedModel
-    compute: Compute
+    The layer is the costly part of a small model with a large vocabulary. It therefore runs on the selected tokens
+    alone, and on chunks whose logits keep to `room`. The model itself processes its logits further, such as by the
+    scales of Granite and Cohere and the soft cap of Gemma.
+    """
 
-    def logprobs(self, trajectories: Sequence[Trajectory], masks: Sequence[Mask]) -> list[Floats32]:
-        """The logprobs of the masked tokens; see `score_logprobs`."""
-        with adapter.detached(self.policy):
-            return score_logprobs(self.policy, trajectories, masks, self.compute)
+    model: PreTrainedModel
+    seen: Any  # the backbone's output
+    hidden: Tensor  # [N, hidden size] the states that predict the tokens
+    chosen: Tensor  # [N] the tokens
+
+    def logprobs(self) -> Tensor:
+        """The tokens' logprobs [N] in nats."""
+        return self.scores(entropy=False)[0]
+
+    def scores(self, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """The tokens' logprobs [N], and the `entropy` [N] of the distributions that predict them or 0, in nats.
+
+        The backward pass of several chunks computes the logits of each one again.
+        """
+        if self._chunks == 1:
+            return self._scores_of(self.hidden, self.chosen, entropy)
+        scores = [checkpoint(self._scores_of, *chunk, entropy, use_reentrant=False) for chunk in self._split()]
+        logprobs, entropies = zip(*scores, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def cut(self) -> list[Output]:
+        """Splits the tokens into parts of a chunk each, so that nothing is computed twice.
+
+        Several parts are detached from the backbone: call backward on each part's loss, then `join` all of them.
+        """
+        if self._chunks == 1:
+            return [self]
+        learn = self.hidden.requires_grad
+        return [
+            replace(self, hidden=hidden.detach().requires_grad_(learn), chosen=chosen)
+            for hidden, chosen in self._split()
+        ]
+
+    def join(self, parts: Sequence[Output]) -> None:
+        """Takes the gradients of the parts of `cut` back through the backbone."""
+        if parts[0] is not self:
+            self.hidden.backward(torch.cat([cast(Tensor, part.hidden.grad) for part in parts]))
+
+    @property
+    def _chunks(self) -> int:
+        words = int(self.model.get_output_embeddings().weight.shape[0])
+        chunk, _ = room(self.hidden.device.type)
+        return max(1, -(-len(self.chosen) * words // chunk))
+
+    def _split(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The states and tokens of each chunk."""
+        return zip(*(each.tensor_split(self._chunks) for each in (self.hidden, self.chosen)), strict=True)
+
+    def _scores_of(self, hidden: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        with _answering(self.model.get_decoder(), replace(self.seen, last_hidden_state=hidden.unsqueeze(0))):
+            # `forward`, because the hooks of ranks around a call are for all chunks at once
+            logits: Tensor = self.model.forward(input_ids=chosen[None, :1], use_cache=False).logits.squeeze(0)
+        if len(logits) != len(chosen):
+            raise ValueError(
+                f"{type(self.model).__name__} does not go on from what its get_decoder() says; take another"
+            )
+        scores: tuple[Tensor, Tensor] = TokenScores.apply(logits.float(), chosen, entropy)  # type: ignore[no-untyped-call]
+        return scores
 
 
-def load_for(path: str | Path, dtype: torch.dtype, compute: Compute) -> PreTrainedModel:
-    """The policy at `path` with weights in `dtype`, ready to compute, but not yet sharded. Raises as `load_policy`."""
-    policy = load_policy(path, dtype, compute.ranks.loads_on(compute.device), packed=compute.packed)
-    if compute.float32_output:
-        compute_output_in_float32(policy)
-    return policy
+def output_of(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Output:
+    """Runs the backbone on right-padded ids [B, T], and selects tokens by the mask [B, T].
+
+    A `backbone` is called in place of the model's own. A ValueError refuses a mask that selects the first token of a
+    row, which nothing predicts.
+    """
+    if mask[:, 0].any():
+        raise ValueError("the mask selects the first token of a row, which nothing predicts; leave it out")
+    seen = see(backbone or model.get_decoder(), ids, mask, model.config)
+    return Output(model, seen, seen.last_hidden_state[:, :-1][mask[:, 1:]], ids[mask])
 
 
-def frozen(path: str | Path, compute: Compute) -> Reference:
-    """The policy at `path` as a reference, in the compute dtype. Raises as `load_policy`."""
-    policy = load_for(path, compute.dtype, compute).requires_grad_(False)
-    compute.ranks.share_out(policy)
-    return Reference(policy, compute)
+def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, backbone: nn.Module | None = None) -> Tensor:
+    """The logprobs [N] in nats of the selected tokens; arguments as in `output_of`."""
+    return output_of(model, ids, mask, backbone).logprobs()
+
+
+class TokenScores(torch.autograd.Function):
+    """The logprobs [n] of tokens [n] from logits [n, V], and the `entropy` [n] of the distributions or 0, in nats.
+
+    These and their gradients are those of log_softmax, to the bit. They are computed a few rows at a time, which keeps
+    the intermediate tensors [n, V] small. The logprobs overwrite the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, chosen: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        entropies = logits.new_zeros(len(logits))
+        for block, rows, logprobs, part in _blocks(logits):
+            torch.log_softmax(block, -1, out=logprobs)
+            if entropy:
+                entropies[rows] = -torch.exp(logprobs, out=part).mul_(logprobs).sum(-1)
+            block.copy_(logprobs)
+        ctx.save_for_backward(logits, chosen)
+        return logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1), entropies
+
+    @staticmethod
+    def backward(ctx: Any, of_logprobs: Tensor, of_entropies: Tensor) -> tuple[Tensor, None, None]:
+        logprobs, chosen = ctx.saved_tensors
+        result, entropy = torch.empty_like(logprobs), bool(of_entropies.any())
+        for block, rows, given, part in _blocks(logprobs):
+            if entropy:
+                torch.exp(block, out=given).mul_(torch.add(block, 1, out=part)).mul_(-of_entropies[rows, None])
+            else:
+                given.zero_()
+            given.scatter_add_(-1, chosen[rows, None], of_logprobs[rows, None])
+            torch.ops.aten._log_softmax_backward_data.out(given, block, -1, block.dtype, out=result[rows])
+        return result, None, None
+
+
+def _blocks(logits: Tensor) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
+    """Yields blocks of rows, their slice, and two buffers of their size, which all blocks share."""
+    _, block = room(logits.device.type)
+    size = max(1, block // logits.shape[-1])
+    one, another = (torch.empty_like(logits[:size]) for _ in range(2))
+    for start in range(0, len(logits), size):
+        rows = logits[start : start + size]
+        yield rows, slice(start, start + size), one[: len(rows)], another[: len(rows)]
+
+
+@contextmanager
+def _answering(backbone: nn.Module, answer: Any) -> Iterator[None]:
+    """Fixes the output of a backbone for a while, so that its model computes the output layer alone."""
+    backbone.forward = lambda *_args, **_kwargs: answer
+    try:
+        yield
+    finally:
+        del backbone.forward

@@ -1,17 +1,19 @@
-"""The processes that share one learner, and the models whose weights they share.
+"""The ranks of one learner: processes that share its work and its weights.
 
-A leader runs the training, and followers repeat its calls on their learners. Each rank computes its part of every turn
-of micro-batches and keeps its shard of the weights, by PyTorch's FSDP2: a sharded tensor is a DTensor. The lengths of
-the trajectories alone decide how the work is dealt.
+The leader runs the training, and followers repeat its calls on their learners. Each rank computes its part of every
+turn of micro-batches, which the trajectories' lengths alone decide, and keeps its shard of the weights by PyTorch's
+FSDP2: a sharded tensor is a DTensor.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -23,22 +25,28 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agent_r1.devices.gpus import default_device
 from agent_r1.params.update import UpdateParams
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+LEADING = timedelta(days=7)  # that followers wait for the next call; `meeting.Life` notices the end of their leader
+
+
+def default_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LedCall:
     """A call of the leader that the followers repeat on their learners."""
 
     verb: Callable[..., Any]
@@ -68,7 +76,7 @@ class Ranks:
         """The device that holds a whole model before it is sharded."""
         return device
 
-    def tell(self, order: Order) -> None:
+    def tell(self, call: LedCall) -> None:
         """Has the followers repeat the leader's next call."""
 
     def gather(self, mine: Sequence[T]) -> list[T]:
@@ -94,26 +102,80 @@ class Ranks:
 ALONE = Ranks()
 
 
-class Led(Protocol):
-    """A learner of every rank, whose calls the leader decides on."""
+class Group(Ranks):
+    """The ranks of one learner, each a process with a device of its own. `meeting.joined` builds it."""
 
-    ranks: Ranks
-    params: UpdateParams
-    seed: int
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._device = device
+        self._mesh = init_device_mesh(device.type, (self.size,))
+        self._host = dist.new_group(backend="gloo", timeout=LEADING)
+        self._backbones: dict[PreTrainedModel, Backbone] = {}
 
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
-L = TypeVar("L", bound=Led)
+    def loads_on(self, device: torch.device) -> torch.device:
+        return torch.device("cpu")
 
+    def tell(self, call: LedCall) -> None:
+        if self.leads:
+            self._broadcast(call)
 
-def led(verb: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
-    """Makes a verb of a learner one that all ranks run together, with the leader's arguments. It calls no other one."""
+    def dismiss(self) -> None:
+        """Lets the followers end."""
+        self._broadcast(None)
 
-    @functools.wraps(verb)
-    def call(learner: L, *args: P.args, **kwargs: P.kwargs) -> R:
-        learner.ranks.tell(Order(call, args, kwargs, learner.params, learner.seed))
-        return verb(learner, *args, **kwargs)
+    def hear(self) -> LedCall | None:
+        """The leader's next call; None after the last one."""
+        return cast(LedCall | None, self._broadcast(None))
 
-    return cast(Callable[Concatenate[L, P], R], call)
+    def follow(self, learner: Led) -> None:
+        """Repeats on a follower's learner the leader's calls, until the leader dismisses the followers."""
+        while call := self.hear():
+            learner.params, learner.seed = call.params, call.seed
+            call.verb(learner, *call.arguments, **call.options)
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        packed = io.BytesIO()
+        torch.save([*mine], packed)
+        everyones: list[bytes] = [b""] * self.size
+        dist.all_gather_object(everyones, packed.getvalue(), group=self._host)
+        # Unpickling is safe: the other ranks run the same program.
+        opened = [torch.load(io.BytesIO(each), map_location="cpu", weights_only=False) for each in everyones]
+        return [entry for entries in opened for entry in entries]
+
+    def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *mine]))
+        dist.all_reduce(added, group=self._host)
+        return np.split(added.numpy(), np.cumsum([len(each) for each in mine])[:-1]) if mine else []
+
+    def share_out(self, model: nn.Module) -> None:
+        """Shards layer by layer. A policy keeps the weights outside of its layers gathered until its backward pass."""
+        root = model
+        if isinstance(model, PreTrainedModel):
+            root = self._backbones[model] = Backbone(model)
+        layers = [module for module in root.modules() if isinstance(module, GradientCheckpointingLayer)]
+        for module in [*layers, root]:
+            kept = not isinstance(module, Backbone)
+            sharded = fully_shard(module, mesh=self._mesh, reshard_after_forward=kept)
+            sharded.set_gradient_divide_factor(1.0)  # losses are divided already, by the counts of all ranks
+            sharded.set_force_sum_reduction_for_comms(True)
+            # The first gathering decides whether a gathered weight trains; adapters that are left out then would not.
+            sharded.unshard()
+            sharded.reshard()
+
+    def backbone(self, policy: PreTrainedModel) -> nn.Module:
+        return self._backbones[policy]
+
+    def let_go(self, policy: PreTrainedModel) -> None:
+        cast(FSDPModule, self._backbones[policy]).reshard()
+
+    def _broadcast(self, entry: Any) -> Any:
+        entries = [entry]
+        dist.broadcast_object_list(entries, src=0, group=self._host, device=torch.device("cpu"))
+        return entries[0]
 
 
 class Backbone(nn.Module):
@@ -131,17 +193,26 @@ class Backbone(nn.Module):
         return self.policy.get_decoder()(**inputs)
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
-    """Leaves this rank its shard of the model, layer by layer. Calls of the model gather the rest."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for module in [*layers, model]:
-        kept = reshard_after_forward or module is not model
-        sharded = fully_shard(module, mesh=mesh, reshard_after_forward=kept)
-        sharded.set_gradient_divide_factor(1.0)  # losses are divided already, by the counts of all ranks
-        sharded.set_force_sum_reduction_for_comms(True)
-        # The first gathering decides whether a gathered weight trains; adapters that are left out then would not.
-        sharded.unshard()
-        sharded.reshard()
+class Led(Protocol):
+    """A learner of every rank, whose calls the leader decides on."""
+
+    ranks: Ranks
+    params: UpdateParams
+    seed: int
+
+
+L = TypeVar("L", bound=Led)
+
+
+def led(verb: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+    """Makes a verb of a learner one that all ranks run together, with the leader's arguments. It calls no other one."""
+
+    @functools.wraps(verb)
+    def call(learner: L, *args: P.args, **kwargs: P.kwargs) -> R:
+        learner.ranks.tell(LedCall(call, args, kwargs, learner.params, learner.seed))
+        return verb(learner, *args, **kwargs)
+
+    return cast(Callable[Concatenate[L, P], R], call)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -151,21 +222,17 @@ def whole(tensor: Tensor) -> Tensor:
 
 def gathered(state: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """The full tensors of a state on the CPU, gathered one by one; none where they are not to be kept."""
-    found = {}
-    for name, tensor in state.items():
-        entire = whole(tensor)
-        if keep:
-            found[name] = entire.cpu()
-    return found
+    entire = ((name, whole(tensor)) for name, tensor in state.items())
+    return {name: tensor.cpu() for name, tensor in entire if keep}
 
 
 def parts(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """This rank's shard of every tensor of a full state dict, as the model is sharded."""
     own = model.state_dict()
-    return {name: _part(tensor, own[name]) if name in own else tensor for name, tensor in state.items()}
+    return {name: _part(tensor, own.get(name)) for name, tensor in state.items()}
 
 
-def _part(tensor: Tensor, own: Tensor) -> Tensor:
+def _part(tensor: Tensor, own: Tensor | None) -> Tensor:
     if not isinstance(own, DTensor):
         return tensor
     # src_data_rank None: every rank has read the full tensor, and takes its own shard of it

@@ -1,39 +1,30 @@
-"""The ranks of one learner as processes of torch.distributed. They notice the loss of one of them."""
+"""Processes that meet as the ranks of one learner, by torch.distributed, and notice the loss of one of them."""
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Self, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
-from torch import nn
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.rendezvous import rendezvous
-from transformers import PreTrainedModel
 
-from agent_r1.devices.ranks import Backbone, Led, Order, Ranks, shard
+from agent_r1.devices.sharing import Group, Ranks
+from agent_r1.facts import differences, some
 
-T = TypeVar("T")
-
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # of the fields of `Place`
 _LOOK_S = 0.1  # between two looks whether all have arrived
 GATHERING_S = 600.0  # that ranks wait for each other at the start, for one whose machine is late
 BEAT_S = 1.0
-COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a verb
-LEADING = timedelta(days=7)  # that followers wait for the next verb while the leader samples; `Life` notices its end
+COMPUTING = timedelta(minutes=30)  # that ranks wait for each other within a call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,82 +58,7 @@ class Place:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that `given` reads."""
-        return {
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.address,
-            "MASTER_PORT": str(self.port),
-        }
-
-
-class Group(Ranks):
-    """The ranks of one learner, each a process with a device of its own. `joined` builds it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._device = device
-        self._mesh = init_device_mesh(device.type, (self.size,))
-        self._host = dist.new_group(backend="gloo", timeout=LEADING)
-        self._backbones: dict[PreTrainedModel, Backbone] = {}
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
-
-    def loads_on(self, device: torch.device) -> torch.device:
-        return torch.device("cpu")
-
-    def tell(self, order: Order) -> None:
-        if self.leads:
-            self._broadcast(order)
-
-    def hear(self) -> Order | None:
-        """The leader's next order; None after the last one."""
-        return cast(Order | None, self._broadcast(None))
-
-    def dismiss(self) -> None:
-        """Lets the followers end."""
-        self._broadcast(None)
-
-    def gather(self, mine: Sequence[T]) -> list[T]:
-        packed = io.BytesIO()
-        torch.save([*mine], packed)
-        everyones: list[bytes] = [b""] * self.size
-        dist.all_gather_object(everyones, packed.getvalue(), group=self._host)
-        # Unpickling is safe: the other ranks run the same program.
-        opened = [torch.load(io.BytesIO(each), map_location="cpu", weights_only=False) for each in everyones]
-        return [entry for entries in opened for entry in entries]
-
-    def join(self, mine: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-        added = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *mine]))
-        dist.all_reduce(added, group=self._host)
-        return np.split(added.numpy(), np.cumsum([len(each) for each in mine])[:-1]) if mine else []
-
-    def share_out(self, model: nn.Module) -> None:
-        if isinstance(model, PreTrainedModel):
-            self._backbones[model] = Backbone(model)
-            shard(self._backbones[model], self._mesh, reshard_after_forward=False)
-        else:
-            shard(model, self._mesh, reshard_after_forward=True)
-
-    def backbone(self, policy: PreTrainedModel) -> nn.Module:
-        return self._backbones[policy]
-
-    def let_go(self, policy: PreTrainedModel) -> None:
-        cast(FSDPModule, self._backbones[policy]).reshard()
-
-    def _broadcast(self, entry: Any) -> Any:
-        entries = [entry]
-        dist.broadcast_object_list(entries, src=0, group=self._host, device=torch.device("cpu"))
-        return entries[0]
-
-
-def follow(learner: Led, group: Group) -> None:
-    """Repeats on a learner the leader's calls, until the leader dismisses the followers."""
-    while order := group.hear():
-        learner.params, learner.seed = order.params, order.seed
-        order.verb(learner, *order.arguments, **order.options)
+        return dict(zip(_VARIABLES, map(str, astuple(self)), strict=True))
 
 
 def meet(place: Place, waiting_s: float = GATHERING_S) -> Store:
@@ -199,15 +115,13 @@ def joined(store: Store, place: Place, computing: timedelta = COMPUTING) -> Iter
 
 
 def require_alike(ranks: Ranks, mine: Mapping[str, str]) -> None:
-    """Checks that the named values are the same on all ranks. All of them raise the same ValueError otherwise."""
-    everyones = ranks.gather([dict(mine)])
-    for name, expected in everyones[0].items():
-        others = {rank: each.get(name, "nothing") for rank, each in enumerate(everyones)}
-        differing = [rank for rank, found in others.items() if found != expected]
-        if differing:
+    """Checks that the named facts are the same on all ranks. All of them raise the same ValueError otherwise."""
+    leaders, *others = ranks.gather([dict(mine)])
+    for rank, found in enumerate(others, 1):
+        if named := differences(leaders, found):
             raise ValueError(
-                f"the ranks do not have the same {name}: that of rank 0 is {expected}, and that of rank {differing[0]} "
-                f"is {others[differing[0]]}; give every machine the same files and the same environment"
+                f"rank {rank} differs from rank 0: {some(named)}; give every machine the same files and the same "
+                "environment"
             )
 
 
@@ -263,9 +177,7 @@ class Life:
             threading.Thread(target=body, name=f"life{body.__name__}", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
 
     def _beat(self) -> None:
