@@ -11,7 +11,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,13 +177,9 @@ def test_a_conversation_at_a_terminal(project: Path, asked: list[str]) -> None:
         assert "Traceback" not in screen.seen
 
 
+@pytest.mark.usefixtures("ppo")
 def test_one_question_of_a_trained_run(
-    project: Path,
-    ppo: Path,
-    asked: list[str],
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    project: Path, asked: list[str], inside: Inside, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with inside(project):
         chat("ppo", question=asked[0])
@@ -245,12 +241,24 @@ def test_a_repeated_question_draws_again(tiny_tokenizer: PreTrainedTokenizerFast
     assert seeds[:3] == seeds[3:]
 
 
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says before it ends with a fault."""
+@pytest.fixture
+def said(
+    tmp_path: Path,
+    write_params: WriteParams,
+    inside: Inside,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """The words with which the command ends in a project that has nothing but its parameters."""
     monkeypatch.setattr("flows.commands.options.prepare_process", lambda: None)  # this process is the tests'
-    with pytest.raises((SystemExit, ValueError, OSError)) as ended:
-        get_command(app).main(["chat", *arguments])
-    return capsys.readouterr().err if isinstance(ended.value, SystemExit) else str(ended.value)
+    write_params(tmp_path, {})
+
+    def run(*arguments: str) -> str:
+        with inside(tmp_path), pytest.raises((SystemExit, ValueError, OSError)) as ended:
+            get_command(app).main(["chat", *arguments])
+        return capsys.readouterr().err if isinstance(ended.value, SystemExit) else str(ended.value)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -273,31 +281,12 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         (["--run", "ppo", "--model", "."], "--run and --model each name a policy; give one of them"),
     ],
 )
-def test_faults_of_the_command_line(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    write_params: WriteParams,
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_params(tmp_path, {})
-    with inside(tmp_path):
-        assert message in said(monkeypatch, capsys, *arguments)
+def test_faults_of_the_command_line(arguments: list[str], message: str, said: Callable[..., str]) -> None:
+    assert message in said(*arguments)
 
 
-def test_a_missing_index(
-    tmp_path: Path,
-    tiny_model: Path,
-    write_params: WriteParams,
-    inside: Inside,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_params(tmp_path, {})
-    with inside(tmp_path):
-        message = said(monkeypatch, capsys, "--model", str(tiny_model), "--question", "Who?")
+def test_a_missing_index(tiny_model: Path, said: Callable[..., str]) -> None:
+    message = said("--model", str(tiny_model), "--question", "Who?")
     assert re.fullmatch(r"there is no index at .*; run the .* stage \(.*\)", message)
 
 

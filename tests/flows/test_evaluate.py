@@ -63,7 +63,7 @@ def content(project: Path, name: str, file: str) -> dict[str, Any]:
 
 
 def test_a_policy_leaves_the_project_whole_with_a_card(
-    evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, ppo: Path, inside: Inside, tmp_path: Path
 ) -> None:
     with inside(evaluated):
         settings = load()
